@@ -1,0 +1,54 @@
+//! The pools of the libraries that gpupool knows, by type.
+
+use super::pool::{Handle, HandlePool, Shared};
+use crate::error::Result;
+use crate::library::{self, Library};
+use crate::runtime::Stream;
+
+/// A library whose pool is found by its type: `gpupool::handle::<Cudnn>(&stream)`.
+pub trait Pooled {
+    /// The process's pool of this library's handles.
+    fn pool() -> HandlePool;
+}
+
+/// The calling thread's handle of a library on the stream's device, with the stream set; see [`HandlePool::handle`].
+///
+/// # Errors
+/// As [`HandlePool::handle`].
+#[inline]
+pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
+    L::pool().handle(stream)
+}
+
+macro_rules! built_in {
+    ($($id:literal $name:ident $pool:ident $library:expr, $doc:literal;)*) => {
+        $(
+            #[doc = $doc]
+            #[derive(Debug, Clone, Copy)]
+            pub struct $name;
+
+            static $pool: Shared = Shared::new($id, $library as &dyn Library);
+
+            impl Pooled for $name {
+                #[inline]
+                fn pool() -> HandlePool {
+                    HandlePool::built_in(&$pool)
+                }
+            }
+        )*
+
+        /// Every pool of gpupool's own; each one's id is its place here.
+        pub(super) static ALL: &[&Shared] = &[$(&$pool),*];
+        pub(super) const COUNT: usize = [$($id),*].len();
+    };
+}
+
+built_in! {
+    0 Cudnn CUDNN &library::CUDNN, "cuDNN's pool.";
+    1 Cusparse CUSPARSE &library::CUSPARSE, "cuSPARSE's pool.";
+    2 Cudss CUDSS &library::CUDSS, "cuDSS's pool.";
+    3 Cublas CUBLAS &library::CUBLAS, "cuBLAS's pool.";
+    4 CublasLt CUBLASLT &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
+    5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
+    6 HostHandles HOST &library::host::HOST, "The pool of the simulated library.";
+}

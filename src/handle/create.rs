@@ -1,0 +1,117 @@
+//! Creating and destroying handles: the two slow things, done outside of every lock.
+//!
+//! Both run with the device's primary context current and the thread's capture mode relaxed, so that no capture, here
+//! or in another thread, is spoiled; both leave the thread as they found it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, OutOfMemory, Result, StatusKind};
+use crate::library::{Library, RawHandle};
+use crate::runtime::{BoundDevice, RelaxedCapture, Runtime};
+use crate::stream::Device;
+
+/// A handle just created.
+pub(super) struct Created {
+    pub(super) handle: RawHandle,
+    pub(super) time: Duration,
+    /// Device memory it took; none where other creations went on meanwhile and the difference would be theirs too.
+    pub(super) bytes: Option<u64>,
+}
+
+/// Creations begun so far, and those under way: a creation's memory is measured only if it was alone.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+struct UnderWay;
+
+impl UnderWay {
+    fn new() -> Self {
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Creates a handle on the device.
+pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Created> {
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime)?;
+    let _under_way = UnderWay::new();
+    let begun = BEGUN.load(Ordering::Relaxed);
+    let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
+    // The memory is asked for statistics alone, so a driver that cannot say does not stop the creation.
+    let before = runtime.memory_info().ok();
+    let start = Instant::now();
+    let handle = library.create(device).map_err(|e| e.on(device))?;
+    let time = start.elapsed();
+    let after = runtime.memory_info().ok();
+    let is_alone = was_alone && BEGUN.load(Ordering::Relaxed) == begun;
+    let taken = before.zip(after).map(|(before, after)| before.free.saturating_sub(after.free));
+    Ok(Created { handle, time, bytes: taken.filter(|_| is_alone) })
+}
+
+/// Destroys handles of the device, all of them, and answers the first refusal.
+pub(super) fn destroy(
+    runtime: &'static dyn Runtime,
+    library: &dyn Library,
+    device: Device,
+    handles: impl Iterator<Item = RawHandle>,
+) -> Result<()> {
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime)?;
+    let mut result = Ok(());
+    for handle in handles {
+        let destroyed = library.destroy(handle).map_err(|e| e.on(device));
+        result = result.and(destroyed);
+    }
+    result
+}
+
+/// Whether a stream of the device is known to be captured.
+pub(super) fn is_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
+    let _bound = BoundDevice::new(runtime, device)?;
+    runtime.is_any_stream_capturing().map_err(|e| e.on(device))
+}
+
+/// Whether a refused creation is likely for want of memory: the library says so, or says "not initialized" while less
+/// is free than a handle takes.
+pub(super) fn is_for_want_of_memory(
+    runtime: &'static dyn Runtime,
+    library: &dyn Library,
+    device: Device,
+    error: &Error,
+) -> bool {
+    let Error::Library(refused) = error else { return false };
+    match refused.kind {
+        StatusKind::OutOfMemory => true,
+        StatusKind::NotInitialized => BoundDevice::new(runtime, device)
+            .and_then(|_bound| runtime.memory_info())
+            .is_ok_and(|memory| memory.free < library.handle_bytes()),
+        StatusKind::Other => false,
+    }
+}
+
+/// Turns a refusal for want of memory into an error that says what is needed and who holds it.
+pub(super) fn explain(
+    runtime: &'static dyn Runtime,
+    library: &dyn Library,
+    device: Device,
+    error: Error,
+    holders: Vec<(String, usize, u64)>,
+) -> Error {
+    if !is_for_want_of_memory(runtime, library, device, &error) {
+        return error;
+    }
+    let Error::Library(refused) = error else { return error };
+    let memory = BoundDevice::new(runtime, device).and_then(|_bound| runtime.memory_info());
+    let (free, total) = memory.map_or((0, 0), |memory| (memory.free, memory.total));
+    let needed = library.handle_bytes();
+    Error::OutOfMemory(Box::new(OutOfMemory { refused: *refused, device, needed, free, total, holders }))
+}

@@ -1,0 +1,459 @@
+//! The pool: all handles of one library in the process.
+//!
+//! The hit path takes no lock and calls only the library's own stream function. The miss path locks one device's list
+//! for as long as it takes to pop from it; creating and destroying happen outside of every lock.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::record::Record;
+use super::stats::HandleStats;
+use super::window::{self, MAX_POOLS};
+use super::{built_in, create};
+use crate::error::{Error, Result};
+use crate::library::Library;
+use crate::lifecycle;
+use crate::runtime::{self, BoundDevice, Runtime};
+use crate::stream::{Device, RawStream};
+use crate::{Stream, library};
+
+/// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct HandlePool(&'static Shared);
+
+/// A handle that the calling thread holds until it ends, with its stream set.
+///
+/// It cannot leave the thread. Until the thread ends, asking again for the same device gives the same handle.
+#[derive(Clone, Copy, Debug)]
+pub struct Handle {
+    address: *mut c_void,
+    this_thread: PhantomData<*mut ()>,
+}
+
+impl Handle {
+    /// The handle as the library's C API takes it: a `cudnnHandle_t`, `cublasHandle_t`, ...
+    #[inline]
+    pub const fn as_ptr(self) -> *mut c_void {
+        self.address
+    }
+}
+
+/// What all users of a pool share.
+pub(super) struct Shared {
+    id: usize,
+    library: &'static dyn Library,
+    is_closed: AtomicBool,
+    /// By ordinal, made when the runtime is known.
+    devices: OnceLock<Box<[DevicePool]>>,
+}
+
+/// A pool's handles on one device.
+#[derive(Default)]
+struct DevicePool {
+    handles: Mutex<Handles>,
+    /// What a handle took when it was last created with nothing else going on.
+    measured_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Handles {
+    /// Every live handle, held or idle.
+    all: Vec<Arc<Record>>,
+    idle: Vec<Arc<Record>>,
+    created: u64,
+    destroyed: u64,
+    misses: u64,
+    hand_overs: u64,
+    failures: u64,
+    create_time: Duration,
+    /// Hits of handles that were destroyed.
+    past_hits: u64,
+}
+
+impl DevicePool {
+    fn lock(&self) -> MutexGuard<'_, Handles> {
+        // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+static NEXT_ID: AtomicUsize = AtomicUsize::new(built_in::COUNT);
+static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new());
+
+/// Every pool of the process.
+fn all_pools() -> Vec<&'static Shared> {
+    let user = USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    built_in::ALL.iter().copied().chain(user.iter().copied()).collect()
+}
+
+impl fmt::Debug for HandlePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandlePool").field("library", &self.name()).field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
+
+impl HandlePool {
+    pub(super) const fn built_in(shared: &'static Shared) -> Self {
+        Self(shared)
+    }
+
+    /// A pool for a library that gpupool does not know. Make it once: pools live as long as the process.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] if the process has made 256 pools.
+    pub fn new(library: impl Library + 'static) -> Result<Self> {
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        if id >= MAX_POOLS {
+            NEXT_ID.store(MAX_POOLS, Ordering::Relaxed);
+            return Err(Error::InvalidValue(format!(
+                "a process can have {MAX_POOLS} handle pools, and they are never dropped; make each once, not in a loop"
+            )));
+        }
+        let shared: &'static Shared = Box::leak(Box::new(Shared::new(id, Box::leak(Box::new(library)))));
+        USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner).push(shared);
+        Ok(Self(shared))
+    }
+
+    /// The library's name.
+    pub fn name(&self) -> &'static str {
+        self.0.library.name()
+    }
+
+    /// The library's version, if it tells one.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`] if it cannot be loaded.
+    pub fn version(&self) -> Result<Option<library::Version>> {
+        self.0.library.version()
+    }
+
+    /// The file that the library was loaded from, if it was loaded from one.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`] if it cannot be loaded.
+    pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
+        self.0.library.path()
+    }
+
+    /// Whether handles can be asked for: the library can be loaded and its runtime is the one in use.
+    pub fn is_available(&self) -> bool {
+        self.0.require_usable().is_ok() && self.path().is_ok()
+    }
+
+    /// The calling thread's handle on the stream's device, with the stream set.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`], [`Error::RuntimeUnavailable`], [`Error::Library`] or [`Error::OutOfMemory`] if a handle
+    /// cannot be had; [`Error::InvalidValue`] for a device that does not exist or a closed pool; [`Error::Forked`].
+    #[inline]
+    pub fn handle(&self, stream: &Stream) -> Result<Handle> {
+        match self.held(stream) {
+            Some(held) => held,
+            None => self.obtain(stream),
+        }
+    }
+
+    /// The hit path: this thread's handle, if it holds one on the stream's device.
+    #[inline]
+    pub(crate) fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
+        if let Err(refused) = lifecycle::refuse_forked().and_then(|()| self.0.check_open()) {
+            return Some(Err(refused));
+        }
+        let address = window::with_held(self.0, stream.device(), |record| {
+            self.0.library.set_stream(&record.handle, stream.raw()).map(|()| {
+                record.note_stream(stream.raw());
+                record.count_hit();
+                record.handle.as_ptr()
+            })
+        })?;
+        Some(match address {
+            Ok(address) => Ok(Handle { address, this_thread: PhantomData }),
+            Err(_) => self.retry_bound(stream),
+        })
+    }
+
+    /// Some libraries look a default stream up in the current context: once more, with the device's context current.
+    #[cold]
+    fn retry_bound(&self, stream: &Stream) -> Result<Handle> {
+        let set = window::with_held(self.0, stream.device(), |record| {
+            let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+            self.0.library.set_stream(&record.handle, stream.raw())?;
+            record.note_stream(stream.raw());
+            record.count_hit();
+            Ok(record.handle.as_ptr())
+        });
+        match set {
+            Some(Ok(address)) => Ok(Handle { address, this_thread: PhantomData }),
+            Some(Err(error)) => {
+                self.0.count_failure(stream.device());
+                Err(Error::on(error, stream.device()))
+            }
+            None => self.obtain(stream),
+        }
+    }
+
+    /// The miss path: an idle handle, best one that last ran on this stream, else a new one.
+    #[cold]
+    pub(crate) fn obtain(&self, stream: &Stream) -> Result<Handle> {
+        let (runtime, devices) = self.0.require_usable()?;
+        let device = stream.device();
+        let pool = self.0.on(device)?;
+        let idle = pool.lock().take_idle(stream.raw());
+        let record = match idle {
+            Some(record) => record,
+            None => self.0.create(runtime, pool, device)?,
+        };
+        let set = BoundDevice::new(runtime, device)
+            .and_then(|_bound| self.0.library.set_stream(&record.handle, stream.raw()));
+        if let Err(error) = set {
+            self.0.count_failure(device);
+            self.0.give_back(device, record);
+            return Err(error.on(device));
+        }
+        record.note_stream(stream.raw());
+        let address = record.handle.as_ptr();
+        if let Err((error, record)) = window::hold(self.0, device, devices, record) {
+            self.0.give_back(device, record);
+            return Err(error);
+        }
+        Ok(Handle { address, this_thread: PhantomData })
+    }
+
+    /// Creates handles until `count` are idle on the device, and answers how many it created.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`]; the handles made before the failure stay.
+    pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
+        let (runtime, _) = self.0.require_usable()?;
+        let pool = self.0.on(device)?;
+        let mut created = 0;
+        while pool.lock().idle.len() < count {
+            let record = self.0.create(runtime, pool, device)?;
+            pool.lock().idle.push(record);
+            created += 1;
+        }
+        Ok(created)
+    }
+
+    /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] if the system starts no thread.
+    pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
+        let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
+        thread.spawn(move || self.warm(count, device)).map_err(|e| {
+            Error::InvalidValue(format!("no thread could be started to warm the {} pool: {e}", self.name()))
+        })
+    }
+
+    /// Destroys the idle handles of one device, or of all, and answers how many. Destroys none while a stream of the
+    /// device is known to be captured.
+    ///
+    /// # Errors
+    /// The first refusal of the library or driver; the other idle handles are destroyed all the same.
+    pub fn trim(&self, device: Option<Device>) -> Result<usize> {
+        let runtime = runtime::get()?;
+        self.0.make_devices(runtime);
+        let devices = match device {
+            Some(device) => self.0.on(device).map(|_| vec![device])?,
+            None => (0..runtime.device_count()).map(Device::from_ordinal).collect(),
+        };
+        let mut destroyed = 0;
+        let mut first_error = None;
+        for device in devices {
+            match self.0.trim(runtime, device) {
+                Ok(count) => destroyed += count,
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(destroyed), Err)
+    }
+
+    /// Ends the pool: it gives out no more handles, and its idle ones and the calling thread's own are destroyed. Those
+    /// of other threads come back as they end, for [`HandlePool::trim`] to destroy.
+    ///
+    /// # Errors
+    /// As [`HandlePool::trim`]; [`Error::InvalidValue`] for a pool of gpupool's own, which others share.
+    pub fn close(&self) -> Result<usize> {
+        if self.0.id < built_in::COUNT {
+            return Err(Error::InvalidValue(format!(
+                "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
+                self.name()
+            )));
+        }
+        let runtime = runtime::get()?;
+        self.0.is_closed.store(true, Ordering::Relaxed);
+        for device in (0..runtime.device_count()).map(Device::from_ordinal) {
+            if let Some(record) = window::release(self.0, device) {
+                self.0.give_back(device, record);
+            }
+        }
+        self.trim(None)
+    }
+
+    /// The pool's counts, on one device or summed over all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] for a device that does not exist.
+    pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
+        if let Some(device) = device {
+            self.0.make_devices(runtime::get()?);
+            return Ok(self.0.on(device)?.lock().stats());
+        }
+        let mut sum = HandleStats::default();
+        self.0.devices.get().into_iter().flatten().for_each(|pool| sum += pool.lock().stats());
+        Ok(sum)
+    }
+}
+
+impl Handles {
+    fn take_idle(&mut self, stream: RawStream) -> Option<Arc<Record>> {
+        self.misses += 1;
+        let last = self.idle.len().checked_sub(1)?;
+        let index = self.idle.iter().rposition(|record| record.last_ran_on(stream)).unwrap_or(last);
+        self.hand_overs += 1;
+        Some(self.idle.remove(index))
+    }
+
+    fn stats(&self) -> HandleStats {
+        HandleStats {
+            created: self.created,
+            destroyed: self.destroyed,
+            idle: self.idle.len() as u64,
+            held: (self.all.len() - self.idle.len()) as u64,
+            hits: self.past_hits + self.all.iter().map(|record| record.hits()).sum::<u64>(),
+            misses: self.misses,
+            hand_overs: self.hand_overs,
+            failures: self.failures,
+            create_time: self.create_time,
+            device_bytes: self.all.iter().map(|record| record.bytes).sum(),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) const fn new(id: usize, library: &'static dyn Library) -> Self {
+        Self { id, library, is_closed: AtomicBool::new(false), devices: OnceLock::new() }
+    }
+
+    #[inline]
+    pub(super) fn id(&self) -> usize {
+        self.id
+    }
+
+    #[inline]
+    fn check_open(&self) -> Result<()> {
+        if self.is_closed.load(Ordering::Relaxed) { Err(self.closed()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn closed(&self) -> Error {
+        Error::InvalidValue(format!("the {} pool is closed; make another HandlePool", self.library.name()))
+    }
+
+    /// The runtime and its number of devices, if handles can be asked for.
+    fn require_usable(&self) -> Result<(&'static dyn Runtime, usize)> {
+        let runtime = match self.library.runtime() {
+            Some(kind) => runtime::require(kind)?,
+            None => runtime::get()?,
+        };
+        self.check_open()?;
+        Ok((runtime, self.make_devices(runtime).len()))
+    }
+
+    fn make_devices(&self, runtime: &dyn Runtime) -> &[DevicePool] {
+        self.devices.get_or_init(|| (0..runtime.device_count()).map(|_| DevicePool::default()).collect())
+    }
+
+    fn on(&self, device: Device) -> Result<&DevicePool> {
+        match self.devices.get().and_then(|devices| devices.get(device.ordinal())) {
+            Some(pool) => Ok(pool),
+            // Names the device and how many there are.
+            None => Err(runtime::device(device.ordinal() as i64).err().unwrap_or(Error::Forked)),
+        }
+    }
+
+    fn count_failure(&self, device: Device) {
+        if let Ok(pool) = self.on(device) {
+            pool.lock().failures += 1;
+        }
+    }
+
+    /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
+    pub(super) fn give_back(&self, device: Device, record: Arc<Record>) {
+        if lifecycle::refuse_forked().is_ok()
+            && let Ok(pool) = self.on(device)
+        {
+            pool.lock().idle.push(record);
+        }
+    }
+
+    /// Creates a handle and books it as held. If memory runs out, every pool's idle handles are destroyed first.
+    fn create(&self, runtime: &'static dyn Runtime, pool: &DevicePool, device: Device) -> Result<Arc<Record>> {
+        let created = create::create(runtime, self.library, device).or_else(|error| {
+            if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
+                return Err(error);
+            }
+            for other in all_pools() {
+                // A pool that cannot be trimmed leaves the rest to help.
+                let _ = other.trim(runtime, device);
+            }
+            create::create(runtime, self.library, device)
+                .map_err(|error| create::explain(runtime, self.library, device, error, holders(device)))
+        });
+        let mut created = match created {
+            Ok(created) => created,
+            Err(error) => {
+                pool.lock().failures += 1;
+                return Err(error);
+            }
+        };
+        match created.bytes {
+            Some(bytes) => pool.measured_bytes.store(bytes, Ordering::Relaxed),
+            None => created.bytes = Some(pool.measured_bytes.load(Ordering::Relaxed)),
+        }
+        let record = Arc::new(Record::new(created.handle, created.bytes.unwrap_or(0)));
+        let mut handles = pool.lock();
+        handles.created += 1;
+        handles.create_time += created.time;
+        handles.all.push(Arc::clone(&record));
+        Ok(record)
+    }
+
+    /// Destroys the idle handles of a device.
+    fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
+        let Ok(pool) = self.on(device) else { return Ok(0) };
+        if pool.lock().idle.is_empty() || create::is_capturing(runtime, device)? {
+            return Ok(0);
+        }
+        let records: Vec<_> = {
+            let mut handles = pool.lock();
+            let idle = std::mem::take(&mut handles.idle);
+            handles.all.retain(|record| !idle.iter().any(|gone| Arc::ptr_eq(gone, record)));
+            handles.destroyed += idle.len() as u64;
+            handles.past_hits += idle.iter().map(|record| record.hits()).sum::<u64>();
+            idle
+        };
+        let count = records.len();
+        // Each is in no list any more, so this is its only owner.
+        let handles = records.into_iter().filter_map(Arc::into_inner).map(|record| record.handle);
+        create::destroy(runtime, self.library, device, handles).map(|()| count).inspect_err(|_| {
+            pool.lock().failures += 1;
+        })
+    }
+}
+
+/// What every pool's handles hold on a device: name, handles, bytes.
+fn holders(device: Device) -> Vec<(String, usize, u64)> {
+    let held = all_pools().into_iter().filter_map(|pool| {
+        let stats = pool.on(device).ok()?.lock().stats();
+        let handles = stats.idle + stats.held;
+        (handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, stats.device_bytes))
+    });
+    held.collect()
+}

@@ -1,0 +1,33 @@
+//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or cuSOLVER
+//! with its stream set.
+//!
+//! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice, nothing
+//! is destroyed behind your back, and nothing spoils a stream capture.
+//!
+//! ```no_run
+//! use gpupool::{Cusparse, Stream};
+//!
+//! let stream = Stream::new(gpupool::device(0)?)?;
+//! let handle = gpupool::handle::<Cusparse>(&stream)?;
+//! // Pass `handle.as_ptr()` to cuSPARSE as its cusparseHandle_t.
+//! # Ok::<(), gpupool::Error>(())
+//! ```
+//!
+//! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
+//! pools of its own, apart from those of a Rust program in the same process.
+
+mod error;
+mod handle;
+pub mod library;
+mod lifecycle;
+#[cfg(feature = "python")]
+mod python;
+pub mod runtime;
+mod stream;
+
+pub use error::{Cause, Error, LibraryError, OutOfMemory, Result, StatusKind};
+pub use handle::{
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Pooled, handle,
+};
+pub use runtime::{Event, Stream, StreamScope, device};
+pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};

@@ -1,0 +1,60 @@
+//! Shared libraries as files: what they are called and which package brings them, for each major version of CUDA.
+
+/// A shared library that is loaded for its own sake or because another one needs it.
+#[derive(Debug)]
+pub(crate) struct Component {
+    /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
+    pub(crate) name: &'static str,
+    /// One for each major version of CUDA, newest first.
+    pub(crate) variants: &'static [Variant],
+    /// What must be loaded before it, in this order.
+    pub(crate) needs: &'static [&'static Component],
+}
+
+/// The build of a component for one major version of CUDA.
+#[derive(Debug)]
+pub(crate) struct Variant {
+    /// The major version of CUDA.
+    pub(crate) cuda: u32,
+    /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
+    pub(crate) sonames: &'static [&'static str],
+    /// Where its wheels put it, below site-packages.
+    pub(crate) folders: &'static [&'static str],
+    /// The pip package that brings it.
+    pub(crate) package: &'static str,
+}
+
+/// The linker that cuSPARSE and cuSOLVER use at run time.
+pub(crate) static NVJITLINK: Component = Component {
+    name: "nvjitlink",
+    variants: &[
+        Variant {
+            cuda: 13,
+            sonames: &["libnvJitLink.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-nvjitlink",
+        },
+        Variant {
+            cuda: 12,
+            sonames: &["libnvJitLink.so.12"],
+            folders: &["nvidia/nvjitlink/lib"],
+            package: "nvidia-nvjitlink-cu12",
+        },
+    ],
+    needs: &[],
+};
+
+/// The compiler that cuDSS uses at run time.
+pub(crate) static NVRTC: Component = Component {
+    name: "nvrtc",
+    variants: &[
+        Variant { cuda: 13, sonames: &["libnvrtc.so.13"], folders: &["nvidia/cu13/lib"], package: "nvidia-cuda-nvrtc" },
+        Variant {
+            cuda: 12,
+            sonames: &["libnvrtc.so.12"],
+            folders: &["nvidia/cuda_nvrtc/lib"],
+            package: "nvidia-cuda-nvrtc-cu12",
+        },
+    ],
+    needs: &[],
+};

@@ -1,0 +1,35 @@
+//! cuBLAS: <https://docs.nvidia.com/cuda/cublas/>. Setting a handle's stream also resets its workspace and costs four
+//! times what asking for it does, so the stream is asked for first.
+
+use super::component::{Component, Variant};
+use super::cublaslt;
+use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cublas",
+    variants: &[
+        Variant { cuda: 13, sonames: &["libcublas.so.13"], folders: &["nvidia/cu13/lib"], package: "nvidia-cublas" },
+        Variant {
+            cuda: 12,
+            sonames: &["libcublas.so.12"],
+            folders: &["nvidia/cublas/lib"],
+            package: "nvidia-cublas-cu12",
+        },
+    ],
+    needs: &[&cublaslt::COMPONENT],
+};
+
+/// cuBLAS.
+pub static CUBLAS: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cublasCreate_v2",
+    destroy: c"cublasDestroy_v2",
+    set_stream: Some(c"cublasSetStream_v2"),
+    get_stream: Some(c"cublasGetStream_v2"),
+    version: VersionCall::Property(c"cublasGetProperty"),
+    status_names: StatusNames::Function(c"cublasGetStatusName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[3],
+    handle_bytes: 64 << 20,
+});

@@ -1,0 +1,34 @@
+//! cuBLASLt: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>. Its handles have no stream: each call takes
+//! one.
+
+use super::component::{Component, Variant};
+use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cublaslt",
+    variants: &[
+        Variant { cuda: 13, sonames: &["libcublasLt.so.13"], folders: &["nvidia/cu13/lib"], package: "nvidia-cublas" },
+        Variant {
+            cuda: 12,
+            sonames: &["libcublasLt.so.12"],
+            folders: &["nvidia/cublas/lib"],
+            package: "nvidia-cublas-cu12",
+        },
+    ],
+    needs: &[],
+};
+
+/// cuBLASLt.
+pub static CUBLASLT: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cublasLtCreate",
+    destroy: c"cublasLtDestroy",
+    set_stream: None,
+    get_stream: None,
+    version: VersionCall::Property(c"cublasLtGetProperty"),
+    status_names: StatusNames::Function(c"cublasLtGetStatusName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[3],
+    handle_bytes: 0,
+});

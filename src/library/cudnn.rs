@@ -1,0 +1,40 @@
+//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it.
+
+use super::component::{Component, Variant};
+use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::{cublas, cublaslt};
+
+static COMPONENT: Component = Component {
+    name: "cudnn",
+    variants: &[
+        Variant {
+            cuda: 13,
+            sonames: &["libcudnn.so.9"],
+            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
+            package: "nvidia-cudnn-cu13",
+        },
+        Variant {
+            cuda: 12,
+            sonames: &["libcudnn.so.9"],
+            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
+            package: "nvidia-cudnn-cu12",
+        },
+    ],
+    needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT],
+};
+
+/// cuDNN, version 9.
+pub static CUDNN: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cudnnCreate",
+    destroy: c"cudnnDestroy",
+    set_stream: Some(c"cudnnSetStream"),
+    get_stream: Some(c"cudnnGetStream"),
+    version: VersionCall::Number(c"cudnnGetVersion"),
+    status_names: StatusNames::Function(c"cudnnGetErrorString"),
+    last_error: Some(c"cudnnGetLastErrorString"),
+    not_initialized: &[1001],
+    // Host and device allocation failed; cuDNN 9 counts both as internal errors.
+    out_of_memory: &[4003, 4004],
+    handle_bytes: 9 << 20,
+});

@@ -1,0 +1,38 @@
+//! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
+
+use super::component::{Component, NVJITLINK, Variant};
+use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cusparse",
+    variants: &[
+        Variant {
+            cuda: 13,
+            sonames: &["libcusparse.so.12"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cusparse",
+        },
+        Variant {
+            cuda: 12,
+            sonames: &["libcusparse.so.12"],
+            folders: &["nvidia/cusparse/lib"],
+            package: "nvidia-cusparse-cu12",
+        },
+    ],
+    needs: &[&NVJITLINK],
+};
+
+/// cuSPARSE.
+pub static CUSPARSE: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cusparseCreate",
+    destroy: c"cusparseDestroy",
+    set_stream: Some(c"cusparseSetStream"),
+    get_stream: None,
+    version: VersionCall::Property(c"cusparseGetProperty"),
+    status_names: StatusNames::Function(c"cusparseGetErrorName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[2, 11],
+    handle_bytes: 0,
+});

@@ -1,0 +1,306 @@
+//! Finds and loads a component, in the order in which a user would want it found.
+//!
+//! 1. `GPUPOOL_<NAME>_PATH`, a file or a folder, and nothing else if it is set.
+//! 2. A copy already loaded in the process, by whomever: a second one is never loaded.
+//! 3. The wheels of the newest CUDA that the driver supports, or that is in use in this process.
+//! 4. Conda's folder, then the system's, always by a file name that carries the version.
+//!
+//! What a library needs is loaded first, by full path, so that it meets the copies found here.
+
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use libloading::os::unix as dl;
+
+use super::component::{Component, Variant};
+use crate::error::{Error, Result};
+use crate::runtime;
+
+static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Adds `site-packages` folders, below which wheels put their libraries.
+///
+/// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
+pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
+    let mut known = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    for folder in folders {
+        if !known.contains(&folder) {
+            known.push(folder);
+        }
+    }
+}
+
+/// A loaded library. It is never unloaded.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    library: dl::Library,
+    path: PathBuf,
+    /// The major version of CUDA it was built for, where its name or folder tells.
+    cuda: Option<u32>,
+}
+
+impl Loaded {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn cuda(&self) -> Option<u32> {
+        self.cuda
+    }
+
+    /// The function of this name.
+    ///
+    /// # Safety
+    /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
+    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
+        // SAFETY: the caller vouches for the type.
+        let symbol = unsafe { self.library.get::<F>(name) };
+        symbol.map(|symbol| *symbol).map_err(|e| Error::InvalidValue(format!("{}: {e}", self.path.display())))
+    }
+
+    /// As [`Loaded::function`], for a function that not every library has.
+    ///
+    /// # Safety
+    /// As [`Loaded::function`].
+    pub(super) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
+        // SAFETY: the caller vouches for the type.
+        name.map(|name| unsafe { self.function(name) }).transpose()
+    }
+}
+
+/// The pip package that brings a component for a major version of CUDA.
+pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
+    let variant = component.variants.iter().find(|v| v.cuda == cuda).or(component.variants.first());
+    variant.map_or("", |variant| variant.package)
+}
+
+/// Loads a component that has all the symbols.
+///
+/// # Errors
+/// [`Error::LibraryNotFound`] with every place tried.
+pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
+    let mut search = Search { tried: Vec::new(), symbols, driver: driver_major() };
+    search.find(component).ok_or_else(|| {
+        let cuda = search.driver.unwrap_or(component.variants.first().map_or(13, |v| v.cuda));
+        Error::LibraryNotFound {
+            library: component.name,
+            tried: search.tried,
+            remedy: format!(
+                "Install it with: pip install {}\nor set {} to its file or folder",
+                package(component, cuda),
+                variable(component)
+            ),
+        }
+    })
+}
+
+fn variable(component: &Component) -> String {
+    format!("GPUPOOL_{}_PATH", component.name.to_uppercase())
+}
+
+/// The major version of CUDA that the driver supports; none without a driver.
+fn driver_major() -> Option<u32> {
+    runtime::get().ok()?.driver_version().map(|(major, _)| major)
+}
+
+fn open(file: &Path, flags: i32) -> Result<dl::Library, String> {
+    // SAFETY: loading runs the library's constructors, which the vendors make safe for any process.
+    unsafe { dl::Library::open(Some(file), flags) }.map_err(|e| e.to_string())
+}
+
+/// A copy that is in the process already, found by the name that every copy carries inside.
+fn already_loaded(soname: &str) -> Option<dl::Library> {
+    open(Path::new(soname), dl::RTLD_LAZY | libc::RTLD_NOLOAD).ok()
+}
+
+/// The file that holds a symbol of the library.
+fn file_of(library: &dl::Library, symbol: &CStr) -> Option<PathBuf> {
+    // SAFETY: the symbol is only looked up here, not called.
+    let address = unsafe { library.get::<*const ()>(symbol) }.ok()?.as_raw_ptr();
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `info` is a valid place, and any address may be asked about.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: a successful `dladdr` filled it in.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: `dli_fname` is a string that lives as long as the library.
+    let path = PathBuf::from(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+    Some(path.canonicalize().unwrap_or(path))
+}
+
+struct Search<'a> {
+    tried: Vec<String>,
+    symbols: &'a [&'static CStr],
+    driver: Option<u32>,
+}
+
+impl Search<'_> {
+    fn find(&mut self, component: &'static Component) -> Option<Loaded> {
+        if let Some(wanted) = std::env::var_os(variable(component)) {
+            return self.find_override(component, Path::new(&wanted));
+        }
+        for variant in component.variants {
+            for soname in variant.sonames {
+                if let Some(library) = already_loaded(soname) {
+                    // Not another copy, whatever this one lacks: two in a process would be worse.
+                    return self.accept(component, library, Path::new(soname), "already loaded");
+                }
+            }
+        }
+        for variant in self.variants_in_order(component) {
+            if let Some(driver) = self.driver.filter(|&driver| variant.cuda > driver) {
+                self.tried.push(format!(
+                    "{}: passed over, since it is built for CUDA {} and the driver supports CUDA {driver}",
+                    variant.package, variant.cuda
+                ));
+                continue;
+            }
+            for file in files(variant) {
+                if file.is_absolute() && !file.exists() {
+                    self.tried.push(format!("{}: no such file", file.display()));
+                    continue;
+                }
+                preload(component, variant.cuda);
+                if let Some(loaded) = self.try_file(component, &file) {
+                    return Some(loaded);
+                }
+            }
+        }
+        None
+    }
+
+    /// The user named a place, so no other is looked at.
+    fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
+        let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
+        let files: Vec<PathBuf> =
+            if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
+        for file in files {
+            if !file.exists() {
+                self.tried.push(format!("{} (from {}): no such file", file.display(), variable(component)));
+                continue;
+            }
+            preload(component, cuda_of(component, &file).unwrap_or(13));
+            if let Some(loaded) = self.try_file(component, &file) {
+                return Some(loaded);
+            }
+        }
+        None
+    }
+
+    fn try_file(&mut self, component: &'static Component, file: &Path) -> Option<Loaded> {
+        match open(file, dl::RTLD_NOW | dl::RTLD_LOCAL) {
+            Ok(library) => self.accept(component, library, file, "loaded"),
+            Err(reason) => {
+                self.tried.push(format!("{}: {reason}", file.display()));
+                None
+            }
+        }
+    }
+
+    /// Takes the library if it has every symbol.
+    fn accept(&mut self, component: &Component, library: dl::Library, file: &Path, how: &str) -> Option<Loaded> {
+        let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
+        for symbol in self.symbols {
+            // SAFETY: the symbol is only looked up here, not called.
+            if unsafe { library.get::<unsafe extern "C" fn()>(*symbol) }.is_err() {
+                let symbol = symbol.to_string_lossy();
+                self.tried.push(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+                return None;
+            }
+        }
+        let cuda = cuda_of(component, &path);
+        Some(Loaded { library, path, cuda })
+    }
+
+    /// What is in use in this process first, then the newest that the driver supports.
+    fn variants_in_order(&self, component: &'static Component) -> Vec<&'static Variant> {
+        let in_use = cuda_in_use();
+        let mut variants: Vec<_> = component.variants.iter().collect();
+        variants.sort_by_key(|variant| (Some(variant.cuda) != in_use, std::cmp::Reverse(variant.cuda)));
+        variants
+    }
+}
+
+/// The major version of CUDA that other code in this process uses, if it uses just one.
+fn cuda_in_use() -> Option<u32> {
+    let uses = |major: u32| {
+        ["cudart", "cublas", "cublasLt", "nvrtc", "nvJitLink"]
+            .iter()
+            .any(|stem| already_loaded(&format!("lib{stem}.so.{major}")).is_some())
+    };
+    match (uses(13), uses(12)) {
+        (true, false) => Some(13),
+        (false, true) => Some(12),
+        _ => None,
+    }
+}
+
+/// The major version of CUDA that a file is built for, where its folder or name tells.
+fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
+    let text = file.to_string_lossy();
+    let name = file.file_name()?.to_string_lossy().into_owned();
+    let by_folder = component.variants.iter().find(|v| text.contains(&format!("/cu{}/", v.cuda)));
+    let mut by_name = component.variants.iter().filter(|v| v.sonames.iter().any(|soname| name.starts_with(soname)));
+    by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).map(|variant| variant.cuda)
+}
+
+/// Loads what a component needs, in order. A failure is left to the component's own loading, which will name it.
+fn preload(component: &Component, cuda: u32) {
+    for need in component.needs {
+        preload(need, cuda);
+        let Some(variant) = need.variants.iter().find(|variant| variant.cuda == cuda) else { continue };
+        if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
+            continue;
+        }
+        let library = files(variant)
+            .into_iter()
+            .filter(|file| file.exists())
+            .find_map(|file| open(&file, dl::RTLD_NOW | dl::RTLD_LOCAL).ok());
+        // It stays loaded for the life of the process.
+        std::mem::forget(library);
+    }
+}
+
+/// Every file that could be the variant, in the order to try.
+fn files(variant: &Variant) -> Vec<PathBuf> {
+    let mut packages = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    packages.extend(environments.flat_map(|root| site_packages(&root)));
+    let wheels = packages.iter().flat_map(|root| variant.folders.iter().map(move |folder| root.join(folder)));
+    // <environment>/lib/python3.x/site-packages: conda puts libraries in <environment>/lib.
+    let conda = packages.iter().filter_map(|root| root.ancestors().nth(2)).map(Path::to_owned);
+    let toolkit = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let toolkit = toolkit.flat_map(|root| [root.join("lib64"), root.join("lib")]);
+    let installed = [format!("/usr/local/cuda-{}/lib64", variant.cuda), "/usr/local/cuda/lib64".to_owned()];
+
+    let mut files = Vec::new();
+    let mut add = |file: PathBuf| {
+        if !files.contains(&file) {
+            files.push(file);
+        }
+    };
+    let folders: Vec<PathBuf> = wheels.chain(conda).chain(toolkit).collect();
+    for folder in &folders {
+        variant.sonames.iter().for_each(|soname| add(folder.join(soname)));
+    }
+    // A bare name: the dynamic linker's own search, LD_LIBRARY_PATH included.
+    variant.sonames.iter().for_each(|soname| add(PathBuf::from(soname)));
+    for folder in installed {
+        variant.sonames.iter().for_each(|soname| add(Path::new(&folder).join(soname)));
+    }
+    files
+}
+
+/// The site-packages folders of an environment.
+fn site_packages(root: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = root.join("lib").read_dir() else { return Vec::new() };
+    let folders = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path().join("site-packages")).collect();
+    folders.sort();
+    folders
+}

@@ -1,0 +1,117 @@
+//! Libraries whose calls need a handle: what the pools ask of one, and one small file for each that gpupool knows.
+//!
+//! The NVIDIA libraries share one C shape, so each file is a table of names that [`vendor`] works from. A library that
+//! gpupool does not know is served by implementing [`Library`].
+
+mod component;
+mod cublas;
+mod cublaslt;
+mod cudnn;
+mod cudss;
+mod cusolver;
+mod cusparse;
+#[cfg(feature = "python")]
+pub(crate) mod functions;
+pub mod host;
+pub mod loader;
+mod vendor;
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+
+use crate::error::Result;
+use crate::runtime::Kind;
+use crate::stream::{Device, RawStream};
+
+pub use cublas::CUBLAS;
+pub use cublaslt::CUBLASLT;
+pub use cudnn::CUDNN;
+pub use cudss::CUDSS;
+pub use cusolver::CUSOLVER;
+pub use cusparse::CUSPARSE;
+pub use vendor::Vendor;
+
+/// A library's version: major, minor, patch.
+pub type Version = (u32, u32, u32);
+
+/// A live handle of a library, owned. It is destroyed by giving it back to its library, and by nothing else.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct RawHandle(NonNull<c_void>);
+
+// SAFETY: a handle is an address that its owner gives to one thread at a time; the libraries allow use from any thread.
+unsafe impl Send for RawHandle {}
+// SAFETY: a shared handle lends only its address, or goes to `Library::set_stream`, which only the holding thread calls.
+unsafe impl Sync for RawHandle {}
+
+impl RawHandle {
+    /// Takes ownership of a handle that a library just created.
+    ///
+    /// # Safety
+    /// The handle is live, nobody else destroys it, and it is given only to the [`Library`] that made it.
+    pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
+        Self(handle)
+    }
+
+    /// The handle as the C API takes it.
+    #[inline]
+    pub const fn as_ptr(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+}
+
+/// A library whose calls need a handle.
+///
+/// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the device's
+/// primary context current and the thread's capture mode relaxed, and [`set_stream`](Library::set_stream) on every
+/// checkout, by the thread that holds the handle.
+pub trait Library: Send + Sync {
+    /// The name shown in errors and statistics.
+    fn name(&self) -> &str;
+
+    /// Creates a handle on the current device, which is `device`.
+    ///
+    /// # Errors
+    /// What the library refused; the kind [`OutOfMemory`](crate::StatusKind::OutOfMemory) makes the pool destroy idle
+    /// handles and try once more.
+    fn create(&self, device: Device) -> Result<RawHandle>;
+
+    /// Destroys a handle that this library created.
+    ///
+    /// # Errors
+    /// What the library refused. The handle counts as destroyed all the same.
+    fn destroy(&self, handle: RawHandle) -> Result<()>;
+
+    /// Sets the stream that the handle's next calls run on.
+    ///
+    /// # Errors
+    /// What the library refused.
+    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()>;
+
+    /// The runtime that the handles need; none if any will do.
+    fn runtime(&self) -> Option<Kind> {
+        None
+    }
+
+    /// The version, if the library tells one.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if it cannot be loaded.
+    fn version(&self) -> Result<Option<Version>> {
+        Ok(None)
+    }
+
+    /// The file it was loaded from, if it was loaded from one.
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if it cannot be loaded.
+    fn path(&self) -> Result<Option<PathBuf>> {
+        Ok(None)
+    }
+
+    /// Device memory that a handle is known to take, in bytes; 0 where unknown.
+    fn handle_bytes(&self) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,261 @@
+//! NVIDIA's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status where 0 is
+//! success. One table of names a library, one implementation for all.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use super::component::Component;
+use super::loader::{self, Loaded};
+use super::{Library, RawHandle, Version};
+use crate::error::{Error, Result, StatusKind};
+use crate::runtime::{self, Kind};
+use crate::stream::{Device, RawStream};
+
+/// What tells one NVIDIA library from another.
+#[derive(Debug)]
+pub(super) struct Description {
+    pub(super) component: &'static Component,
+    pub(super) create: &'static CStr,
+    pub(super) destroy: &'static CStr,
+    /// None where handles have no stream.
+    pub(super) set_stream: Option<&'static CStr>,
+    /// Given where asking is cheaper than setting, or where setting has side effects.
+    pub(super) get_stream: Option<&'static CStr>,
+    pub(super) version: VersionCall,
+    pub(super) status_names: StatusNames,
+    /// `void f(char*, size_t)`: more about the calling thread's last error.
+    pub(super) last_error: Option<&'static CStr>,
+    pub(super) not_initialized: &'static [c_int],
+    pub(super) out_of_memory: &'static [c_int],
+    /// Device memory that a handle takes, measured on an H200 with CUDA 13.0.
+    pub(super) handle_bytes: u64,
+}
+
+/// How a library tells its version.
+#[derive(Debug)]
+pub(super) enum VersionCall {
+    /// `status f(libraryPropertyType, int*)`, asked for major, minor and patch.
+    Property(&'static CStr),
+    /// `size_t f()`, as 10000 * major + 100 * minor + patch.
+    Number(&'static CStr),
+}
+
+/// How a library names its statuses.
+#[derive(Debug)]
+pub(super) enum StatusNames {
+    /// `const char* f(status)`.
+    Function(&'static CStr),
+    /// It does not.
+    Table(&'static [(c_int, &'static str)]),
+}
+
+type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
+type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
+type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+type NumberFn = unsafe extern "C" fn() -> usize;
+type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
+type LastErrorFn = unsafe extern "C" fn(*mut c_char, usize);
+
+/// The functions of a loaded library.
+#[derive(Debug)]
+struct Api {
+    loaded: Loaded,
+    create: CreateFn,
+    destroy: HandleFn,
+    set_stream: Option<SetStreamFn>,
+    get_stream: Option<GetStreamFn>,
+    property: Option<PropertyFn>,
+    number: Option<NumberFn>,
+    status_name: Option<StatusNameFn>,
+    last_error: Option<LastErrorFn>,
+}
+
+/// One of NVIDIA's libraries, loaded when first needed.
+#[derive(Debug)]
+pub struct Vendor {
+    description: Description,
+    /// Only success is kept, so that a library installed later is found.
+    api: OnceLock<Api>,
+}
+
+impl Vendor {
+    pub(super) const fn new(description: Description) -> Self {
+        Self { description, api: OnceLock::new() }
+    }
+
+    #[inline]
+    fn api(&self) -> Result<&Api> {
+        match self.api.get() {
+            Some(api) => Ok(api),
+            None => self.load(),
+        }
+    }
+
+    /// Loads outside any lock: two threads may both do it, and the loader gives both the same copy.
+    #[cold]
+    fn load(&self) -> Result<&Api> {
+        let d = &self.description;
+        let property = if let VersionCall::Property(name) = d.version { Some(name) } else { None };
+        let number = if let VersionCall::Number(name) = d.version { Some(name) } else { None };
+        let status_name = if let StatusNames::Function(name) = d.status_names { Some(name) } else { None };
+        let wanted: Vec<&'static CStr> =
+            [Some(d.create), Some(d.destroy), d.set_stream, d.get_stream, property, number, status_name, d.last_error]
+                .into_iter()
+                .flatten()
+                .collect();
+        let loaded = loader::load(d.component, &wanted)?;
+        // SAFETY: each type is the C prototype of that symbol in the vendor's headers, and the library stays loaded.
+        let api = unsafe {
+            Api {
+                create: loaded.function(d.create)?,
+                destroy: loaded.function(d.destroy)?,
+                set_stream: loaded.optional_function(d.set_stream)?,
+                get_stream: loaded.optional_function(d.get_stream)?,
+                property: loaded.optional_function(property)?,
+                number: loaded.optional_function(number)?,
+                status_name: loaded.optional_function(status_name)?,
+                last_error: loaded.optional_function(d.last_error)?,
+                loaded,
+            }
+        };
+        Ok(self.api.get_or_init(|| api))
+    }
+
+    #[cold]
+    fn refused(&self, api: &Api, function: &CStr, code: c_int) -> Error {
+        let d = &self.description;
+        let kind = match code {
+            code if d.out_of_memory.contains(&code) => StatusKind::OutOfMemory,
+            code if d.not_initialized.contains(&code) => StatusKind::NotInitialized,
+            _ => StatusKind::Other,
+        };
+        let error = Error::refused(self.name(), &function.to_string_lossy(), self.status_name(api, code), code, kind);
+        error.map_library(|refused| {
+            refused.path = Some(api.loaded.path().to_owned());
+            refused.advice = self.advice(api, kind);
+        })
+    }
+
+    fn status_name(&self, api: &Api, code: c_int) -> String {
+        let unknown = || "unknown status".to_owned();
+        if let Some(name) = api.status_name {
+            // SAFETY: the function takes any status and answers null or a string that lives as long as the library.
+            let name = unsafe { name(code) };
+            if name.is_null() {
+                return unknown();
+            }
+            // SAFETY: as above.
+            return unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        }
+        let StatusNames::Table(table) = self.description.status_names else { return unknown() };
+        table.iter().find(|(known, _)| *known == code).map_or_else(unknown, |(_, name)| (*name).to_owned())
+    }
+
+    /// What the library says of its last error, and what a driver older than the library means.
+    fn advice(&self, api: &Api, kind: StatusKind) -> Option<String> {
+        let mut advice = Vec::new();
+        if let Some(last_error) = api.last_error {
+            let mut message: [c_char; 512] = [0; 512];
+            // SAFETY: the function writes at most the given length, with a final zero.
+            unsafe { last_error(message.as_mut_ptr(), message.len() - 1) };
+            // SAFETY: the last element is still zero.
+            let message = unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy().into_owned();
+            if !message.is_empty() {
+                advice.push(format!("The library says: {message}"));
+            }
+        }
+        let driver = runtime::get().ok().and_then(runtime::Runtime::driver_version);
+        match (driver, api.loaded.cuda()) {
+            (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(
+                "The library is built for CUDA {built_for}, and this driver supports CUDA {major}.{minor}: update the driver, or install {}",
+                loader::package(self.description.component, major)
+            )),
+            (None, _) if kind == StatusKind::NotInitialized => {
+                advice.push("There is no NVIDIA driver in this process, so no handle can be made".to_owned());
+            }
+            _ => {}
+        }
+        if advice.is_empty() { None } else { Some(advice.join(". ")) }
+    }
+}
+
+impl Library for Vendor {
+    fn name(&self) -> &str {
+        self.description.component.name
+    }
+
+    fn runtime(&self) -> Option<Kind> {
+        Some(Kind::Cuda)
+    }
+
+    fn create(&self, device: Device) -> Result<RawHandle> {
+        let api = self.api()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a valid place for a handle.
+        let status = unsafe { (api.create)(&mut handle) };
+        match NonNull::new(handle) {
+            // SAFETY: the library just made it, and nobody else knows it.
+            Some(handle) if status == 0 => Ok(unsafe { RawHandle::from_ptr(handle) }),
+            _ => Err(self.refused(api, self.description.create, status).on(device)),
+        }
+    }
+
+    fn destroy(&self, handle: RawHandle) -> Result<()> {
+        let api = self.api()?;
+        // SAFETY: the handle is live and owned by this call.
+        match unsafe { (api.destroy)(handle.as_ptr()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.destroy, status)),
+        }
+    }
+
+    #[inline]
+    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+        let api = self.api()?;
+        let Some(set_stream) = api.set_stream else { return Ok(()) };
+        if let Some(get_stream) = api.get_stream {
+            let mut current = ptr::null_mut();
+            // SAFETY: the handle is live and `current` is a valid place for a stream.
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == stream.address() {
+                return Ok(());
+            }
+        }
+        // SAFETY: the handle is live, and a `RawStream` is alive by the contract of `Stream::from_raw`.
+        match unsafe { set_stream(handle.as_ptr(), stream.as_ptr()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
+        }
+    }
+
+    fn version(&self) -> Result<Option<Version>> {
+        let api = self.api()?;
+        if let Some(number) = api.number {
+            // SAFETY: the function takes nothing and needs no handle.
+            let number = unsafe { number() } as u32;
+            return Ok(Some((number / 10_000, number % 10_000 / 100, number % 100)));
+        }
+        let Some(property) = api.property else { return Ok(None) };
+        let mut version = [0; 3];
+        for (kind, place) in (0..).zip(&mut version) {
+            // SAFETY: `place` is a valid place for an int, and 0, 1 and 2 are the three properties.
+            let status = unsafe { property(kind, place) };
+            if status != 0 {
+                let VersionCall::Property(name) = self.description.version else { return Ok(None) };
+                return Err(self.refused(api, name, status));
+            }
+        }
+        Ok(Some((version[0] as u32, version[1] as u32, version[2] as u32)))
+    }
+
+    fn path(&self) -> Result<Option<PathBuf>> {
+        Ok(Some(self.api()?.loaded.path().to_owned()))
+    }
+
+    fn handle_bytes(&self) -> u64 {
+        self.description.handle_bytes
+    }
+}

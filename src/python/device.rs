@@ -1,0 +1,47 @@
+//! The runtime and its devices.
+
+use pyo3::prelude::*;
+
+use crate::runtime::{Runtime, device as existing, get as chosen, is_chosen};
+use crate::stream::Device;
+
+/// Chooses the runtime without the GIL: the first call initialises the driver, which takes a while.
+#[inline]
+pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
+    if !is_chosen() {
+        py.detach(chosen)?;
+    }
+    Ok(chosen()?)
+}
+
+/// The device that an argument names.
+pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
+    get(py)?;
+    let ordinal: i64 = device
+        .extract()
+        .map_err(|_| crate::Error::InvalidValue(format!("device must be a whole number from 0, not {device}")))?;
+    Ok(existing(ordinal)?)
+}
+
+/// The device that an argument names, else the thread's current one.
+pub(super) fn extract_or_current(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
+    match device {
+        Some(device) => extract(py, device),
+        None => Ok(get(py)?.current_device()?),
+    }
+}
+
+#[pyfunction]
+pub(super) fn runtime(py: Python<'_>) -> PyResult<&'static str> {
+    Ok(get(py)?.kind().name())
+}
+
+#[pyfunction]
+pub(super) fn device_count(py: Python<'_>) -> PyResult<u32> {
+    Ok(get(py)?.device_count())
+}
+
+#[pyfunction]
+pub(super) fn current_device(py: Python<'_>) -> PyResult<usize> {
+    Ok(get(py)?.current_device()?.ordinal())
+}

@@ -1,0 +1,118 @@
+//! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own.
+
+use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::error::{Error, LibraryError};
+
+struct Exceptions {
+    base: Py<PyType>,
+    runtime_unavailable: Py<PyType>,
+    library_not_found: Py<PyType>,
+    library_error: Py<PyType>,
+    out_of_memory: Py<PyType>,
+    forked: Py<PyType>,
+    invalid_value: Py<PyType>,
+}
+
+static EXCEPTIONS: PyOnceLock<Exceptions> = PyOnceLock::new();
+
+/// A class `gpupool.<name>` with these bases.
+fn class<'py>(name: &str, doc: &str, bases: Vec<Bound<'py, PyType>>) -> PyResult<Bound<'py, PyType>> {
+    let Some(py) = bases.first().map(Bound::py) else { return Err(PyValueError::new_err("a class needs a base")) };
+    let namespace = PyDict::new(py);
+    namespace.set_item("__module__", "gpupool")?;
+    namespace.set_item("__doc__", doc)?;
+    Ok(py.get_type::<PyType>().call1((name, PyTuple::new(py, bases)?, namespace))?.cast_into()?)
+}
+
+impl Exceptions {
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        let base = class("Error", "Any error of gpupool.", vec![py.get_type::<PyException>()])?;
+        let derived = |name, doc| Ok::<_, PyErr>(class(name, doc, vec![base.clone()])?.unbind());
+        let also = |name, doc, other| Ok::<_, PyErr>(class(name, doc, vec![base.clone(), other])?.unbind());
+        Ok(Self {
+            runtime_unavailable: derived(
+                "RuntimeUnavailable",
+                "There is no GPU platform that the call needs: no driver, no device, or another runtime was chosen.",
+            )?,
+            library_not_found: derived(
+                "LibraryNotFound",
+                "A library could not be loaded. The message lists every place tried and what brings the library.",
+            )?,
+            library_error: derived(
+                "LibraryError",
+                "A library or the driver refused a call: see .library, .function, .status, .code, .device and .path.",
+            )?,
+            out_of_memory: also(
+                "OutOfMemory",
+                "Device memory ran out while a handle was created. Also a MemoryError.",
+                py.get_type::<PyMemoryError>(),
+            )?,
+            forked: derived("Forked", "The process was forked after the GPU was first used, and this is the child.")?,
+            invalid_value: also(
+                "InvalidValue",
+                "An argument that cannot be right. Also a ValueError.",
+                py.get_type::<PyValueError>(),
+            )?,
+            base: base.unbind(),
+        })
+    }
+}
+
+pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
+    module.add("Error", &exceptions.base)?;
+    module.add("RuntimeUnavailable", &exceptions.runtime_unavailable)?;
+    module.add("LibraryNotFound", &exceptions.library_not_found)?;
+    module.add("LibraryError", &exceptions.library_error)?;
+    module.add("OutOfMemory", &exceptions.out_of_memory)?;
+    module.add("Forked", &exceptions.forked)?;
+    module.add("InvalidValue", &exceptions.invalid_value)
+}
+
+fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> PyResult<()> {
+    let value = exception.value(py);
+    value.setattr("library", &refused.library)?;
+    value.setattr("function", &refused.function)?;
+    value.setattr("status", &refused.status)?;
+    value.setattr("code", refused.code)?;
+    value.setattr("device", refused.device.map(|device| device.ordinal()))?;
+    value.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
+}
+
+fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
+    let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
+    let kind = match &error {
+        Error::RuntimeUnavailable { .. } => &exceptions.runtime_unavailable,
+        Error::LibraryNotFound { .. } => &exceptions.library_not_found,
+        Error::Library(_) => &exceptions.library_error,
+        Error::OutOfMemory(_) => &exceptions.out_of_memory,
+        Error::Forked => &exceptions.forked,
+        Error::InvalidValue(_) => &exceptions.invalid_value,
+    };
+    let exception = PyErr::from_type(kind.bind(py).clone(), error.to_string());
+    let refused = match &error {
+        Error::Library(refused) => refused.as_ref(),
+        Error::OutOfMemory(out) => &out.refused,
+        _ => return Ok(exception),
+    };
+    set_attributes(&exception, py, refused)?;
+    if let Some(raised) = refused.cause.as_ref().and_then(|cause| cause.downcast_ref::<PyErr>()) {
+        // KeyboardInterrupt and SystemExit pass as they are: they are no failure of the callback.
+        if !raised.is_instance_of::<PyException>(py) {
+            return Ok(raised.clone_ref(py));
+        }
+        exception.set_cause(py, Some(raised.clone_ref(py)));
+    }
+    Ok(exception)
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        Python::attach(|py| convert(py, error).unwrap_or_else(|failed| failed))
+    }
+}

@@ -1,0 +1,66 @@
+//! The Python module `gpupool._native`, one file a concept.
+//!
+//! Hits keep the GIL, for they take nanoseconds; everything that may wait, create or load releases it. Nothing here runs
+//! Python from a `Drop`.
+
+#![deny(unsafe_code)]
+
+mod callbacks;
+mod device;
+mod error;
+mod pool;
+mod simulation;
+mod stats;
+mod stream;
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled};
+use crate::library::loader;
+
+/// Tells the loader where this interpreter's wheels are.
+#[pyfunction]
+fn add_site_packages(folders: Vec<PathBuf>) {
+    loader::add_site_packages(folders);
+}
+
+#[pymodule(gil_used = false)]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use super::add_site_packages;
+    #[pymodule_export]
+    use super::device::{current_device, device_count, runtime};
+    #[pymodule_export]
+    use super::pool::PyHandlePool;
+    #[pymodule_export]
+    use super::simulation::{
+        host_begin_capture, host_clear_faults, host_complete, host_end_capture, host_inject, host_set_create_cost,
+        host_set_handle_bytes, host_stream_of, host_submit,
+    };
+    #[pymodule_export]
+    use super::stats::PyHandleStats;
+    #[pymodule_export]
+    use super::stream::{PyStream, PyStreamScope, stream};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        error::add_exceptions(module)?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        for (name, pool) in [
+            ("cudnn", Cudnn::pool()),
+            ("cusparse", Cusparse::pool()),
+            ("cudss", Cudss::pool()),
+            ("cublas", Cublas::pool()),
+            ("cublaslt", CublasLt::pool()),
+            ("cusolver", Cusolver::pool()),
+            ("host", HostHandles::pool()),
+        ] {
+            module.add(name, PyHandlePool::from(pool))?;
+        }
+        Ok(())
+    }
+}

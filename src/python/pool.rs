@@ -1,0 +1,106 @@
+//! `HandlePool`: the pools of gpupool's libraries, and a user's own.
+
+use pyo3::prelude::*;
+
+use super::callbacks::Callbacks;
+use super::stats::PyHandleStats;
+use super::{device, stream};
+use crate::handle::HandlePool;
+use crate::library::Version;
+
+#[pyclass(name = "HandlePool", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyHandlePool(HandlePool);
+
+impl From<HandlePool> for PyHandlePool {
+    fn from(pool: HandlePool) -> Self {
+        Self(pool)
+    }
+}
+
+#[pymethods]
+impl PyHandlePool {
+    #[new]
+    #[pyo3(signature = (name, create, destroy, set_stream = None))]
+    fn new(
+        name: String,
+        create: &Bound<'_, PyAny>,
+        destroy: &Bound<'_, PyAny>,
+        set_stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self(HandlePool::new(Callbacks::new(name, create, destroy, set_stream)?)?))
+    }
+
+    #[pyo3(signature = (stream = None, device = None))]
+    fn handle(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let stream = stream::resolve(py, stream, device)?;
+        let address = match self.0.held(&stream) {
+            Some(held) => held?.as_ptr().addr(),
+            None => py.detach(|| self.0.obtain(&stream).map(|handle| handle.as_ptr().addr()))?,
+        };
+        Ok(address)
+    }
+
+    #[pyo3(signature = (count, device = None, background = false))]
+    fn warm(
+        &self,
+        py: Python<'_>,
+        count: usize,
+        device: Option<&Bound<'_, PyAny>>,
+        background: bool,
+    ) -> PyResult<usize> {
+        let device = device::extract_or_current(py, device)?;
+        if background {
+            // The handles show up in the statistics, and a failure there too.
+            drop(self.0.warm_in_background(count, device)?);
+            return Ok(0);
+        }
+        Ok(py.detach(|| self.0.warm(count, device))?)
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn trim(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.trim(device))?)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(py.detach(|| self.0.close())?)
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyHandleStats> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.stats(device))?.into())
+    }
+
+    #[getter]
+    fn available(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_available())
+    }
+
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Option<Version>> {
+        Ok(py.detach(|| self.0.version())?)
+    }
+
+    #[getter]
+    fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let path = py.detach(|| self.0.path())?;
+        Ok(path.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpupool.HandlePool {}>", self.0.name())
+    }
+}

@@ -1,0 +1,68 @@
+//! Controls of the simulated devices, for gpupool's own tests and demo. Private: no promise is made about them.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use super::stream::resolve;
+use crate::error::{Error, StatusKind};
+use crate::library::host as library;
+use crate::runtime::host::{self, Call, Fault};
+use crate::stream::CaptureMode;
+
+#[pyfunction]
+#[pyo3(signature = (call, kind = "other", after = 0, times = 1))]
+pub(super) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyResult<()> {
+    let unknown = |what: &str| Error::InvalidValue(format!("{what} is neither a call nor a kind of failure"));
+    let call = Call::ALL.into_iter().find(|known| format!("{known:?}") == call).ok_or_else(|| unknown(call))?;
+    let kind = match kind {
+        "out_of_memory" => StatusKind::OutOfMemory,
+        "not_initialized" => StatusKind::NotInitialized,
+        "other" => StatusKind::Other,
+        _ => return Err(unknown(kind).into()),
+    };
+    host::inject(Fault { call, kind, after, times });
+    Ok(())
+}
+
+#[pyfunction]
+pub(super) fn host_clear_faults() {
+    host::clear_faults();
+}
+
+#[pyfunction]
+pub(super) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
+    let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::InvalidValue(e.to_string()))?;
+    library::set_create_cost(cost);
+    Ok(())
+}
+
+#[pyfunction]
+pub(super) fn host_set_handle_bytes(nbytes: u64) {
+    library::set_handle_bytes(nbytes);
+}
+
+#[pyfunction]
+pub(super) fn host_stream_of(handle: usize) -> usize {
+    library::stream_of_address(handle)
+}
+
+#[pyfunction]
+pub(super) fn host_submit(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Ok(host::submit(&resolve(py, Some(stream), None)?)?)
+}
+
+#[pyfunction]
+pub(super) fn host_complete(py: Python<'_>, stream: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+    Ok(host::complete(&resolve(py, Some(stream), None)?, number)?)
+}
+
+#[pyfunction]
+pub(super) fn host_begin_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::begin_capture(&resolve(py, Some(stream), None)?, CaptureMode::Global)?)
+}
+
+#[pyfunction]
+pub(super) fn host_end_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::end_capture(&resolve(py, Some(stream), None)?)?)
+}

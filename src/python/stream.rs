@@ -1,0 +1,203 @@
+//! Streams from anywhere: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyTuple};
+
+use super::device;
+use crate::error::Error;
+use crate::runtime::{self, Entered, Stream};
+use crate::stream::Device;
+
+#[pyclass(name = "Stream", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyStream(Stream);
+
+#[pymethods]
+impl PyStream {
+    #[new]
+    #[pyo3(signature = (device = None))]
+    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let device = device::extract_or_current(py, device)?;
+        Ok(Self(py.detach(|| Stream::new(device))?))
+    }
+
+    #[getter]
+    fn ptr(&self) -> usize {
+        self.0.raw().address()
+    }
+
+    #[getter]
+    fn device(&self) -> usize {
+        self.0.device().ordinal()
+    }
+
+    fn query(&self) -> PyResult<bool> {
+        Ok(self.0.query()?)
+    }
+
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.0.synchronize())?)
+    }
+
+    /// The protocol of cuda.core: version 0, then the address.
+    fn __cuda_stream__(&self) -> (u32, usize) {
+        (0, self.ptr())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("gpupool.Stream(ptr={:#x}, device={})", self.ptr(), self.device())
+    }
+}
+
+/// The stream that a call's arguments name: `stream`, else the thread's current one on `device`, else the thread's
+/// current one.
+#[inline]
+pub(super) fn resolve(
+    py: Python<'_>,
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Stream> {
+    device::get(py)?;
+    let device = device.map(|device| device::extract(py, device)).transpose()?;
+    let Some(stream) = stream else {
+        return Ok(match device {
+            Some(device) => Stream::current_on(device),
+            None => Stream::current()?,
+        });
+    };
+    if stream.is_exact_instance_of::<PyInt>() {
+        let Ok(address) = stream.extract() else {
+            return Err(Error::InvalidValue(format!("{stream} is not the address of a stream")).into());
+        };
+        return Ok(Stream::foreign(address, device)?);
+    }
+    if let Ok(stream) = stream.cast_exact::<PyStream>() {
+        let stream = &stream.get().0;
+        if let Some(device) = device.filter(|&device| device != stream.device()) {
+            let (address, on) = (stream.raw().address(), stream.device());
+            return Err(Error::InvalidValue(format!("stream {address:#x} belongs to {on}, not to {device}")).into());
+        }
+        return Ok(stream.clone());
+    }
+    resolve_object(stream, device)
+}
+
+/// A framework's stream object. A default stream's address does not say whose it is, so the object is asked.
+fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult<Stream> {
+    let address = address_of(stream)?;
+    if address > 2 {
+        return Ok(Stream::foreign(address, device)?);
+    }
+    let own = device_of(stream)?;
+    match (device, own) {
+        (Some(wanted), Some(own)) if wanted != own => {
+            Err(Error::InvalidValue(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
+        }
+        (wanted, own) => Ok(Stream::foreign(address, wanted.or(own))?),
+    }
+}
+
+fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let py = stream.py();
+    // Attributes in the order of how much their presence says: the common protocol, PyTorch, CuPy, Numba.
+    if let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
+        let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let wrong = || {
+            Error::InvalidValue(format!(
+                "__cuda_stream__ of {stream} answered {answer}; version 0 of the protocol, (0, address), is supported"
+            ))
+        };
+        let pair = answer.cast::<PyTuple>().map_err(|_| wrong())?;
+        return match pair.extract::<(i64, usize)>() {
+            Ok((0, address)) => Ok(address),
+            _ => Err(wrong().into()),
+        };
+    }
+    for name in [intern!(py, "cuda_stream"), intern!(py, "ptr"), intern!(py, "handle")] {
+        let Some(address) = stream.getattr_opt(name)? else { continue };
+        // Numba's handle is a ctypes pointer, whose value is None for the default stream.
+        let address = address.getattr_opt(intern!(py, "value"))?.unwrap_or(address);
+        if address.is_none() {
+            return Ok(0);
+        }
+        if let Ok(address) = address.extract() {
+            return Ok(address);
+        }
+    }
+    Err(Error::InvalidValue(format!(
+        "{} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
+        stream.get_type().name()?
+    ))
+    .into())
+}
+
+/// The device that a default stream object says it belongs to.
+fn device_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
+    let py = stream.py();
+    // CuPy has device_id (-1 for its null stream), PyTorch device_index, cuda.core device.device_id.
+    for name in [intern!(py, "device_id"), intern!(py, "device_index")] {
+        if let Some(ordinal) = stream.getattr_opt(name)? {
+            return valid_ordinal(&ordinal);
+        }
+    }
+    match stream.getattr_opt(intern!(py, "device"))? {
+        Some(device) => match device.getattr_opt(intern!(py, "device_id"))? {
+            Some(ordinal) => valid_ordinal(&ordinal),
+            None => Ok(None),
+        },
+        None => Ok(None),
+    }
+}
+
+fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
+    match ordinal.extract::<i64>() {
+        Ok(ordinal) if ordinal >= 0 => Ok(Some(runtime::device(ordinal)?)),
+        _ => Ok(None),
+    }
+}
+
+/// A stream made current for a `with` block. One object may be entered again, also by another thread.
+#[pyclass(name = "StreamScope", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyStreamScope {
+    stream: Py<PyAny>,
+    entered: Mutex<Vec<(ThreadId, Entered)>>,
+}
+
+/// Makes a stream this thread's current one for a `with` block.
+#[pyfunction]
+pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
+    PyStreamScope { stream: s, entered: Mutex::new(Vec::new()) }
+}
+
+#[pymethods]
+impl PyStreamScope {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let stream = resolve(py, Some(self.stream.bind(py)), None)?;
+        let entered = runtime::enter(&stream)?;
+        let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+        stack.push((thread::current().id(), entered));
+        Ok(self.stream.clone_ref(py))
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let this = thread::current().id();
+        let entered = {
+            let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = stack.iter().rposition(|(thread, _)| *thread == this);
+            last.map(|index| stack.remove(index).1)
+        };
+        let left = "gpupool.stream was left on a thread that did not enter it; enter and leave it on one thread";
+        runtime::leave(entered.ok_or_else(|| Error::InvalidValue(left.to_owned()))?);
+        Ok(false)
+    }
+}

@@ -1,0 +1,369 @@
+//! NVIDIA GPUs, through cudarc's bindings of the CUDA driver. The only file that calls cudarc.
+//!
+//! cudarc loads `libcuda.so.1` when first called and panics if it, or a symbol, is missing. So [`Cuda::probe`] looks for
+//! both itself, before any such call. Each device's primary context is retained once, when first needed, and never
+//! released: at process end the driver does that.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+use libloading::os::unix as dl;
+
+use super::{Context, Kind, MemoryInfo, RawEvent, Runtime};
+use crate::error::{Error, Result, StatusKind};
+use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+
+/// Every symbol called below, so that a driver without one is refused with its name.
+const SYMBOLS: &[&CStr] = &[
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuDeviceGetCount",
+    c"cuDeviceGet",
+    c"cuDeviceGetName",
+    c"cuDevicePrimaryCtxGetState",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuCtxGetCurrent",
+    c"cuCtxSetCurrent",
+    c"cuCtxGetDevice",
+    c"cuMemGetInfo_v2",
+    c"cuThreadExchangeStreamCaptureMode",
+    c"cuStreamCreate",
+    c"cuStreamDestroy_v2",
+    c"cuStreamGetCtx",
+    c"cuStreamQuery",
+    c"cuStreamSynchronize",
+    c"cuStreamWaitEvent",
+    c"cuStreamIsCapturing",
+    c"cuEventCreate",
+    c"cuEventDestroy_v2",
+    c"cuEventRecord",
+    c"cuEventQuery",
+    c"cuEventSynchronize",
+];
+
+/// The CUDA driver and its devices.
+pub(super) struct Cuda {
+    version: (u32, u32),
+    devices: Vec<CudaDevice>,
+}
+
+struct CudaDevice {
+    handle: sys::CUdevice,
+    /// The address of the primary context, once retained.
+    primary: OnceLock<usize>,
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("version", &self.version).field("devices", &self.devices.len()).finish()
+    }
+}
+
+/// Turns the driver's answer into a result that names the function.
+fn check(function: &'static str, status: sys::CUresult) -> Result<()> {
+    if status == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(refused(function, status)) }
+}
+
+#[cold]
+fn refused(function: &'static str, status: sys::CUresult) -> Error {
+    let kind = match status {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => StatusKind::OutOfMemory,
+        sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => StatusKind::NotInitialized,
+        _ => StatusKind::Other,
+    };
+    Error::refused("cuda", function, format!("{status:?}"), status as i32, kind)
+}
+
+fn unavailable(reason: String) -> Error {
+    Error::RuntimeUnavailable { runtime: "cuda", reason }
+}
+
+fn as_stream(stream: RawStream) -> sys::CUstream {
+    stream.as_ptr().cast()
+}
+
+fn as_event(event: RawEvent) -> sys::CUevent {
+    ptr::without_provenance_mut(event.0)
+}
+
+impl Cuda {
+    /// Loads and initialises the driver.
+    ///
+    /// # Errors
+    /// [`Error::RuntimeUnavailable`] if there is no driver, no device, or the driver is too old.
+    pub(super) fn probe() -> Result<Self> {
+        // SAFETY: loading libcuda runs its constructors, which NVIDIA makes safe for any process.
+        let library =
+            unsafe { dl::Library::open(Some("libcuda.so.1"), dl::RTLD_NOW | dl::RTLD_LOCAL) }.map_err(|e| {
+                unavailable(format!(
+                    "no NVIDIA driver was found ({e}); install the driver, or run on a machine with an NVIDIA GPU"
+                ))
+            })?;
+        for symbol in SYMBOLS {
+            // SAFETY: the symbol is only looked up here, not called.
+            if unsafe { library.get::<unsafe extern "C" fn()>(*symbol) }.is_err() {
+                return Err(unavailable(format!(
+                    "libcuda.so.1 lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or later is needed",
+                    symbol.to_string_lossy()
+                )));
+            }
+        }
+        // The driver stays loaded for the life of the process.
+        std::mem::forget(library);
+
+        // SAFETY: `cuInit` may be called from any thread at any time; 0 is its only flag.
+        check("cuInit", unsafe { sys::cuInit(0) }).map_err(|e| {
+            unavailable(format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
+        })?;
+        let mut version = 0;
+        // SAFETY: `version` is a valid place for an int.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for an int.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        if count == 0 {
+            return Err(unavailable("the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES".to_owned()));
+        }
+        let mut devices = Vec::new();
+        for ordinal in 0..count {
+            let mut handle = 0;
+            // SAFETY: `handle` is a valid place for a device.
+            check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut handle, ordinal) })?;
+            devices.push(CudaDevice { handle, primary: OnceLock::new() });
+        }
+        let version = version.unsigned_abs();
+        Ok(Self { version: (version / 1000, version % 1000 / 10), devices })
+    }
+
+    fn slot(&self, device: Device) -> Result<&CudaDevice> {
+        self.devices.get(device.ordinal()).ok_or_else(|| {
+            Error::InvalidValue(format!(
+                "there is no {device}: this process sees {}, numbered from 0",
+                self.devices.len()
+            ))
+        })
+    }
+
+    /// The address of the device's primary context, retained at the first call. Two threads may both retain it: one
+    /// count more or less does not matter, since none is ever released.
+    fn primary(&self, device: Device) -> Result<usize> {
+        let slot = self.slot(device)?;
+        if let Some(&context) = slot.primary.get() {
+            return Ok(context);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, slot.handle) })
+            .map_err(|e| e.on(device))?;
+        Ok(*slot.primary.get_or_init(|| context.addr()))
+    }
+
+    /// The device whose primary context this is, if somebody has made it active.
+    fn device_of(&self, context: usize) -> Result<Option<Device>> {
+        for (ordinal, slot) in (0..).zip(&self.devices) {
+            let device = Device::from_ordinal(ordinal);
+            if slot.primary.get().is_none() {
+                let (mut flags, mut active) = (0, 0);
+                // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
+                let status = unsafe { sys::cuDevicePrimaryCtxGetState(slot.handle, &mut flags, &mut active) };
+                check("cuDevicePrimaryCtxGetState", status)?;
+                if active == 0 {
+                    continue;
+                }
+            }
+            if self.primary(device)? == context {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Runtime for Cuda {
+    fn kind(&self) -> Kind {
+        Kind::Cuda
+    }
+
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        Some(self.version)
+    }
+
+    fn device_count(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    fn device_name(&self, device: Device) -> Result<String> {
+        let mut name = [0_u8; 256];
+        // SAFETY: the driver writes at most the given length, with a final zero.
+        let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, self.slot(device)?.handle) };
+        check("cuDeviceGetName", status)?;
+        Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    fn current_device(&self) -> Result<Device> {
+        let mut handle = 0;
+        // SAFETY: `handle` is a valid place for a device.
+        match unsafe { sys::cuCtxGetDevice(&mut handle) } {
+            sys::CUresult::CUDA_SUCCESS => {}
+            // No context is current: the CUDA runtime would take device 0.
+            sys::CUresult::CUDA_ERROR_INVALID_CONTEXT => return Ok(Device::from_ordinal(0)),
+            status => return Err(refused("cuCtxGetDevice", status)),
+        }
+        // A CUdevice is the ordinal on every driver so far; the table is asked only where it is not.
+        let ordinal = handle as u32;
+        if self.devices.get(ordinal as usize).is_some_and(|slot| slot.handle == handle) {
+            return Ok(Device::from_ordinal(ordinal));
+        }
+        let found = (0..).zip(&self.devices).find(|(_, slot)| slot.handle == handle);
+        found.map(|(ordinal, _)| Device::from_ordinal(ordinal)).ok_or_else(|| {
+            Error::InvalidValue("the current context belongs to no device that this process sees".to_owned())
+        })
+    }
+
+    fn bind(&self, device: Device) -> Result<Context> {
+        let wanted = self.primary(device)?;
+        let mut previous = ptr::null_mut();
+        // SAFETY: `previous` is a valid place for a context.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut previous) })?;
+        if previous.addr() != wanted {
+            // SAFETY: the primary context was retained and is never released.
+            check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(ptr::without_provenance_mut(wanted)) })?;
+        }
+        Ok(Context(previous.addr()))
+    }
+
+    fn restore(&self, previous: Context) {
+        // SAFETY: this context, or none, was current in this thread before; if it has died since, the driver refuses,
+        // and there is nothing better to restore.
+        let _ = unsafe { sys::cuCtxSetCurrent(ptr::without_provenance_mut(previous.0)) };
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid places for a size.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut exchanged = match mode {
+            CaptureMode::Global => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::ThreadLocal => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CaptureMode::Relaxed => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
+        // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
+        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut exchanged) };
+        check("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(match exchanged {
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL => CaptureMode::Global,
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => CaptureMode::ThreadLocal,
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED => CaptureMode::Relaxed,
+        })
+    }
+
+    fn is_any_stream_capturing(&self) -> Result<bool> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: `status` is a valid place, and the legacy default stream always exists.
+        match unsafe { sys::cuStreamIsCapturing(ptr::null_mut(), &mut status) } {
+            // The driver's answer where a blocking stream of this context is captured; it harms no capture.
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
+            answer => check("cuStreamIsCapturing", answer).map(|()| false),
+        }
+    }
+
+    fn stream_create(&self) -> Result<RawStream> {
+        let mut stream = ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` is a valid place for a stream.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(RawStream::from_address(stream.addr()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the stream.
+        check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(as_stream(stream)) })
+    }
+
+    unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
+        if stream.is_default() {
+            return self.current_device();
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: the caller promises that the stream is alive.
+        check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(as_stream(stream), &mut context) })?;
+        for (ordinal, slot) in (0..).zip(&self.devices) {
+            if slot.primary.get() == Some(&context.addr()) {
+                return Ok(Device::from_ordinal(ordinal));
+            }
+        }
+        self.device_of(context.addr())?.ok_or_else(|| {
+            Error::InvalidValue(format!(
+                "stream {:#x} belongs to a context that is not the primary context of a device; handles are made in primary contexts, so take a stream made there (cuDevicePrimaryCtxRetain, cudaSetDevice)",
+                stream.address()
+            ))
+        })
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        // SAFETY: the caller promises that the stream is alive.
+        match unsafe { sys::cuStreamQuery(as_stream(stream)) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("cuStreamQuery", status).map(|()| true),
+        }
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(as_stream(stream)) })
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(as_stream(stream), as_event(event), 0) })
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller promises that the stream is alive.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) })?;
+        Ok(match status {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureStatus::None,
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureStatus::Active,
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureStatus::Invalidated,
+        })
+    }
+
+    fn event_create(&self) -> Result<RawEvent> {
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: `event` is a valid place for an event.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(RawEvent(event.addr()))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller owns the event.
+        check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(as_event(event)) })
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(as_event(event), as_stream(stream)) })
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        // SAFETY: the caller promises that the event is alive.
+        match unsafe { sys::cuEventQuery(as_event(event)) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that the event is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(as_event(event)) })
+    }
+}

@@ -1,0 +1,83 @@
+//! Events: a point in a stream's work that others can ask about or wait for.
+
+use super::{BoundDevice, Stream, get};
+use crate::error::{Error, Result};
+use crate::lifecycle;
+use crate::stream::Device;
+
+/// An event's address, as the vendor's API sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct RawEvent(pub(super) usize);
+
+/// An event without timing, destroyed when dropped.
+#[derive(Debug)]
+pub struct Event {
+    raw: RawEvent,
+    device: Device,
+}
+
+impl Event {
+    /// A new event on the device.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver refuses.
+    pub fn new(device: Device) -> Result<Self> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, device)?;
+        let raw = runtime.event_create().map_err(|e| e.on(device))?;
+        Ok(Self { raw, device })
+    }
+
+    pub(super) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+
+    /// Records the stream's work so far.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] if the stream is on another device; [`Error::Library`] if the driver refuses.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        if stream.device() != self.device {
+            return Err(Error::InvalidValue(format!(
+                "an event of {} cannot record a stream of {}",
+                self.device,
+                stream.device()
+            )));
+        }
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        // SAFETY: this event is ours, and a `Stream` is alive.
+        unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Whether the recorded work is done; true where nothing was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Library`], also for an error of the recorded work.
+    pub fn query(&self) -> Result<bool> {
+        // SAFETY: this event is ours.
+        unsafe { get()?.event_query(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Waits for the recorded work.
+    ///
+    /// # Errors
+    /// [`Error::Library`], also for an error of the recorded work.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: this event is ours.
+        unsafe { get()?.event_synchronize(self.raw) }.map_err(|e| e.on(self.device))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if lifecycle::refuse_forked().is_err() {
+            return;
+        }
+        if let Ok(runtime) = get() {
+            // SAFETY: `raw` came from `event_create` and this is its only owner.
+            let _ = unsafe { runtime.event_destroy(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Guards for the two things a creation changes in the calling thread: its current context and its capture mode.
+
+use std::marker::PhantomData;
+
+use super::{Context, Runtime};
+use crate::error::Result;
+use crate::stream::{CaptureMode, Device};
+
+/// A device's primary context made current for this thread until the guard is dropped.
+#[must_use = "the previous context comes back when this is dropped"]
+#[derive(Debug)]
+pub struct BoundDevice {
+    runtime: &'static dyn Runtime,
+    previous: Context,
+    this_thread: PhantomData<*mut ()>,
+}
+
+impl BoundDevice {
+    /// Binds the device.
+    ///
+    /// # Errors
+    /// [`Error::Library`](crate::Error::Library) if the driver refuses.
+    pub fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
+        let previous = runtime.bind(device).map_err(|e| e.on(device))?;
+        Ok(Self { runtime, previous, this_thread: PhantomData })
+    }
+}
+
+impl Drop for BoundDevice {
+    fn drop(&mut self) {
+        self.runtime.restore(self.previous);
+    }
+}
+
+/// This thread's capture mode relaxed until the guard is dropped, so that calls which allocate spoil no capture.
+///
+/// Without it a handle created while any thread captures fails and kills that capture (`CUDA_ERROR_STREAM_CAPTURE_*`).
+/// See `cuThreadExchangeStreamCaptureMode` in NVIDIA's driver API reference.
+#[must_use = "the previous mode comes back when this is dropped"]
+#[derive(Debug)]
+pub struct RelaxedCapture {
+    runtime: &'static dyn Runtime,
+    previous: CaptureMode,
+    this_thread: PhantomData<*mut ()>,
+}
+
+impl RelaxedCapture {
+    /// Relaxes the calling thread's mode.
+    ///
+    /// # Errors
+    /// [`Error::Library`](crate::Error::Library) if the driver refuses.
+    pub fn new(runtime: &'static dyn Runtime) -> Result<Self> {
+        let previous = runtime.exchange_capture_mode(CaptureMode::Relaxed)?;
+        Ok(Self { runtime, previous, this_thread: PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // Nothing can be done about a refusal here, and the driver has none documented for a valid mode.
+        let _ = self.runtime.exchange_capture_mode(self.previous);
+    }
+}

@@ -1,0 +1,112 @@
+//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::refused;
+use crate::error::{Result, StatusKind};
+
+/// A call that can be made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "each is named after the runtime's or the library's function")]
+pub enum Call {
+    CurrentDevice,
+    Bind,
+    MemoryInfo,
+    Allocate,
+    ExchangeCaptureMode,
+    StreamCreate,
+    StreamDestroy,
+    StreamDevice,
+    StreamQuery,
+    StreamSynchronize,
+    StreamWaitEvent,
+    StreamCaptureStatus,
+    EventCreate,
+    EventDestroy,
+    EventRecord,
+    EventQuery,
+    EventSynchronize,
+    HandleCreate,
+    HandleDestroy,
+    HandleSetStream,
+}
+
+impl Call {
+    /// Every call, for tests that go through all of them.
+    pub const ALL: [Call; 20] = [
+        Call::CurrentDevice,
+        Call::Bind,
+        Call::MemoryInfo,
+        Call::Allocate,
+        Call::ExchangeCaptureMode,
+        Call::StreamCreate,
+        Call::StreamDestroy,
+        Call::StreamDevice,
+        Call::StreamQuery,
+        Call::StreamSynchronize,
+        Call::StreamWaitEvent,
+        Call::StreamCaptureStatus,
+        Call::EventCreate,
+        Call::EventDestroy,
+        Call::EventRecord,
+        Call::EventQuery,
+        Call::EventSynchronize,
+        Call::HandleCreate,
+        Call::HandleDestroy,
+        Call::HandleSetStream,
+    ];
+}
+
+/// A failure to come.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// The call that fails.
+    pub call: Call,
+    /// How the failure is to be understood.
+    pub kind: StatusKind,
+    /// How many calls still succeed first.
+    pub after: u32,
+    /// How many calls then fail.
+    pub times: u32,
+}
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
+
+/// Makes a call fail, for every thread of the process.
+pub fn inject(fault: Fault) {
+    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    faults.push(fault);
+    ARMED.store(true, Ordering::Release);
+}
+
+/// Takes back every fault that has not come yet.
+pub fn clear_faults() {
+    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    faults.clear();
+    ARMED.store(false, Ordering::Release);
+}
+
+/// Fails if a fault is due.
+#[inline]
+pub(crate) fn check(call: Call) -> Result<()> {
+    if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
+}
+
+#[cold]
+fn check_armed(call: Call) -> Result<()> {
+    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(fault) = faults.iter_mut().find(|fault| fault.call == call && fault.times > 0) else { return Ok(()) };
+    if fault.after > 0 {
+        fault.after -= 1;
+        return Ok(());
+    }
+    fault.times -= 1;
+    let status = match fault.kind {
+        StatusKind::OutOfMemory => ("HOST_ERROR_OUT_OF_MEMORY", 2),
+        StatusKind::NotInitialized => ("HOST_ERROR_NOT_INITIALIZED", 3),
+        StatusKind::Other => ("HOST_ERROR_INJECTED", 999),
+    };
+    Err(refused(&format!("{call:?}"), status, fault.kind))
+}

@@ -1,0 +1,271 @@
+//! Simulated devices, for machines without a GPU and for tests.
+//!
+//! Each device has a memory capacity and streams whose work completes when told to ([`submit`], [`complete`]), captures
+//! follow CUDA's rules on unsafe calls, and every call can be made to fail ([`inject`]). `GPUPOOL_HOST_DEVICES` (1) and
+//! `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB) set its size.
+
+mod capture;
+mod fault;
+mod timeline;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, Stream};
+use crate::error::{Error, Result, StatusKind};
+use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use timeline::{Key, Timeline};
+
+pub(crate) use fault::check;
+pub use fault::{Call, Fault, clear_faults, inject};
+
+/// How many devices to simulate.
+pub const DEVICES_VARIABLE: &str = "GPUPOOL_HOST_DEVICES";
+/// How much memory each has, in bytes.
+pub const MEMORY_VARIABLE: &str = "GPUPOOL_HOST_MEMORY";
+
+/// The error of a stream or event that does not exist.
+const INVALID_HANDLE: (&str, i32) = ("HOST_ERROR_INVALID_HANDLE", 400);
+
+thread_local! {
+    /// The bound device, as an ordinal plus one; 0 for none.
+    static BOUND: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The simulated platform. What it simulates is process-wide, as the devices of a machine are.
+#[derive(Debug)]
+pub(super) struct Host {
+    memory: &'static Memory,
+}
+
+/// The devices' memory.
+#[derive(Debug)]
+struct Memory {
+    capacity: u64,
+    used: Vec<AtomicU64>,
+}
+
+static MEMORY: OnceLock<Memory> = OnceLock::new();
+static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
+
+fn timeline() -> MutexGuard<'static, Timeline> {
+    TIMELINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn number(variable: &str, default: u64) -> Result<u64> {
+    match std::env::var(variable) {
+        Err(_) => Ok(default),
+        Ok(text) => text
+            .parse()
+            .map_err(|_| Error::InvalidValue(format!("{variable}={text:?} is not a number; set it to a whole number"))),
+    }
+}
+
+pub(crate) fn refused(function: &str, (status, code): (&str, i32), kind: StatusKind) -> Error {
+    Error::refused("host", function, status, code, kind)
+}
+
+impl Host {
+    pub(super) fn from_environment() -> Result<Self> {
+        let devices = number(DEVICES_VARIABLE, 1)?;
+        if !(1..=4096).contains(&devices) {
+            return Err(Error::InvalidValue(format!(
+                "{DEVICES_VARIABLE}={devices}: 1 to 4096 devices can be simulated"
+            )));
+        }
+        let capacity = number(MEMORY_VARIABLE, 16 << 30)?;
+        let memory = || Memory { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect() };
+        Ok(Self { memory: MEMORY.get_or_init(memory) })
+    }
+
+    fn bound() -> Device {
+        Device::from_ordinal(BOUND.get().saturating_sub(1) as u32)
+    }
+
+    /// A default stream is that of the bound device; any other address is unique in the process.
+    fn key(stream: RawStream) -> Key {
+        Key::new(stream, Self::bound())
+    }
+}
+
+impl Memory {
+    fn used(&self, device: Device) -> Result<&AtomicU64> {
+        self.used.get(device.ordinal()).ok_or_else(|| {
+            Error::InvalidValue(format!("there is no {device}: {} are simulated, numbered from 0", self.used.len()))
+        })
+    }
+}
+
+/// Takes memory of the bound device, as a driver's allocation would.
+pub(crate) fn allocate(bytes: u64) -> Result<()> {
+    capture::check_unsafe_call(&mut timeline())?;
+    check(Call::Allocate)?;
+    let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
+    let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= memory.capacity);
+    let taken = memory.used(Host::bound())?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+    taken.map(drop).map_err(|_| refused("allocate", ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory))
+}
+
+/// Gives memory of the device back.
+pub(crate) fn free(device: Device, bytes: u64) -> Result<()> {
+    capture::check_unsafe_call(&mut timeline())?;
+    let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
+    memory.used(device)?.fetch_sub(bytes, Ordering::Relaxed);
+    Ok(())
+}
+
+fn not_chosen() -> Error {
+    Error::RuntimeUnavailable {
+        runtime: Kind::Host.name(),
+        reason: "no simulated device exists; set GPUPOOL_RUNTIME=host before the process starts".to_owned(),
+    }
+}
+
+/// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
+///
+/// # Errors
+/// [`Error::RuntimeUnavailable`] on another runtime; [`Error::Library`] if the stream is gone.
+pub fn submit(stream: &Stream) -> Result<u64> {
+    super::require(Kind::Host)?;
+    timeline().submit(Key::new(stream.raw(), stream.device()))
+}
+
+/// Completes the stream's work up to this number, as far as what it waits for allows.
+///
+/// # Errors
+/// As [`submit`].
+pub fn complete(stream: &Stream, number: u64) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().complete_allowed(Key::new(stream.raw(), stream.device()), number)
+}
+
+/// Starts recording the stream's work (`cuStreamBeginCapture`).
+///
+/// # Errors
+/// As [`submit`], and if the stream is captured already.
+pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().begin_capture(Key::new(stream.raw(), stream.device()), mode)
+}
+
+/// Ends the recording (`cuStreamEndCapture`).
+///
+/// # Errors
+/// As [`submit`], and with code 901 if a forbidden call spoiled the capture.
+pub fn end_capture(stream: &Stream) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().end_capture(Key::new(stream.raw(), stream.device()))
+}
+
+impl Runtime for Host {
+    fn kind(&self) -> Kind {
+        Kind::Host
+    }
+
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        None
+    }
+
+    fn device_count(&self) -> u32 {
+        self.memory.used.len() as u32
+    }
+
+    fn device_name(&self, device: Device) -> Result<String> {
+        self.memory.used(device).map(|_| "simulated device".to_owned())
+    }
+
+    fn current_device(&self) -> Result<Device> {
+        check(Call::CurrentDevice)?;
+        Ok(Self::bound())
+    }
+
+    fn bind(&self, device: Device) -> Result<Context> {
+        self.memory.used(device)?;
+        check(Call::Bind)?;
+        Ok(Context(BOUND.replace(device.ordinal() + 1)))
+    }
+
+    fn restore(&self, previous: Context) {
+        BOUND.set(previous.0);
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        check(Call::MemoryInfo)?;
+        let used = self.memory.used(Self::bound())?.load(Ordering::Relaxed);
+        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        check(Call::ExchangeCaptureMode)?;
+        Ok(capture::exchange_mode(mode))
+    }
+
+    fn is_any_stream_capturing(&self) -> Result<bool> {
+        check(Call::StreamCaptureStatus)?;
+        Ok(timeline().captures_on(Self::bound()))
+    }
+
+    fn stream_create(&self) -> Result<RawStream> {
+        check(Call::StreamCreate)?;
+        Ok(timeline().create_stream(Self::bound()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        check(Call::StreamDestroy)?;
+        timeline().destroy_stream(Self::key(stream))
+    }
+
+    unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
+        if stream.is_default() {
+            return self.current_device();
+        }
+        check(Call::StreamDevice)?;
+        timeline().device(Self::key(stream))
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        check(Call::StreamQuery)?;
+        timeline().is_idle(Self::key(stream))
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        check(Call::StreamSynchronize)?;
+        timeline().complete(Self::key(stream), u64::MAX)
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        check(Call::StreamWaitEvent)?;
+        timeline().wait_event(Self::key(stream), event)
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        check(Call::StreamCaptureStatus)?;
+        timeline().capture_status(Self::key(stream))
+    }
+
+    fn event_create(&self) -> Result<RawEvent> {
+        check(Call::EventCreate)?;
+        Ok(timeline().create_event())
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        check(Call::EventDestroy)?;
+        timeline().destroy_event(event)
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        check(Call::EventRecord)?;
+        timeline().record_event(event, Self::key(stream))
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        check(Call::EventQuery)?;
+        timeline().is_event_done(event)
+    }
+
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        check(Call::EventSynchronize)?;
+        timeline().complete_event(event)
+    }
+}

@@ -1,0 +1,220 @@
+//! Simulated streams and events: work is numbered, and done when told to.
+
+use std::collections::HashMap;
+use std::thread::{self, ThreadId};
+
+use super::{INVALID_HANDLE, RawEvent, refused};
+use crate::error::{Result, StatusKind};
+use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+
+/// A stream, told apart also where its address names a default stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Key {
+    raw: RawStream,
+    /// The device of a default stream; any other stream knows its own.
+    default_of: Option<Device>,
+}
+
+impl Key {
+    pub(super) fn new(raw: RawStream, device: Device) -> Self {
+        Self { raw, default_of: raw.is_default().then_some(device) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Capture {
+    pub(super) mode: CaptureMode,
+    pub(super) thread: ThreadId,
+    pub(super) is_valid: bool,
+}
+
+#[derive(Debug)]
+struct SimulatedStream {
+    device: Device,
+    submitted: u64,
+    completed: u64,
+    waits: Vec<Wait>,
+    capture: Option<Capture>,
+}
+
+/// Work after `after` waits until `other` has completed `until`.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    after: u64,
+    other: Key,
+    until: u64,
+}
+
+impl SimulatedStream {
+    fn new(device: Device) -> Self {
+        Self { device, submitted: 0, completed: 0, waits: Vec::new(), capture: None }
+    }
+}
+
+/// All streams and events of the simulated platform.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    streams: Option<HashMap<Key, SimulatedStream>>,
+    events: Option<HashMap<RawEvent, Option<(Key, u64)>>>,
+    next_address: usize,
+}
+
+impl Timeline {
+    pub(super) const fn new() -> Self {
+        // Addresses are never used twice, so that a stream used after its end is always recognised.
+        Self { streams: None, events: None, next_address: 0x1000 }
+    }
+
+    fn address(&mut self) -> usize {
+        self.next_address += 0x100;
+        self.next_address
+    }
+
+    fn streams(&mut self) -> &mut HashMap<Key, SimulatedStream> {
+        self.streams.get_or_insert_default()
+    }
+
+    fn stream(&mut self, key: Key) -> Result<&mut SimulatedStream> {
+        let streams = self.streams();
+        if let Some(device) = key.default_of {
+            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device)));
+        }
+        streams.get_mut(&key).ok_or_else(|| refused("the stream's look-up", INVALID_HANDLE, StatusKind::Other))
+    }
+
+    fn event(&mut self, event: RawEvent) -> Result<&mut Option<(Key, u64)>> {
+        let events = self.events.get_or_insert_default();
+        events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE, StatusKind::Other))
+    }
+
+    pub(super) fn create_stream(&mut self, device: Device) -> RawStream {
+        let raw = RawStream::from_address(self.address());
+        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device));
+        raw
+    }
+
+    pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
+        self.stream(key)?;
+        self.streams().remove(&key);
+        Ok(())
+    }
+
+    pub(super) fn device(&mut self, key: Key) -> Result<Device> {
+        self.stream(key).map(|stream| stream.device)
+    }
+
+    pub(super) fn submit(&mut self, key: Key) -> Result<u64> {
+        let stream = self.stream(key)?;
+        stream.submitted += 1;
+        Ok(stream.submitted)
+    }
+
+    pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
+        self.stream(key).map(|stream| stream.completed == stream.submitted)
+    }
+
+    fn completed(&mut self, key: Key) -> u64 {
+        // A destroyed stream's work is taken as done: nobody can tell it to complete any more.
+        self.stream(key).map_or(u64::MAX, |stream| stream.completed)
+    }
+
+    /// Completes work as far as the events it waits for allow.
+    pub(super) fn complete_allowed(&mut self, key: Key, number: u64) -> Result<()> {
+        let stream = self.stream(key)?;
+        let mut allowed = number.min(stream.submitted);
+        for wait in stream.waits.clone() {
+            if self.completed(wait.other) < wait.until {
+                allowed = allowed.min(wait.after);
+            }
+        }
+        let stream = self.stream(key)?;
+        stream.completed = stream.completed.max(allowed);
+        let done = stream.completed;
+        stream.waits.retain(|wait| wait.after >= done);
+        Ok(())
+    }
+
+    /// Completes work, first that which it waits for. Ends, since an event is recorded before anything waits for it.
+    pub(super) fn complete(&mut self, key: Key, number: u64) -> Result<()> {
+        for wait in self.stream(key)?.waits.clone() {
+            if wait.after < number && self.completed(wait.other) < wait.until {
+                self.complete(wait.other, wait.until)?;
+            }
+        }
+        self.complete_allowed(key, number)
+    }
+
+    pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
+        let recorded = *self.event(event)?;
+        let stream = self.stream(key)?;
+        if let Some((other, until)) = recorded.filter(|(other, _)| *other != key) {
+            stream.waits.push(Wait { after: stream.submitted, other, until });
+        }
+        Ok(())
+    }
+
+    pub(super) fn create_event(&mut self) -> RawEvent {
+        let event = RawEvent(self.address());
+        self.events.get_or_insert_default().insert(event, None);
+        event
+    }
+
+    pub(super) fn destroy_event(&mut self, event: RawEvent) -> Result<()> {
+        self.event(event)?;
+        self.events.get_or_insert_default().remove(&event);
+        Ok(())
+    }
+
+    pub(super) fn record_event(&mut self, event: RawEvent, key: Key) -> Result<()> {
+        let position = self.stream(key)?.submitted;
+        *self.event(event)? = Some((key, position));
+        Ok(())
+    }
+
+    pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
+        let recorded = *self.event(event)?;
+        Ok(recorded.is_none_or(|(key, position)| self.completed(key) >= position))
+    }
+
+    pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
+        let recorded = *self.event(event)?;
+        match recorded {
+            Some((key, position)) if self.completed(key) < position => self.complete(key, position),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {
+        self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
+    }
+
+    pub(super) fn captures_on(&mut self, device: Device) -> bool {
+        self.streams().values().any(|stream| stream.device == device && stream.capture.is_some())
+    }
+
+    pub(super) fn begin_capture(&mut self, key: Key, mode: CaptureMode) -> Result<()> {
+        let stream = self.stream(key)?;
+        if stream.capture.is_some() {
+            let status = ("HOST_ERROR_ILLEGAL_STATE", 401);
+            return Err(refused("begin_capture", status, StatusKind::Other));
+        }
+        stream.capture = Some(Capture { mode, thread: thread::current().id(), is_valid: true });
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, key: Key) -> Result<()> {
+        match self.stream(key)?.capture.take() {
+            Some(capture) if capture.is_valid => Ok(()),
+            Some(_) => Err(refused("end_capture", ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901), StatusKind::Other)),
+            None => Err(refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other)),
+        }
+    }
+
+    pub(super) fn capture_status(&mut self, key: Key) -> Result<CaptureStatus> {
+        Ok(match &self.stream(key)?.capture {
+            None => CaptureStatus::None,
+            Some(capture) if capture.is_valid => CaptureStatus::Active,
+            Some(_) => CaptureStatus::Invalidated,
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! GPU platforms behind one trait, and the choice among them.
+//!
+//! `cuda` drives NVIDIA GPUs, `host` simulates devices in plain memory for machines that have none. The choice is made
+//! at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, else the first with a device.
+//! Every pointer that reaches a driver passes through a type of this module.
+
+mod cuda;
+mod event;
+mod fork;
+mod guard;
+pub mod host;
+mod scope;
+mod stream;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+use crate::lifecycle;
+use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+
+pub use event::{Event, RawEvent};
+pub use guard::{BoundDevice, RelaxedCapture};
+pub use scope::StreamScope;
+#[cfg(feature = "python")]
+pub(crate) use scope::{Entered, enter, leave};
+pub use stream::Stream;
+
+/// The environment variable that chooses the runtime: `cuda` or `host`.
+pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
+
+/// A GPU platform.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Kind {
+    /// NVIDIA GPUs through the CUDA driver.
+    Cuda,
+    /// Simulated devices in plain memory.
+    Host,
+}
+
+impl Kind {
+    /// The name as in `GPUPOOL_RUNTIME`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Cuda => "cuda",
+            Kind::Host => "host",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A device's memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// What an allocation could still get.
+    pub free: u64,
+    /// What the device has.
+    pub total: u64,
+}
+
+/// A context that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Context(usize);
+
+/// What the handle pools need of a GPU platform. No method panics.
+///
+/// Methods that take an address are unsafe: the stream or event must be alive and of this runtime. [`Stream`] and
+/// [`Event`] keep that promise for their callers.
+pub trait Runtime: fmt::Debug + Send + Sync {
+    /// Which platform this is.
+    fn kind(&self) -> Kind;
+    /// The CUDA version that the driver supports, as (major, minor); none for simulated devices.
+    fn driver_version(&self) -> Option<(u32, u32)>;
+    /// How many devices the process sees.
+    fn device_count(&self) -> u32;
+    /// The device's name as its vendor gives it.
+    fn device_name(&self, device: Device) -> Result<String>;
+    /// The calling thread's current device: that of the current context, device 0 if there is none.
+    fn current_device(&self) -> Result<Device>;
+    /// Makes the device's primary context current for the calling thread and answers what was current before.
+    fn bind(&self, device: Device) -> Result<Context>;
+    /// Undoes [`Runtime::bind`].
+    fn restore(&self, previous: Context);
+    /// Free and total memory of the current device.
+    fn memory_info(&self) -> Result<MemoryInfo>;
+
+    /// Sets the calling thread's capture mode and answers the previous one (`cuThreadExchangeStreamCaptureMode`).
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+    /// Whether a capture is known to be under way on the current device. The driver tells only of captures on blocking
+    /// streams, so false is no promise.
+    fn is_any_stream_capturing(&self) -> Result<bool>;
+
+    /// A new stream on the current device that does not wait for the legacy default stream.
+    fn stream_create(&self) -> Result<RawStream>;
+    /// Destroys a stream; its work still completes.
+    ///
+    /// # Safety
+    /// The stream is alive, is of this runtime and is not used again.
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()>;
+    /// The device that the stream belongs to; the current one for default streams.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_device(&self, stream: RawStream) -> Result<Device>;
+    /// Whether all work on the stream is done.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool>;
+    /// Waits for all work on the stream.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()>;
+    /// Makes later work on the stream wait for the event.
+    ///
+    /// # Safety
+    /// Both are alive and of this runtime.
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
+    /// Whether work on the stream is recorded into a graph.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
+
+    /// A new event on the current device, without timing.
+    fn event_create(&self) -> Result<RawEvent>;
+    /// Destroys an event.
+    ///
+    /// # Safety
+    /// The event is alive, is of this runtime and is not used again.
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()>;
+    /// Records the stream's work so far.
+    ///
+    /// # Safety
+    /// Both are alive, of this runtime and of one device.
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
+    /// Whether the recorded work is done; true where nothing was recorded.
+    ///
+    /// # Safety
+    /// The event is alive and of this runtime.
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool>;
+    /// Waits for the recorded work.
+    ///
+    /// # Safety
+    /// The event is alive and of this runtime.
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
+}
+
+static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
+/// Why `cuda` was passed over where nobody asked for another runtime.
+static NO_CUDA: OnceLock<String> = OnceLock::new();
+
+/// The runtime of this process, chosen at the first call.
+///
+/// # Errors
+/// [`Error::Forked`] in a forked child of a process that had used a GPU; [`Error::RuntimeUnavailable`] if the one asked
+/// for has no device, or the variable names none.
+#[inline]
+pub fn get() -> Result<&'static dyn Runtime> {
+    lifecycle::refuse_forked()?;
+    match CHOSEN.get() {
+        Some(runtime) => Ok(runtime.as_ref()),
+        None => choose(),
+    }
+}
+
+/// Whether [`get`] answers at once.
+#[cfg(feature = "python")]
+#[inline]
+pub(crate) fn is_chosen() -> bool {
+    CHOSEN.get().is_some()
+}
+
+/// Probes outside any lock, so two threads may both do it; the first result stays.
+#[cold]
+fn choose() -> Result<&'static dyn Runtime> {
+    let wanted = std::env::var(RUNTIME_VARIABLE).unwrap_or_default();
+    let runtime: Box<dyn Runtime> = match wanted.as_str() {
+        "" => match cuda::Cuda::probe() {
+            Ok(cuda) => Box::new(cuda),
+            Err(reason) => {
+                let _ = NO_CUDA.set(reason.to_string());
+                Box::new(host::Host::from_environment()?)
+            }
+        },
+        "cuda" => Box::new(cuda::Cuda::probe()?),
+        "host" => Box::new(host::Host::from_environment()?),
+        "hip" => {
+            return Err(Error::RuntimeUnavailable {
+                runtime: "hip",
+                reason: "this version of gpupool drives NVIDIA GPUs only; unset GPUPOOL_RUNTIME".to_owned(),
+            });
+        }
+        other => {
+            return Err(Error::InvalidValue(format!(
+                "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda or host, or unset it to take the first that has a device"
+            )));
+        }
+    };
+    fork::watch();
+    let _ = CHOSEN.set(runtime);
+    get()
+}
+
+/// The runtime, if it is the one that a library's handles need.
+pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
+    let runtime = get()?;
+    if runtime.kind() == kind {
+        return Ok(runtime);
+    }
+    let reason = match (kind, NO_CUDA.get()) {
+        (Kind::Cuda, Some(reason)) => format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind()),
+        _ => format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind()),
+    };
+    Err(Error::RuntimeUnavailable { runtime: kind.name(), reason })
+}
+
+/// The device with this ordinal.
+///
+/// # Errors
+/// [`Error::InvalidValue`] if there is none; else as [`get`].
+pub fn device(ordinal: i64) -> Result<Device> {
+    let count = get()?.device_count();
+    match u32::try_from(ordinal) {
+        Ok(ordinal) if ordinal < count => Ok(Device::from_ordinal(ordinal)),
+        _ => Err(Error::InvalidValue(format!(
+            "there is no device {ordinal}: this process sees {count} on the {} runtime, numbered from 0",
+            get()?.kind()
+        ))),
+    }
+}

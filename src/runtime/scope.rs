@@ -1,0 +1,83 @@
+//! The calling thread's current stream on each device, set for a scope.
+//!
+//! It is gpupool's own notion, used where a call names no stream: no driver has a current stream, and each framework
+//! keeps its own.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+use super::{Context, Stream, get};
+use crate::error::Result;
+use crate::stream::{Device, RawStream};
+
+thread_local! {
+    /// Indexed by device; devices beyond the end are on the legacy default stream.
+    static CURRENT: RefCell<Vec<RawStream>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The current stream on the device. The borrow is never held across a call, so it cannot fail.
+#[inline]
+pub(super) fn current(device: Device) -> RawStream {
+    CURRENT
+        .try_with(|streams| streams.try_borrow().ok()?.get(device.ordinal()).copied())
+        .ok()
+        .flatten()
+        .unwrap_or(RawStream::LEGACY)
+}
+
+fn replace(device: Device, stream: RawStream) -> RawStream {
+    let replaced = CURRENT.try_with(|streams| {
+        let Ok(mut streams) = streams.try_borrow_mut() else { return RawStream::LEGACY };
+        if streams.len() <= device.ordinal() {
+            streams.resize(device.ordinal() + 1, RawStream::LEGACY);
+        }
+        std::mem::replace(&mut streams[device.ordinal()], stream)
+    });
+    replaced.unwrap_or(RawStream::LEGACY)
+}
+
+/// What a scope replaced.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    device: Device,
+    stream: RawStream,
+    context: Context,
+}
+
+/// Makes the stream current for the calling thread, and its device with it.
+pub(crate) fn enter(stream: &Stream) -> Result<Entered> {
+    let context = get()?.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
+    Ok(Entered { device: stream.device(), stream: replace(stream.device(), stream.raw()), context })
+}
+
+/// Undoes [`enter`], on the same thread.
+pub(crate) fn leave(entered: Entered) {
+    replace(entered.device, entered.stream);
+    if let Ok(runtime) = get() {
+        runtime.restore(entered.context);
+    }
+}
+
+/// A stream made current for this thread until the guard is dropped; see [`Stream::enter`].
+#[must_use = "the previous stream comes back when this is dropped"]
+#[derive(Debug)]
+pub struct StreamScope {
+    entered: Option<Entered>,
+    /// Keeps a stream of our own alive while it is current.
+    _stream: Stream,
+    this_thread: PhantomData<*mut ()>,
+}
+
+impl StreamScope {
+    pub(super) fn new(stream: &Stream) -> Result<Self> {
+        Ok(Self { entered: Some(enter(stream)?), _stream: stream.clone(), this_thread: PhantomData })
+    }
+}
+
+impl Drop for StreamScope {
+    fn drop(&mut self) {
+        if let Some(entered) = self.entered.take() {
+            leave(entered);
+        }
+    }
+}

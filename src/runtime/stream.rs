@@ -1,0 +1,181 @@
+//! Streams: our own, or views of other people's.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::{BoundDevice, Event, StreamScope, get, scope};
+use crate::error::{Error, Result};
+use crate::lifecycle;
+use crate::stream::{CaptureStatus, Device, RawStream};
+
+/// A stream and the device it belongs to.
+///
+/// Either one of our own ([`Stream::new`]), destroyed with its last clone, or a view of a foreign one
+/// ([`Stream::from_raw`]), which its owner keeps alive.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    raw: RawStream,
+    device: Device,
+    /// Held for its `Drop` alone.
+    _owned: Option<Arc<Owned>>,
+}
+
+#[derive(Debug)]
+struct Owned {
+    raw: RawStream,
+    device: Device,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if lifecycle::refuse_forked().is_err() {
+            return;
+        }
+        if let Ok(runtime) = get()
+            && let Ok(_bound) = BoundDevice::new(runtime, self.device)
+        {
+            // SAFETY: `raw` came from `stream_create` and this is its last owner.
+            let _ = unsafe { runtime.stream_destroy(self.raw) };
+        }
+    }
+}
+
+impl Stream {
+    /// A new stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver refuses.
+    pub fn new(device: Device) -> Result<Self> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, device)?;
+        let raw = runtime.stream_create().map_err(|e| e.on(device))?;
+        Ok(Self { raw, device, _owned: Some(Arc::new(Owned { raw, device })) })
+    }
+
+    /// The device's legacy default stream.
+    pub const fn legacy(device: Device) -> Self {
+        Self { raw: RawStream::LEGACY, device, _owned: None }
+    }
+
+    /// The calling thread's own default stream on the device.
+    pub const fn per_thread(device: Device) -> Self {
+        Self { raw: RawStream::PER_THREAD, device, _owned: None }
+    }
+
+    /// A view of somebody else's stream: a `CUstream` or `cudaStream_t`. Its device is asked of the driver; a default
+    /// stream (0, 1 or 2) is that of the thread's current device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidValue`] if it belongs to a context other than a device's primary one; [`Error::Library`] if the
+    /// driver does not know it.
+    ///
+    /// # Safety
+    /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
+    pub unsafe fn from_raw(raw: *mut c_void) -> Result<Self> {
+        Self::foreign(raw.addr(), None)
+    }
+
+    /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver need not be asked.
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw`], and the stream belongs to the device.
+    pub unsafe fn from_raw_on(raw: *mut c_void, device: Device) -> Self {
+        Self { raw: RawStream::from_address(raw.addr()), device, _owned: None }
+    }
+
+    /// [`Stream::from_raw`] for addresses that a user of another language vouches for. A default stream is that of
+    /// `device` if one is given; any other stream must belong to it.
+    pub(crate) fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
+        let raw = RawStream::from_address(address);
+        if let (true, Some(device)) = (raw.is_default(), device) {
+            return Ok(Self { raw, device, _owned: None });
+        }
+        // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
+        let actual = unsafe { get()?.stream_device(raw) }?;
+        match device {
+            Some(wanted) if wanted != actual => Err(Error::InvalidValue(format!(
+                "stream {address:#x} belongs to {actual}, not to {wanted}; give a stream of {wanted}, or leave the device out"
+            ))),
+            _ => Ok(Self { raw, device: actual, _owned: None }),
+        }
+    }
+
+    /// The calling thread's current stream: that of the innermost [`Stream::enter`] for its current device, else the
+    /// legacy default stream.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver cannot name the current device.
+    pub fn current() -> Result<Self> {
+        Ok(Self::current_on(get()?.current_device()?))
+    }
+
+    /// The calling thread's current stream on this device.
+    pub fn current_on(device: Device) -> Self {
+        Self { raw: scope::current(device), device, _owned: None }
+    }
+
+    /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver refuses to bind the device.
+    pub fn enter(&self) -> Result<StreamScope> {
+        StreamScope::new(self)
+    }
+
+    /// The address.
+    #[inline]
+    pub const fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// The device.
+    #[inline]
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether all work on the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Library`], also for an error of earlier work.
+    pub fn query(&self) -> Result<bool> {
+        let _bound = self.bind_default()?;
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
+        unsafe { get()?.stream_query(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Waits for all work on the stream.
+    ///
+    /// # Errors
+    /// [`Error::Library`], also for an error of earlier work.
+    pub fn synchronize(&self) -> Result<()> {
+        let _bound = self.bind_default()?;
+        // SAFETY: as in `query`.
+        unsafe { get()?.stream_synchronize(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Makes later work on this stream wait for what the event recorded.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver refuses.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let _bound = self.bind_default()?;
+        // SAFETY: as in `query`, and an `Event` owns its event.
+        unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Whether work on the stream is recorded into a graph.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if the driver refuses.
+    pub fn capture_status(&self) -> Result<CaptureStatus> {
+        let _bound = self.bind_default()?;
+        // SAFETY: as in `query`.
+        unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Default streams are found through the current context, so that must be the device's.
+    fn bind_default(&self) -> Result<Option<BoundDevice>> {
+        if self.raw.is_default() { BoundDevice::new(get()?, self.device).map(Some) } else { Ok(None) }
+    }
+}
