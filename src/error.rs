@@ -14,10 +14,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of a user's own `create`, `destroy` or `set_stream`.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Everything that can go wrong.
+/// Everything that can go wrong. One pointer wide, so that the way without errors stays in registers.
+#[derive(Debug)]
+pub struct Error(Box<ErrorKind>);
+
+/// What went wrong.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
     /// No GPU platform that the call needs: no driver, no device, or a runtime other than the one chosen.
     RuntimeUnavailable {
         /// `cuda`, `hip` or `host`.
@@ -35,9 +39,9 @@ pub enum Error {
         remedy: String,
     },
     /// A library or the driver refused a call.
-    Library(Box<LibraryError>),
+    Library(LibraryError),
     /// Device memory ran out while a handle was created, also after gpupool's own idle handles were destroyed.
-    OutOfMemory(Box<OutOfMemory>),
+    OutOfMemory(OutOfMemory),
     /// The process was forked after the GPU was first used, and this is the child.
     Forked,
     /// An argument that cannot be right.
@@ -96,9 +100,18 @@ pub struct OutOfMemory {
 }
 
 impl Error {
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0
+    }
+
+    pub(crate) fn into_kind(self) -> ErrorKind {
+        *self.0
+    }
+
     /// A refused call with nothing known but its name and status.
     pub fn refused(library: &str, function: &str, status: impl Into<String>, code: i32, kind: StatusKind) -> Self {
-        Error::Library(Box::new(LibraryError {
+        ErrorKind::Library(LibraryError {
             library: library.to_owned(),
             function: function.to_owned(),
             status: status.into(),
@@ -108,12 +121,23 @@ impl Error {
             path: None,
             advice: None,
             cause: None,
-        }))
+        })
+        .into()
+    }
+
+    #[cold]
+    pub(crate) fn invalid_value(what: impl Into<String>) -> Self {
+        ErrorKind::InvalidValue(what.into()).into()
+    }
+
+    #[cold]
+    pub(crate) fn unavailable(runtime: &'static str, reason: impl Into<String>) -> Self {
+        ErrorKind::RuntimeUnavailable { runtime, reason: reason.into() }.into()
     }
 
     /// Adds to a refused call what its caller knows; other errors pass unchanged.
     pub(crate) fn map_library(mut self, add: impl FnOnce(&mut LibraryError)) -> Self {
-        if let Error::Library(refused) = &mut self {
+        if let ErrorKind::Library(refused) = self.0.as_mut() {
             add(refused);
         }
         self
@@ -124,26 +148,33 @@ impl Error {
     }
 }
 
+impl From<ErrorKind> for Error {
+    #[cold]
+    fn from(kind: ErrorKind) -> Self {
+        Self(Box::new(kind))
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::RuntimeUnavailable { runtime, reason } => {
+        match self.kind() {
+            ErrorKind::RuntimeUnavailable { runtime, reason } => {
                 write!(f, "the {runtime} runtime is unavailable: {reason}")
             }
-            Error::LibraryNotFound { library, tried, remedy } => {
+            ErrorKind::LibraryNotFound { library, tried, remedy } => {
                 write!(f, "{library} was not found.")?;
                 for place in tried {
                     write!(f, "\n  tried {place}")?;
                 }
                 write!(f, "\n{remedy}")
             }
-            Error::Library(refused) => refused.fmt(f),
-            Error::OutOfMemory(out) => out.fmt(f),
-            Error::Forked => f.write_str(
+            ErrorKind::Library(refused) => refused.fmt(f),
+            ErrorKind::OutOfMemory(out) => out.fmt(f),
+            ErrorKind::Forked => f.write_str(
                 "this process was forked after the GPU was first used, and CUDA does not work in such a child. \
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
             ),
-            Error::InvalidValue(what) => f.write_str(what),
+            ErrorKind::InvalidValue(what) => f.write_str(what),
         }
     }
 }
@@ -200,9 +231,9 @@ impl fmt::Display for Bytes {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Library(refused) => refused.cause.as_deref().map(|cause| cause as _),
-            Error::OutOfMemory(out) => out.refused.cause.as_deref().map(|cause| cause as _),
+        match self.kind() {
+            ErrorKind::Library(refused) => refused.cause.as_deref().map(|cause| cause as _),
+            ErrorKind::OutOfMemory(out) => out.refused.cause.as_deref().map(|cause| cause as _),
             _ => None,
         }
     }

@@ -16,6 +16,9 @@
 //! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
 //! pools of its own, apart from those of a Rust program in the same process.
 
+// No panic and no output reaches a user; tests and benches may do both.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
+
 mod error;
 mod handle;
 pub mod library;
@@ -25,7 +28,7 @@ mod python;
 pub mod runtime;
 mod stream;
 
-pub use error::{Cause, Error, LibraryError, OutOfMemory, Result, StatusKind};
+pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, Result, StatusKind};
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Pooled, handle,
 };

@@ -3,12 +3,12 @@
 //! - A thread ends: its [`window`](crate::handle) moves its handles to their pools. No driver call, no library call, no
 //!   Python, no panic.
 //! - The process ends: nothing is destroyed. Pools are `static` or leaked, so nothing of theirs is dropped.
-//! - The process forks: a child made after the first use of a runtime gets [`Error::Forked`] from every call. The flag
+//! - The process forks: a child made after the first use of a runtime gets [`ErrorKind::Forked`](crate::ErrorKind::Forked) from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{ErrorKind, Result};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -20,5 +20,5 @@ pub(crate) fn set_forked() {
 /// Refuses in a forked child.
 #[inline]
 pub(crate) fn refuse_forked() -> Result<()> {
-    if FORKED.load(Ordering::Relaxed) { Err(Error::Forked) } else { Ok(()) }
+    if FORKED.load(Ordering::Relaxed) { Err(ErrorKind::Forked.into()) } else { Ok(()) }
 }

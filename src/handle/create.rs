@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, OutOfMemory, Result, StatusKind};
+use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind};
 use crate::library::{Library, RawHandle};
 use crate::runtime::{BoundDevice, RelaxedCapture, Runtime};
 use crate::stream::Device;
@@ -88,7 +88,7 @@ pub(super) fn is_for_want_of_memory(
     device: Device,
     error: &Error,
 ) -> bool {
-    let Error::Library(refused) = error else { return false };
+    let ErrorKind::Library(refused) = error.kind() else { return false };
     match refused.kind {
         StatusKind::OutOfMemory => true,
         StatusKind::NotInitialized => BoundDevice::new(runtime, device)
@@ -109,9 +109,12 @@ pub(super) fn explain(
     if !is_for_want_of_memory(runtime, library, device, &error) {
         return error;
     }
-    let Error::Library(refused) = error else { return error };
+    let refused = match error.into_kind() {
+        ErrorKind::Library(refused) => refused,
+        other => return other.into(),
+    };
     let memory = BoundDevice::new(runtime, device).and_then(|_bound| runtime.memory_info());
     let (free, total) = memory.map_or((0, 0), |memory| (memory.free, memory.total));
     let needed = library.handle_bytes();
-    Error::OutOfMemory(Box::new(OutOfMemory { refused: *refused, device, needed, free, total, holders }))
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, needed, free, total, holders }).into()
 }

@@ -6,7 +6,8 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub struct HandlePool(&'static Shared);
 /// It cannot leave the thread. Until the thread ends, asking again for the same device gives the same handle.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
-    address: *mut c_void,
+    address: NonNull<c_void>,
     this_thread: PhantomData<*mut ()>,
 }
 
@@ -39,13 +40,13 @@ impl Handle {
     /// The handle as the library's C API takes it: a `cudnnHandle_t`, `cublasHandle_t`, ...
     #[inline]
     pub const fn as_ptr(self) -> *mut c_void {
-        self.address
+        self.address.as_ptr()
     }
 }
 
 /// What all users of a pool share.
 pub(super) struct Shared {
-    id: usize,
+    id: u8,
     library: &'static dyn Library,
     is_closed: AtomicBool,
     /// By ordinal, made when the runtime is known.
@@ -57,7 +58,7 @@ pub(super) struct Shared {
 struct DevicePool {
     handles: Mutex<Handles>,
     /// What a handle took when it was last created with nothing else going on.
-    measured_bytes: AtomicU64,
+    measured_bytes: Mutex<Option<u64>>,
 }
 
 #[derive(Default)]
@@ -105,15 +106,14 @@ impl HandlePool {
     /// A pool for a library that gpupool does not know. Make it once: pools live as long as the process.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`] if the process has made 256 pools.
+    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if the process has made 256 pools.
     pub fn new(library: impl Library + 'static) -> Result<Self> {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        if id >= MAX_POOLS {
-            NEXT_ID.store(MAX_POOLS, Ordering::Relaxed);
-            return Err(Error::InvalidValue(format!(
+        let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
+        let Some(id) = id.ok().and_then(|id| u8::try_from(id).ok()) else {
+            return Err(Error::invalid_value(format!(
                 "a process can have {MAX_POOLS} handle pools, and they are never dropped; make each once, not in a loop"
             )));
-        }
+        };
         let shared: &'static Shared = Box::leak(Box::new(Shared::new(id, Box::leak(Box::new(library)))));
         USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner).push(shared);
         Ok(Self(shared))
@@ -127,7 +127,7 @@ impl HandlePool {
     /// The library's version, if it tells one.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`] if it cannot be loaded.
+    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
     pub fn version(&self) -> Result<Option<library::Version>> {
         self.0.library.version()
     }
@@ -135,7 +135,7 @@ impl HandlePool {
     /// The file that the library was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`] if it cannot be loaded.
+    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
     pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
         self.0.library.path()
     }
@@ -148,8 +148,8 @@ impl HandlePool {
     /// The calling thread's handle on the stream's device, with the stream set.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`], [`Error::RuntimeUnavailable`], [`Error::Library`] or [`Error::OutOfMemory`] if a handle
-    /// cannot be had; [`Error::InvalidValue`] for a device that does not exist or a closed pool; [`Error::Forked`].
+    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound), [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable), [`ErrorKind::Library`](crate::ErrorKind::Library) or [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if a handle
+    /// cannot be had; [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a device that does not exist or a closed pool; [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     #[inline]
     pub fn handle(&self, stream: &Stream) -> Result<Handle> {
         match self.held(stream) {
@@ -168,24 +168,28 @@ impl HandlePool {
             self.0.library.set_stream(&record.handle, stream.raw()).map(|()| {
                 record.note_stream(stream.raw());
                 record.count_hit();
-                record.handle.as_ptr()
+                record.handle.as_non_null()
             })
         })?;
         Some(match address {
             Ok(address) => Ok(Handle { address, this_thread: PhantomData }),
-            Err(_) => self.retry_bound(stream),
+            Err(error) => self.retry_bound(stream, error),
         })
     }
 
-    /// Some libraries look a default stream up in the current context: once more, with the device's context current.
+    /// Some libraries look a stream up in the current context: once more, with the context of the stream's device.
     #[cold]
-    fn retry_bound(&self, stream: &Stream) -> Result<Handle> {
+    fn retry_bound(&self, stream: &Stream, error: Error) -> Result<Handle> {
         let set = window::with_held(self.0, stream.device(), |record| {
-            let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+            let runtime = runtime::get()?;
+            if runtime.current_device()? == stream.device() {
+                return Err(error);
+            }
+            let _bound = BoundDevice::new(runtime, stream.device())?;
             self.0.library.set_stream(&record.handle, stream.raw())?;
             record.note_stream(stream.raw());
             record.count_hit();
-            Ok(record.handle.as_ptr())
+            Ok(record.handle.as_non_null())
         });
         match set {
             Some(Ok(address)) => Ok(Handle { address, this_thread: PhantomData }),
@@ -216,7 +220,7 @@ impl HandlePool {
             return Err(error.on(device));
         }
         record.note_stream(stream.raw());
-        let address = record.handle.as_ptr();
+        let address = record.handle.as_non_null();
         if let Err((error, record)) = window::hold(self.0, device, devices, record) {
             self.0.give_back(device, record);
             return Err(error);
@@ -243,11 +247,11 @@ impl HandlePool {
     /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`] if the system starts no thread.
+    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if the system starts no thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
         let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
         thread.spawn(move || self.warm(count, device)).map_err(|e| {
-            Error::InvalidValue(format!("no thread could be started to warm the {} pool: {e}", self.name()))
+            Error::invalid_value(format!("no thread could be started to warm the {} pool: {e}", self.name()))
         })
     }
 
@@ -278,10 +282,10 @@ impl HandlePool {
     /// of other threads come back as they end, for [`HandlePool::trim`] to destroy.
     ///
     /// # Errors
-    /// As [`HandlePool::trim`]; [`Error::InvalidValue`] for a pool of gpupool's own, which others share.
+    /// As [`HandlePool::trim`]; [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a pool of gpupool's own, which others share.
     pub fn close(&self) -> Result<usize> {
-        if self.0.id < built_in::COUNT {
-            return Err(Error::InvalidValue(format!(
+        if usize::from(self.0.id) < built_in::COUNT {
+            return Err(Error::invalid_value(format!(
                 "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
                 self.name()
             )));
@@ -299,7 +303,7 @@ impl HandlePool {
     /// The pool's counts, on one device or summed over all.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`] for a device that does not exist.
+    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a device that does not exist.
     pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
         if let Some(device) = device {
             self.0.make_devices(runtime::get()?);
@@ -337,13 +341,13 @@ impl Handles {
 }
 
 impl Shared {
-    pub(super) const fn new(id: usize, library: &'static dyn Library) -> Self {
+    pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
         Self { id, library, is_closed: AtomicBool::new(false), devices: OnceLock::new() }
     }
 
     #[inline]
     pub(super) fn id(&self) -> usize {
-        self.id
+        usize::from(self.id)
     }
 
     #[inline]
@@ -353,7 +357,7 @@ impl Shared {
 
     #[cold]
     fn closed(&self) -> Error {
-        Error::InvalidValue(format!("the {} pool is closed; make another HandlePool", self.library.name()))
+        Error::invalid_value(format!("the {} pool is closed; make another HandlePool", self.library.name()))
     }
 
     /// The runtime and its number of devices, if handles can be asked for.
@@ -371,11 +375,8 @@ impl Shared {
     }
 
     fn on(&self, device: Device) -> Result<&DevicePool> {
-        match self.devices.get().and_then(|devices| devices.get(device.ordinal())) {
-            Some(pool) => Ok(pool),
-            // Names the device and how many there are.
-            None => Err(runtime::device(device.ordinal() as i64).err().unwrap_or(Error::Forked)),
-        }
+        let devices = self.devices.get().map(AsRef::as_ref).unwrap_or_default();
+        devices.get(device.ordinal()).ok_or_else(|| runtime::no_such_device(device.ordinal() as i64, devices.len()))
     }
 
     fn count_failure(&self, device: Device) {
@@ -406,18 +407,21 @@ impl Shared {
             create::create(runtime, self.library, device)
                 .map_err(|error| create::explain(runtime, self.library, device, error, holders(device)))
         });
-        let mut created = match created {
+        let created = match created {
             Ok(created) => created,
             Err(error) => {
                 pool.lock().failures += 1;
                 return Err(error);
             }
         };
-        match created.bytes {
-            Some(bytes) => pool.measured_bytes.store(bytes, Ordering::Relaxed),
-            None => created.bytes = Some(pool.measured_bytes.load(Ordering::Relaxed)),
-        }
-        let record = Arc::new(Record::new(created.handle, created.bytes.unwrap_or(0)));
+        let bytes = match created.bytes {
+            Some(bytes) => *pool.measured_bytes.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes),
+            None => {
+                let measured = *pool.measured_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+                measured.unwrap_or_else(|| self.library.handle_bytes())
+            }
+        };
+        let record = Arc::new(Record::new(created.handle, bytes));
         let mut handles = pool.lock();
         handles.created += 1;
         handles.create_time += created.time;

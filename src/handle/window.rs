@@ -11,8 +11,9 @@ use super::record::Record;
 use crate::error::{Error, Result};
 use crate::stream::Device;
 
-/// How many pools a process can have. Pools are never dropped, so a window indexes them directly.
-pub(super) const MAX_POOLS: usize = 256;
+/// How many pools a process can have: as many as a byte tells apart. Pools are never dropped, so a window indexes them
+/// directly.
+pub(super) const MAX_POOLS: usize = 1 << u8::BITS;
 
 /// One thread's handle of one pool on one device.
 type Slot = RefCell<Option<Arc<Record>>>;
@@ -83,11 +84,11 @@ pub(super) fn hold(
         (Err(_), Some(record)) => {
             let gone = "this thread is ending and its handles have gone back to their pools; ask for handles before its \
                         thread-locals are destroyed";
-            Err((Error::InvalidValue(gone.to_owned()), record))
+            Err((Error::invalid_value(gone.to_owned()), record))
         }
         (Ok(_), Some(record)) => {
             let reentered = "a create or set_stream callback asked its own pool for a handle; it must not";
-            Err((Error::InvalidValue(reentered.to_owned()), record))
+            Err((Error::invalid_value(reentered.to_owned()), record))
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct SetStream(SetStreamFn);
 
 fn address(function: &str, address: usize) -> Result<*const c_void> {
     if address == 0 {
-        return Err(Error::InvalidValue(format!("{function}: 0 is not the address of a C function")));
+        return Err(Error::invalid_value(format!("{function}: 0 is not the address of a C function")));
     }
     Ok(ptr::with_exposed_provenance(address))
 }
@@ -92,7 +92,7 @@ impl SetStream {
 /// Takes ownership of a handle that a user's `create` answered.
 ///
 /// # Errors
-/// [`Error::Library`] if it is null.
+/// [`ErrorKind::Library`](crate::ErrorKind::Library) if it is null.
 pub(crate) fn raw_handle(library: &str, handle: *mut c_void) -> Result<RawHandle> {
     let handle =
         NonNull::new(handle).ok_or_else(|| Error::refused(library, "create", "a null handle", 0, StatusKind::Other))?;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::os::unix as dl;
 
 use super::component::{Component, Variant};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
 
 static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -56,7 +56,7 @@ impl Loaded {
     pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
         // SAFETY: the caller vouches for the type.
         let symbol = unsafe { self.library.get::<F>(name) };
-        symbol.map(|symbol| *symbol).map_err(|e| Error::InvalidValue(format!("{}: {e}", self.path.display())))
+        symbol.map(|symbol| *symbol).map_err(|e| Error::invalid_value(format!("{}: {e}", self.path.display())))
     }
 
     /// As [`Loaded::function`], for a function that not every library has.
@@ -78,12 +78,12 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 /// Loads a component that has all the symbols.
 ///
 /// # Errors
-/// [`Error::LibraryNotFound`] with every place tried.
+/// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) with every place tried.
 pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), symbols, driver: driver_major() };
     search.find(component).ok_or_else(|| {
         let cuda = search.driver.unwrap_or(component.variants.first().map_or(13, |v| v.cuda));
-        Error::LibraryNotFound {
+        ErrorKind::LibraryNotFound {
             library: component.name,
             tried: search.tried,
             remedy: format!(
@@ -92,6 +92,7 @@ pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> 
                 variable(component)
             ),
         }
+        .into()
     })
 }
 

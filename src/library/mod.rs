@@ -1,6 +1,6 @@
 //! Libraries whose calls need a handle: what the pools ask of one, and one small file for each that gpupool knows.
 //!
-//! The NVIDIA libraries share one C shape, so each file is a table of names that [`vendor`] works from. A library that
+//! The NVIDIA libraries share one C shape, so each file is a table of names that one implementation works from. A library that
 //! gpupool does not know is served by implementing [`Library`].
 
 mod component;
@@ -54,6 +54,11 @@ impl RawHandle {
         Self(handle)
     }
 
+    #[inline]
+    pub(crate) const fn as_non_null(&self) -> NonNull<c_void> {
+        self.0
+    }
+
     /// The handle as the C API takes it.
     #[inline]
     pub const fn as_ptr(&self) -> *mut c_void {
@@ -97,7 +102,7 @@ pub trait Library: Send + Sync {
     /// The version, if the library tells one.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if it cannot be loaded.
+    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
     fn version(&self) -> Result<Option<Version>> {
         Ok(None)
     }
@@ -105,7 +110,7 @@ pub trait Library: Send + Sync {
     /// The file it was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if it cannot be loaded.
+    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
     fn path(&self) -> Result<Option<PathBuf>> {
         Ok(None)
     }
@@ -113,5 +118,40 @@ pub trait Library: Send + Sync {
     /// Device memory that a handle is known to take, in bytes; 0 where unknown.
     fn handle_bytes(&self) -> u64 {
         0
+    }
+}
+
+/// A library kept elsewhere, so that several pools can share one.
+impl<L: Library + ?Sized> Library for &L {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn create(&self, device: Device) -> Result<RawHandle> {
+        (**self).create(device)
+    }
+
+    fn destroy(&self, handle: RawHandle) -> Result<()> {
+        (**self).destroy(handle)
+    }
+
+    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+        (**self).set_stream(handle, stream)
+    }
+
+    fn runtime(&self) -> Option<Kind> {
+        (**self).runtime()
+    }
+
+    fn version(&self) -> Result<Option<Version>> {
+        (**self).version()
+    }
+
+    fn path(&self) -> Result<Option<PathBuf>> {
+        (**self).path()
+    }
+
+    fn handle_bytes(&self) -> u64 {
+        (**self).handle_bytes()
     }
 }

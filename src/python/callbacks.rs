@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-use crate::error::{Error, LibraryError, Result, StatusKind};
+use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
 use crate::library::functions::{Create, Destroy, SetStream, raw_handle};
 use crate::library::{Library, RawHandle};
 use crate::stream::{Device, RawStream};
@@ -17,14 +17,14 @@ enum Function<C> {
 impl<C> Function<C> {
     fn new(name: &str, function: &Bound<'_, PyAny>, from_address: impl FnOnce(usize) -> Result<C>) -> PyResult<Self> {
         if function.is_exact_instance_of::<PyInt>() {
-            let wrong = || Error::InvalidValue(format!("{name}: {function} is not the address of a C function"));
+            let wrong = || Error::invalid_value(format!("{name}: {function} is not the address of a C function"));
             let address = function.extract().map_err(|_| wrong())?;
             return Ok(Function::C(from_address(address)?));
         }
         if function.is_callable() {
             return Ok(Function::Callable(function.clone().unbind()));
         }
-        Err(Error::InvalidValue(format!("{name} must be callable, or the address of a C function as an int")).into())
+        Err(Error::invalid_value(format!("{name} must be callable, or the address of a C function as an int")).into())
     }
 }
 
@@ -44,7 +44,7 @@ impl Callbacks {
         set_stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         if name.is_empty() {
-            return Err(Error::InvalidValue("a pool needs a name, for its errors and statistics".to_owned()).into());
+            return Err(Error::invalid_value("a pool needs a name, for its errors and statistics".to_owned()).into());
         }
         Ok(Self {
             name,
@@ -68,7 +68,7 @@ impl Callbacks {
     }
 
     fn refused(&self, function: &str, status: String, cause: Option<PyErr>) -> Error {
-        Error::Library(Box::new(LibraryError {
+        ErrorKind::Library(LibraryError {
             library: self.name.clone(),
             function: function.to_owned(),
             status,
@@ -78,7 +78,8 @@ impl Callbacks {
             path: None,
             advice: None,
             cause: cause.map(|raised| Box::new(raised) as _),
-        }))
+        })
+        .into()
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Dev
     get(py)?;
     let ordinal: i64 = device
         .extract()
-        .map_err(|_| crate::Error::InvalidValue(format!("device must be a whole number from 0, not {device}")))?;
+        .map_err(|_| crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}")))?;
     Ok(existing(ordinal)?)
 }
 

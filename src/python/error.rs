@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::error::{Error, LibraryError};
+use crate::error::{Error, ErrorKind, LibraryError};
 
 struct Exceptions {
     base: Py<PyType>,
@@ -86,18 +86,18 @@ fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> 
 
 fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
-    let kind = match &error {
-        Error::RuntimeUnavailable { .. } => &exceptions.runtime_unavailable,
-        Error::LibraryNotFound { .. } => &exceptions.library_not_found,
-        Error::Library(_) => &exceptions.library_error,
-        Error::OutOfMemory(_) => &exceptions.out_of_memory,
-        Error::Forked => &exceptions.forked,
-        Error::InvalidValue(_) => &exceptions.invalid_value,
+    let kind = match error.kind() {
+        ErrorKind::RuntimeUnavailable { .. } => &exceptions.runtime_unavailable,
+        ErrorKind::LibraryNotFound { .. } => &exceptions.library_not_found,
+        ErrorKind::Library(_) => &exceptions.library_error,
+        ErrorKind::OutOfMemory(_) => &exceptions.out_of_memory,
+        ErrorKind::Forked => &exceptions.forked,
+        ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
     };
     let exception = PyErr::from_type(kind.bind(py).clone(), error.to_string());
-    let refused = match &error {
-        Error::Library(refused) => refused.as_ref(),
-        Error::OutOfMemory(out) => &out.refused,
+    let refused = match error.kind() {
+        ErrorKind::Library(refused) => refused,
+        ErrorKind::OutOfMemory(out) => &out.refused,
         _ => return Ok(exception),
     };
     set_attributes(&exception, py, refused)?;

@@ -13,7 +13,7 @@ use crate::stream::CaptureMode;
 #[pyfunction]
 #[pyo3(signature = (call, kind = "other", after = 0, times = 1))]
 pub(super) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyResult<()> {
-    let unknown = |what: &str| Error::InvalidValue(format!("{what} is neither a call nor a kind of failure"));
+    let unknown = |what: &str| Error::invalid_value(format!("{what} is neither a call nor a kind of failure"));
     let call = Call::ALL.into_iter().find(|known| format!("{known:?}") == call).ok_or_else(|| unknown(call))?;
     let kind = match kind {
         "out_of_memory" => StatusKind::OutOfMemory,
@@ -32,7 +32,7 @@ pub(super) fn host_clear_faults() {
 
 #[pyfunction]
 pub(super) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
-    let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::InvalidValue(e.to_string()))?;
+    let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::invalid_value(e.to_string()))?;
     library::set_create_cost(cost);
     Ok(())
 }

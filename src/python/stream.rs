@@ -71,7 +71,7 @@ pub(super) fn resolve(
     };
     if stream.is_exact_instance_of::<PyInt>() {
         let Ok(address) = stream.extract() else {
-            return Err(Error::InvalidValue(format!("{stream} is not the address of a stream")).into());
+            return Err(Error::invalid_value(format!("{stream} is not the address of a stream")).into());
         };
         return Ok(Stream::foreign(address, device)?);
     }
@@ -79,7 +79,7 @@ pub(super) fn resolve(
         let stream = &stream.get().0;
         if let Some(device) = device.filter(|&device| device != stream.device()) {
             let (address, on) = (stream.raw().address(), stream.device());
-            return Err(Error::InvalidValue(format!("stream {address:#x} belongs to {on}, not to {device}")).into());
+            return Err(Error::invalid_value(format!("stream {address:#x} belongs to {on}, not to {device}")).into());
         }
         return Ok(stream.clone());
     }
@@ -95,7 +95,7 @@ fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult
     let own = device_of(stream)?;
     match (device, own) {
         (Some(wanted), Some(own)) if wanted != own => {
-            Err(Error::InvalidValue(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
+            Err(Error::invalid_value(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
         }
         (wanted, own) => Ok(Stream::foreign(address, wanted.or(own))?),
     }
@@ -107,7 +107,7 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let wrong = || {
-            Error::InvalidValue(format!(
+            Error::invalid_value(format!(
                 "__cuda_stream__ of {stream} answered {answer}; version 0 of the protocol, (0, address), is supported"
             ))
         };
@@ -128,7 +128,7 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
             return Ok(address);
         }
     }
-    Err(Error::InvalidValue(format!(
+    Err(Error::invalid_value(format!(
         "{} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
         stream.get_type().name()?
     ))
@@ -197,7 +197,7 @@ impl PyStreamScope {
             last.map(|index| stack.remove(index).1)
         };
         let left = "gpupool.stream was left on a thread that did not enter it; enter and leave it on one thread";
-        runtime::leave(entered.ok_or_else(|| Error::InvalidValue(left.to_owned()))?);
+        runtime::leave(entered.ok_or_else(|| Error::invalid_value(left.to_owned()))?);
         Ok(false)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 use libloading::os::unix as dl;
 
-use super::{Context, Kind, MemoryInfo, RawEvent, Runtime};
+use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -78,7 +78,7 @@ fn refused(function: &'static str, status: sys::CUresult) -> Error {
 }
 
 fn unavailable(reason: String) -> Error {
-    Error::RuntimeUnavailable { runtime: "cuda", reason }
+    Error::unavailable("cuda", reason)
 }
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
@@ -93,7 +93,7 @@ impl Cuda {
     /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// [`Error::RuntimeUnavailable`] if there is no driver, no device, or the driver is too old.
+    /// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if there is no driver, no device, or the driver is too old.
     pub(super) fn probe() -> Result<Self> {
         // SAFETY: loading libcuda runs its constructors, which NVIDIA makes safe for any process.
         let library =
@@ -139,12 +139,7 @@ impl Cuda {
     }
 
     fn slot(&self, device: Device) -> Result<&CudaDevice> {
-        self.devices.get(device.ordinal()).ok_or_else(|| {
-            Error::InvalidValue(format!(
-                "there is no {device}: this process sees {}, numbered from 0",
-                self.devices.len()
-            ))
-        })
+        self.devices.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.devices.len()))
     }
 
     /// The address of the device's primary context, retained at the first call. Two threads may both retain it: one
@@ -219,7 +214,7 @@ impl Runtime for Cuda {
         }
         let found = (0..).zip(&self.devices).find(|(_, slot)| slot.handle == handle);
         found.map(|(ordinal, _)| Device::from_ordinal(ordinal)).ok_or_else(|| {
-            Error::InvalidValue("the current context belongs to no device that this process sees".to_owned())
+            Error::invalid_value("the current context belongs to no device that this process sees".to_owned())
         })
     }
 
@@ -300,7 +295,7 @@ impl Runtime for Cuda {
             }
         }
         self.device_of(context.addr())?.ok_or_else(|| {
-            Error::InvalidValue(format!(
+            Error::invalid_value(format!(
                 "stream {:#x} belongs to a context that is not the primary context of a device; handles are made in primary contexts, so take a stream made there (cuDevicePrimaryCtxRetain, cudaSetDevice)",
                 stream.address()
             ))

@@ -160,7 +160,7 @@ static NO_CUDA: OnceLock<String> = OnceLock::new();
 /// The runtime of this process, chosen at the first call.
 ///
 /// # Errors
-/// [`Error::Forked`] in a forked child of a process that had used a GPU; [`Error::RuntimeUnavailable`] if the one asked
+/// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in a forked child of a process that had used a GPU; [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if the one asked
 /// for has no device, or the variable names none.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
@@ -193,20 +193,22 @@ fn choose() -> Result<&'static dyn Runtime> {
         "cuda" => Box::new(cuda::Cuda::probe()?),
         "host" => Box::new(host::Host::from_environment()?),
         "hip" => {
-            return Err(Error::RuntimeUnavailable {
-                runtime: "hip",
-                reason: "this version of gpupool drives NVIDIA GPUs only; unset GPUPOOL_RUNTIME".to_owned(),
-            });
+            return Err(Error::unavailable("hip", "gpupool drives NVIDIA GPUs only; unset GPUPOOL_RUNTIME"));
         }
         other => {
-            return Err(Error::InvalidValue(format!(
+            return Err(Error::invalid_value(format!(
                 "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda or host, or unset it to take the first that has a device"
             )));
         }
     };
+    install(runtime);
+    get()
+}
+
+/// Makes this the process's runtime, unless there is one already.
+fn install(runtime: Box<dyn Runtime>) {
     fork::watch();
     let _ = CHOSEN.set(runtime);
-    get()
 }
 
 /// The runtime, if it is the one that a library's handles need.
@@ -219,20 +221,22 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
         (Kind::Cuda, Some(reason)) => format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind()),
         _ => format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind()),
     };
-    Err(Error::RuntimeUnavailable { runtime: kind.name(), reason })
+    Err(Error::unavailable(kind.name(), reason))
 }
 
 /// The device with this ordinal.
 ///
 /// # Errors
-/// [`Error::InvalidValue`] if there is none; else as [`get`].
+/// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if there is none; else as [`get`].
 pub fn device(ordinal: i64) -> Result<Device> {
     let count = get()?.device_count();
     match u32::try_from(ordinal) {
         Ok(ordinal) if ordinal < count => Ok(Device::from_ordinal(ordinal)),
-        _ => Err(Error::InvalidValue(format!(
-            "there is no device {ordinal}: this process sees {count} on the {} runtime, numbered from 0",
-            get()?.kind()
-        ))),
+        _ => Err(no_such_device(ordinal, count as usize)),
     }
+}
+
+#[cold]
+pub(crate) fn no_such_device(ordinal: i64, count: usize) -> Error {
+    Error::invalid_value(format!("there is no device {ordinal}: this process sees {count}, numbered from 0"))
 }

@@ -44,7 +44,7 @@ impl Stream {
     /// A new stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver refuses.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
@@ -66,7 +66,7 @@ impl Stream {
     /// stream (0, 1 or 2) is that of the thread's current device.
     ///
     /// # Errors
-    /// [`Error::InvalidValue`] if it belongs to a context other than a device's primary one; [`Error::Library`] if the
+    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if it belongs to a context other than a device's primary one; [`ErrorKind::Library`](crate::ErrorKind::Library) if the
     /// driver does not know it.
     ///
     /// # Safety
@@ -93,7 +93,7 @@ impl Stream {
         // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }?;
         match device {
-            Some(wanted) if wanted != actual => Err(Error::InvalidValue(format!(
+            Some(wanted) if wanted != actual => Err(Error::invalid_value(format!(
                 "stream {address:#x} belongs to {actual}, not to {wanted}; give a stream of {wanted}, or leave the device out"
             ))),
             _ => Ok(Self { raw, device: actual, _owned: None }),
@@ -104,7 +104,7 @@ impl Stream {
     /// legacy default stream.
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver cannot name the current device.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver cannot name the current device.
     pub fn current() -> Result<Self> {
         Ok(Self::current_on(get()?.current_device()?))
     }
@@ -117,7 +117,7 @@ impl Stream {
     /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped.
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver refuses to bind the device.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses to bind the device.
     pub fn enter(&self) -> Result<StreamScope> {
         StreamScope::new(self)
     }
@@ -137,7 +137,7 @@ impl Stream {
     /// Whether all work on the stream is done.
     ///
     /// # Errors
-    /// [`Error::Library`], also for an error of earlier work.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of earlier work.
     pub fn query(&self) -> Result<bool> {
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
@@ -147,7 +147,7 @@ impl Stream {
     /// Waits for all work on the stream.
     ///
     /// # Errors
-    /// [`Error::Library`], also for an error of earlier work.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of earlier work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`.
@@ -157,7 +157,7 @@ impl Stream {
     /// Makes later work on this stream wait for what the event recorded.
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver refuses.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`, and an `Event` owns its event.
@@ -167,7 +167,7 @@ impl Stream {
     /// Whether work on the stream is recorded into a graph.
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver refuses.
+    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
     pub fn capture_status(&self) -> Result<CaptureStatus> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`.

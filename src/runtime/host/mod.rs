@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, Stream};
+use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, Stream, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 use timeline::{Key, Timeline};
@@ -56,9 +56,9 @@ fn timeline() -> MutexGuard<'static, Timeline> {
 fn number(variable: &str, default: u64) -> Result<u64> {
     match std::env::var(variable) {
         Err(_) => Ok(default),
-        Ok(text) => text
-            .parse()
-            .map_err(|_| Error::InvalidValue(format!("{variable}={text:?} is not a number; set it to a whole number"))),
+        Ok(text) => text.parse().map_err(|_| {
+            Error::invalid_value(format!("{variable}={text:?} is not a number; set it to a whole number"))
+        }),
     }
 }
 
@@ -68,13 +68,13 @@ pub(crate) fn refused(function: &str, (status, code): (&str, i32), kind: StatusK
 
 impl Host {
     pub(super) fn from_environment() -> Result<Self> {
-        let devices = number(DEVICES_VARIABLE, 1)?;
+        Self::new(number(DEVICES_VARIABLE, 1)?, number(MEMORY_VARIABLE, 16 << 30)?)
+    }
+
+    fn new(devices: u64, capacity: u64) -> Result<Self> {
         if !(1..=4096).contains(&devices) {
-            return Err(Error::InvalidValue(format!(
-                "{DEVICES_VARIABLE}={devices}: 1 to 4096 devices can be simulated"
-            )));
+            return Err(Error::invalid_value(format!("{devices} devices: 1 to 4096 can be simulated")));
         }
-        let capacity = number(MEMORY_VARIABLE, 16 << 30)?;
         let memory = || Memory { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect() };
         Ok(Self { memory: MEMORY.get_or_init(memory) })
     }
@@ -91,10 +91,18 @@ impl Host {
 
 impl Memory {
     fn used(&self, device: Device) -> Result<&AtomicU64> {
-        self.used.get(device.ordinal()).ok_or_else(|| {
-            Error::InvalidValue(format!("there is no {device}: {} are simulated, numbered from 0", self.used.len()))
-        })
+        self.used.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
     }
+}
+
+/// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
+/// else of gpupool. The same call again changes nothing.
+///
+/// # Errors
+/// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if another runtime was chosen before.
+pub fn simulate(devices: u32, bytes: u64) -> Result<()> {
+    super::install(Box::new(Host::new(devices.into(), bytes)?));
+    super::require(Kind::Host).map(drop)
 }
 
 /// Takes memory of the bound device, as a driver's allocation would.
@@ -116,16 +124,14 @@ pub(crate) fn free(device: Device, bytes: u64) -> Result<()> {
 }
 
 fn not_chosen() -> Error {
-    Error::RuntimeUnavailable {
-        runtime: Kind::Host.name(),
-        reason: "no simulated device exists; set GPUPOOL_RUNTIME=host before the process starts".to_owned(),
-    }
+    let reason = "no simulated device exists; set GPUPOOL_RUNTIME=host before the process starts";
+    Error::unavailable(Kind::Host.name(), reason)
 }
 
 /// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
 ///
 /// # Errors
-/// [`Error::RuntimeUnavailable`] on another runtime; [`Error::Library`] if the stream is gone.
+/// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) on another runtime; [`ErrorKind::Library`](crate::ErrorKind::Library) if the stream is gone.
 pub fn submit(stream: &Stream) -> Result<u64> {
     super::require(Kind::Host)?;
     timeline().submit(Key::new(stream.raw(), stream.device()))

@@ -1,0 +1,42 @@
+//! What the tests of the simulated devices share.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use gpupool::library::host::{set_create_cost, set_handle_bytes};
+use gpupool::runtime::host::{clear_faults, simulate};
+use gpupool::{Device, HandleStats, Stream};
+
+pub(crate) const MEMORY: u64 = 1 << 30;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Two simulated devices without faults, for one test of this process at a time.
+pub(crate) fn host() -> MutexGuard<'static, ()> {
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    simulate(2, MEMORY).expect("no other runtime was chosen");
+    clear_faults();
+    set_create_cost(std::time::Duration::ZERO);
+    set_handle_bytes(1 << 20);
+    guard
+}
+
+pub(crate) fn device(ordinal: u32) -> Device {
+    Device::from_ordinal(ordinal)
+}
+
+pub(crate) fn stream(ordinal: u32) -> Stream {
+    Stream::new(device(ordinal)).expect("a stream")
+}
+
+/// Runs `f` on a thread that has ended when this returns, its thread-locals destroyed.
+pub(crate) fn on_thread<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    thread::spawn(f).join().expect("the thread does not panic")
+}
+
+/// Every handle made is idle, held, or was destroyed.
+pub(crate) fn assert_none_lost(stats: HandleStats) {
+    assert_eq!(stats.created, stats.idle + stats.held + stats.destroyed, "{stats:?}");
+}

@@ -1,0 +1,171 @@
+//! The miss path: creation, its failures, and what it leaves as it was.
+
+mod common;
+
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
+use gpupool::library::host::{HOST, set_handle_bytes};
+use gpupool::library::{Library, RawHandle};
+use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject};
+use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, RawStream, Result, StatusKind};
+
+fn pool() -> HandlePool {
+    HandlePool::new(&HOST).expect("a pool")
+}
+
+#[test]
+fn a_fault_at_any_call_is_an_error_or_harmless_and_loses_no_handle() {
+    let _host = host();
+    let stream = stream(0);
+    for call in Call::ALL {
+        for kind in [StatusKind::OutOfMemory, StatusKind::NotInitialized, StatusKind::Other] {
+            for after in 0..3 {
+                // Dropped handles would stay with this thread, so each round takes its handle on one of its own.
+                let (pool, stream) = (pool_of_this_round(), stream.clone());
+                inject(Fault { call, kind, after, times: 1 });
+                let failed = on_thread(move || match pool.handle(&stream) {
+                    Ok(_) => pool.handle(&stream).is_err(),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), ErrorKind::Library(_) | ErrorKind::OutOfMemory(_)), "{error}");
+                        true
+                    }
+                });
+                clear_faults();
+                let stats = pool.stats(None).unwrap();
+                assert_none_lost(stats);
+                assert_eq!(stats.held, 0);
+                assert!(!failed || stats.failures > 0 || call == Call::Bind, "{call:?} {kind:?} {after}: {stats:?}");
+                let usable = stream_again(pool);
+                assert!(usable, "{call:?} {kind:?} {after}");
+                pool.trim(None).unwrap();
+            }
+        }
+    }
+}
+
+/// One pool serves every round: a process can have 256, and there are more rounds than that.
+fn pool_of_this_round() -> HandlePool {
+    static POOL: Mutex<Option<HandlePool>> = Mutex::new(None);
+    *POOL.lock().unwrap().get_or_insert_with(pool)
+}
+
+fn stream_again(pool: HandlePool) -> bool {
+    on_thread(move || pool.handle(&stream(0)).is_ok())
+}
+
+#[test]
+fn creation_spoils_no_capture_and_leaves_device_and_mode_as_they_were() {
+    let _host = host();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let captured = stream(0);
+        begin_capture(&captured, mode).unwrap();
+        // A first handle on the capturing thread, on its stream, and on another thread.
+        let pool = pool();
+        pool.handle(&captured).unwrap();
+        on_thread(move || pool.handle(&stream(1)).map(drop).unwrap());
+        assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active);
+        assert_eq!(gpupool::runtime::get().unwrap().current_device().unwrap(), device(0));
+        end_capture(&captured).unwrap();
+    }
+}
+
+#[test]
+fn out_of_memory_destroys_idle_handles_of_every_pool_and_tries_again() {
+    let _host = host();
+    set_handle_bytes(MEMORY / 2);
+    let (hoarder, needy) = (pool(), pool());
+    assert_eq!(hoarder.warm(2, device(0)).unwrap(), 2);
+    let stream = stream(0);
+    needy.handle(&stream).unwrap();
+    let stats = hoarder.stats(None).unwrap();
+    assert_eq!((stats.idle, stats.destroyed), (0, 2));
+    assert_eq!(needy.stats(None).unwrap().device_bytes, MEMORY / 2);
+    needy.close().unwrap();
+}
+
+#[test]
+fn out_of_memory_for_good_says_what_is_needed_and_who_holds_it() {
+    let _host = host();
+    set_handle_bytes(MEMORY);
+    let (holder, needy) = (pool(), pool());
+    let stream = stream(0);
+    holder.handle(&stream).unwrap();
+    let error = needy.handle(&stream).unwrap_err();
+    let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
+    assert_eq!((out.device, out.needed, out.free, out.total), (device(0), MEMORY, 0, MEMORY));
+    assert!(out.holders.contains(&("host".to_owned(), 1, MEMORY)), "{:?}", out.holders);
+    assert!(error.to_string().contains("HOST_ERROR_OUT_OF_MEMORY"), "{error}");
+    holder.close().unwrap();
+    needy.handle(&stream).unwrap();
+    needy.close().unwrap();
+}
+
+#[test]
+fn not_initialized_counts_as_out_of_memory_only_where_memory_is_short() {
+    let _host = host();
+    let fault = Fault { call: Call::HandleCreate, kind: StatusKind::NotInitialized, after: 0, times: 1 };
+    let (pool, stream) = (pool(), stream(0));
+    inject(fault);
+    let error = pool.handle(&stream).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.device == Some(device(0))), "{error}");
+    set_handle_bytes(MEMORY + 1);
+    inject(Fault { times: 2, ..fault });
+    assert!(matches!(pool.handle(&stream).unwrap_err().kind(), ErrorKind::OutOfMemory(_)));
+}
+
+/// A library whose creations wait until a test lets them go on.
+struct Gated {
+    arrived: Mutex<Sender<()>>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Library for Gated {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn create(&self, _device: Device) -> Result<RawHandle> {
+        self.arrived.lock().unwrap().send(()).unwrap();
+        self.go_on.lock().unwrap().recv().unwrap();
+        // SAFETY: the handle is a box of this library's own, which `destroy` takes back.
+        Ok(unsafe { RawHandle::from_ptr(NonNull::from(Box::leak(Box::new(0_u64))).cast()) })
+    }
+
+    fn destroy(&self, handle: RawHandle) -> Result<()> {
+        // SAFETY: `create` leaked this box for this handle.
+        drop(unsafe { Box::from_raw(handle.as_ptr().cast::<u64>()) });
+        Ok(())
+    }
+
+    fn set_stream(&self, _handle: &RawHandle, _stream: RawStream) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_slow_creation_keeps_nobody_from_an_idle_handle() {
+    let _host = host();
+    let ((arrived, arrivals), (release, go_on)) = (channel(), channel());
+    let pool = HandlePool::new(Gated { arrived: Mutex::new(arrived), go_on: Mutex::new(go_on) }).unwrap();
+    release.send(()).unwrap();
+    on_thread(move || pool.handle(&stream(0)).map(drop).unwrap());
+    arrivals.recv().unwrap();
+    // One handle is idle. This thread takes it, so the next one has to create, and waits in the library.
+    let stream_here = stream(0);
+    pool.handle(&stream_here).unwrap();
+    let slow = thread::spawn(move || pool.handle(&stream(0)).map(drop).unwrap());
+    arrivals.recv().unwrap();
+    // Meanwhile hits, statistics, trims and hand-overs go on.
+    pool.handle(&stream_here).unwrap();
+    assert_eq!(pool.stats(None).unwrap().held, 1);
+    assert_eq!(pool.trim(None).unwrap(), 0);
+    release.send(()).unwrap();
+    slow.join().unwrap();
+    let stats = pool.stats(None).unwrap();
+    assert_none_lost(stats);
+    assert_eq!((stats.created, stats.idle, stats.held), (2, 1, 1));
+}

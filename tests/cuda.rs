@@ -1,0 +1,138 @@
+//! The same promises on a real GPU, for each library that is there. Without one every test says so and passes.
+//!
+//! The tests run one at a time: a capture in global mode forbids some calls to every other thread of the process.
+
+use std::ptr;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use cudarc::driver::sys;
+use gpupool::runtime::{self, Kind};
+use gpupool::{
+    CaptureStatus, Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, Event, HandlePool, Pooled, Stream,
+};
+
+const DEVICE: Device = Device::from_ordinal(0);
+
+/// The pools of the libraries that are there; none without a GPU.
+fn pools() -> (MutexGuard<'static, ()>, Vec<HandlePool>) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let chosen = runtime::get().expect("a runtime");
+    if chosen.kind() != Kind::Cuda {
+        eprintln!("skipped: no GPU");
+        return (guard, Vec::new());
+    }
+    let every = [Cudnn::pool(), Cusparse::pool(), Cudss::pool(), Cublas::pool(), CublasLt::pool(), Cusolver::pool()];
+    (guard, every.into_iter().filter(HandlePool::is_available).collect())
+}
+
+fn current_context() -> usize {
+    let mut context = ptr::null_mut();
+    // SAFETY: `context` is a valid place for a context.
+    assert_eq!(unsafe { sys::cuCtxGetCurrent(&mut context) }, sys::CUresult::CUDA_SUCCESS);
+    context.addr()
+}
+
+#[test]
+fn threads_share_handles_and_each_has_its_own() {
+    let (_guard, pools) = pools();
+    for pool in pools {
+        let barrier = Arc::new(Barrier::new(8));
+        for _wave in 0..4 {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    let barrier = Arc::clone(&barrier);
+                    thread::spawn(move || {
+                        let (first, second) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
+                        let handle = pool.handle(&first).unwrap().as_ptr();
+                        for _ in 0..100 {
+                            assert_eq!(pool.handle(&second).unwrap().as_ptr(), handle);
+                            assert_eq!(pool.handle(&first).unwrap().as_ptr(), handle);
+                        }
+                        barrier.wait();
+                        handle.addr()
+                    })
+                })
+                .collect();
+            let mut handles: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            handles.sort_unstable();
+            handles.dedup();
+            // cuBLASLt's handles are stateless: its library answers the same one to all.
+            let expected = if pool.name() == "cublaslt" { 1 } else { 8 };
+            assert_eq!(handles.len(), expected, "{}", pool.name());
+        }
+        let stats = pool.stats(None).unwrap();
+        assert!(stats.created <= 16, "{}: {stats:?}", pool.name());
+        assert_eq!(stats.created, stats.idle + stats.held, "{}: {stats:?}", pool.name());
+    }
+}
+
+#[test]
+fn a_creation_leaves_the_callers_context_as_it_was() {
+    let (_guard, pools) = pools();
+    for pool in pools {
+        // A new thread has no context. Afterwards it has none either.
+        thread::spawn(move || {
+            assert_eq!(current_context(), 0);
+            pool.handle(&Stream::legacy(DEVICE)).unwrap();
+            pool.handle(&Stream::current().unwrap()).unwrap();
+            assert_eq!(current_context(), 0, "{}", pool.name());
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_first_handle_inside_a_capture_leaves_the_capture_whole() {
+    let (_guard, pools) = pools();
+    for pool in pools {
+        thread::spawn(move || {
+            let stream = Stream::new(DEVICE).unwrap();
+            let raw = stream.raw().as_ptr().cast();
+            for mode in [
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+            ] {
+                // SAFETY: the stream is alive.
+                let begun = unsafe { sys::cuStreamBeginCapture_v2(raw, mode) };
+                assert_eq!(begun, sys::CUresult::CUDA_SUCCESS);
+                pool.handle(&stream).unwrap();
+                // A thread that holds no handle, and the stream's device asked of the driver during the capture.
+                thread::spawn(move || pool.handle(&Stream::new(DEVICE).unwrap()).map(drop).unwrap()).join().unwrap();
+                // SAFETY: `stream` outlives the view.
+                let view = unsafe { Stream::from_raw(stream.raw().as_ptr()) }.unwrap();
+                assert_eq!(view.device(), DEVICE);
+                pool.warm(1, DEVICE).unwrap();
+                thread::spawn(move || pool.trim(None).map(drop).unwrap()).join().unwrap();
+                assert_eq!(stream.capture_status().unwrap(), CaptureStatus::Active, "{}", pool.name());
+                let mut graph = ptr::null_mut();
+                // SAFETY: the stream is alive and `graph` is a valid place for a graph.
+                let ended = unsafe { sys::cuStreamEndCapture(raw, &mut graph) };
+                assert_eq!(ended, sys::CUresult::CUDA_SUCCESS, "{} {mode:?}", pool.name());
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn streams_and_events_work_on_the_driver() {
+    let (_guard, pools) = pools();
+    if pools.is_empty() {
+        return;
+    }
+    let (stream, event) = (Stream::new(DEVICE).unwrap(), Event::new(DEVICE).unwrap());
+    event.record(&stream).unwrap();
+    Stream::legacy(DEVICE).wait(&event).unwrap();
+    stream.synchronize().unwrap();
+    event.synchronize().unwrap();
+    assert!(stream.query().unwrap() && event.query().unwrap());
+    assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
+    let _scope = stream.enter().unwrap();
+    assert_eq!(Stream::current().unwrap().raw(), stream.raw());
+    assert!(!runtime::get().unwrap().device_name(DEVICE).unwrap().is_empty());
+}

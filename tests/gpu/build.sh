@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Builds into one folder all that a GPU machine without Rust or network needs: the wheel, the test and bench programs,
+# the Python tests, the examples, and run.sh, which runs them there.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=${1:?usage: tests/gpu/build.sh FOLDER}
+rm -rf "$out"
+mkdir -p "$out/bin"
+
+.venv/bin/maturin build --release --quiet --compatibility linux --out "$out"
+
+# The path of the program that cargo built for a target.
+program() {
+  cargo "$@" --no-run --message-format=json 2>/dev/null |
+    python3 -c 'import json, sys
+for line in sys.stdin:
+    built = json.loads(line)
+    if built.get("executable"):
+        print(built["executable"])' | tail -n 1
+}
+install -s "$(program test --release --test cuda)" "$out/bin/test_cuda"
+install -s "$(program bench --bench handle)" "$out/bin/bench_handle"
+
+cp -r tests examples benches pyproject.toml "$out"
+cp tests/gpu/run.sh "$out"
+find "$out" -name __pycache__ -prune -exec rm -rf {} +
+du -sh "$out"

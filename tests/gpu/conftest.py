@@ -1,0 +1,43 @@
+"""Tests that need a GPU and CuPy; without them the whole folder is skipped."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import gpupool
+import pytest
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
+sys.path[:0] = [str(HERE), str(EXAMPLES)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu():
+    """Skip every test here if there is no GPU."""
+    # Imported late, since it is found through the path above.
+    from gpu_helpers import cupy
+
+    try:
+        runtime = gpupool.runtime()
+    except gpupool.Error as error:
+        pytest.skip(str(error))
+    if runtime != "cuda":
+        pytest.skip(f"needs a GPU; the runtime here is {runtime}")
+    if cupy is None:
+        pytest.skip("needs CuPy")
+
+
+@pytest.fixture(autouse=True)
+def ignore_deprecations():
+    """Let other people's packages deprecate what they like; pyproject.toml makes warnings errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+@pytest.fixture
+def examples():
+    """Return the folder of the examples."""
+    return EXAMPLES

@@ -1,0 +1,94 @@
+"""The examples give right results, and their threads share handles."""
+
+import importlib
+
+import gpupool
+import pytest
+from gpu_helpers import import_or_skip, pool_or_skip, run_python, wait_until
+
+# What each example needs.
+EXAMPLES = {
+    "spmv_cusparse": ["cusparse"],
+    "convolution_cudnn": ["cudnn"],
+    "solve_cudss": ["cudss"],
+    "gemm_cholesky": ["cublas", "cusolver"],
+}
+WAVES = 3
+
+
+def run_waves(name, wave, threads):
+    """Run waves of threads and check what they did to the pools. Return all results."""
+    pools = [pool_or_skip(pool) for pool in EXAMPLES[name]]
+    for pool in pools:
+        pool.trim()
+    before = {pool: pool.stats() for pool in pools}
+    results = []
+    for _ in range(WAVES):
+        results += wave(threads)
+        for pool in pools:
+            wait_until(lambda pool=pool: pool.stats().held == before[pool].held, f"{pool.name} handles to come back")
+    for pool in pools:
+        after = pool.stats()
+        assert after.created - before[pool].created == threads
+        assert after.hand_overs - before[pool].hand_overs == (WAVES - 1) * threads
+        assert after.failures == before[pool].failures
+    return results
+
+
+def example(name):
+    """Import an example."""
+    import_or_skip("scipy.sparse.linalg")
+    return importlib.import_module(name)
+
+
+def assert_all_differ(handles, threads):
+    """Threads of one wave live at once, so no two of them may have the same handle."""
+    for first in range(0, len(handles), threads):
+        assert len(set(handles[first : first + threads])) == threads
+    assert len(set(handles)) == threads
+
+
+def test_sparse_products():
+    spmv = example("spmv_cusparse")
+    matrix = spmv.Poisson(1000)
+    assert matrix.unknowns == 10**6
+    results = run_waves("spmv_cusparse", lambda threads: spmv.wave(matrix, threads), threads=16)
+    assert_all_differ([result.handle for result in results], threads=16)
+    assert max(result.error for result in results) < 1e-13
+
+
+def test_convolutions():
+    convolution = example("convolution_cudnn")
+    results = run_waves("convolution_cudnn", convolution.wave, threads=4)
+    assert_all_differ([result.handle for result in results], threads=4)
+    # Single precision is good for about 1e-6 here, TF32 for 3e-4.
+    assert max(result.error for result in results) < 2e-5
+
+
+def test_sparse_solutions():
+    pool_or_skip("cudss")
+    cudss = example("solve_cudss")
+    matrix = cudss.Poisson(128)
+    results = run_waves("solve_cudss", lambda threads: cudss.wave(matrix, threads), threads=4)
+    assert_all_differ([result.handle for result in results], threads=4)
+    assert max(result.residual for result in results) < 1e-11
+    assert max(result.error for result in results) < 1e-10
+
+
+def test_products_and_factors():
+    cholesky = example("gemm_cholesky")
+    results = run_waves("gemm_cholesky", cholesky.wave, threads=4)
+    assert_all_differ([result.cublas_handle for result in results], threads=4)
+    assert_all_differ([result.cusolver_handle for result in results], threads=4)
+    assert max(result.product_error for result in results) < 1e-13
+    assert max(result.factor_error for result in results) < 1e-13
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_runs_as_a_script(name, examples):
+    import_or_skip("scipy.sparse.linalg")
+    output = run_python(str(examples / f"{name}.py"))
+    if name == "solve_cudss" and not gpupool.cudss.available:
+        assert "pip install nvidia-cudss-cu13" in output
+    else:
+        assert "threads served" in output

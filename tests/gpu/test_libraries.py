@@ -1,0 +1,259 @@
+"""Threads share handles of the real libraries, and the libraries are the copies that everybody else uses."""
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import re
+from pathlib import Path
+
+import gpupool
+import pytest
+from gpu_helpers import (
+    POOLS,
+    cupy,
+    import_or_skip,
+    in_threads,
+    in_threads_until_returned,
+    pool_or_skip,
+    run_python,
+    stream_of,
+    wait_until,
+)
+
+# The file's stem, and the wheel that brings it.
+FILES = {
+    "cudnn": ("libcudnn", "nvidia-cudnn-cu13"),
+    "cusparse": ("libcusparse", "nvidia-cusparse"),
+    "cudss": ("libcudss", "nvidia-cudss-cu13"),
+    "cublas": ("libcublas", "nvidia-cublas"),
+    "cublaslt": ("libcublasLt", "nvidia-cublas"),
+    "cusolver": ("libcusolver", "nvidia-cusolver"),
+}
+every_pool = pytest.mark.parametrize("name", POOLS)
+
+
+@every_pool
+def test_a_thread_keeps_its_handle(name):
+    pool = pool_or_skip(name)
+    handle = pool.handle()
+    before = pool.stats()
+    assert {pool.handle() for _ in range(100)} == {handle}
+    after = pool.stats()
+    assert after.hits - before.hits == 100
+    assert (after.created, after.misses) == (before.created, before.misses)
+
+
+@every_pool
+def test_threads_that_live_at_once_hold_different_handles(name):
+    pool = pool_or_skip(name)
+    ours = pool.handle()
+
+    def work(_):
+        handle = pool.handle()
+        assert pool.handle() == handle
+        return handle
+
+    theirs = in_threads(8, work)
+    assert len({ours, *theirs}) == 9
+    assert pool.handle() == ours
+
+
+@every_pool
+def test_later_threads_get_the_handles_of_earlier_ones(name):
+    pool = pool_or_skip(name)
+    pool.trim()
+    earlier = in_threads_until_returned(pool, 4, lambda _: pool.handle())
+    before = pool.stats()
+    later = in_threads_until_returned(pool, 4, lambda _: pool.handle())
+    after = pool.stats()
+    assert sorted(later) == sorted(earlier)
+    assert after.created == before.created
+    assert after.hand_overs == before.hand_overs + 4
+
+
+@every_pool
+def test_warm_and_trim(name):
+    pool = pool_or_skip(name)
+    pool.trim()
+    before = pool.stats()
+    assert before.idle == 0
+    assert pool.warm(2) == 2
+    assert pool.warm(2) == 0
+    assert pool.stats().idle == 2
+    in_threads_until_returned(pool, 2, lambda _: pool.handle())
+    after = pool.stats()
+    assert after.created == before.created + 2
+    assert after.hand_overs == before.hand_overs + 2
+    assert after.create_seconds > before.create_seconds
+    assert pool.trim() == 2
+    assert pool.stats().destroyed == before.destroyed + 2
+    # Warming in the background fills the pool too.
+    pool.warm(1, background=True)
+    wait_until(lambda: pool.stats().idle == 1, "a handle made in the background")
+
+
+@every_pool
+def test_path_and_version(name):
+    pool = pool_or_skip(name)
+    assert pool.name == name
+    stem, package = FILES[name]
+    path = Path(pool.path)
+    assert path.is_absolute()
+    assert path.is_file()
+    assert path.name.startswith(f"{stem}.so.")
+    assert len(pool.version) == 3
+    # The file's name carries the major version.
+    assert pool.version[0] == int(path.name.split(".so.")[1].split(".")[0])
+    try:
+        wheel = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{path} is not from a wheel")
+    assert pool.version == tuple(map(int, wheel.version.split(".")[:3]))
+    assert path in [Path(file.locate()).resolve() for file in wheel.files or []]
+
+
+def test_torch_sees_the_same_cudnn():
+    torch = import_or_skip("torch")
+    major, minor, patch = pool_or_skip("cudnn").version
+    assert torch.backends.cudnn.version() == major * 10_000 + minor * 100 + patch
+
+
+COPIES = """
+import json, re, sys
+
+def use_gpupool():
+    import gpupool
+    for name in sys.argv[2:]:
+        getattr(gpupool, name).handle()
+
+def use_cupy():
+    import cupy
+    import cupyx.scipy.sparse
+    a = cupy.eye(64)
+    cupy.linalg.cholesky(a @ a)
+    cupyx.scipy.sparse.csr_matrix(a) @ a[0]
+    cupy.cuda.get_current_stream().synchronize()
+
+def use_torch():
+    import torch
+    a = torch.eye(64, device="cuda")
+    torch.linalg.cholesky(a @ a)
+    a.to_sparse_csr() @ a[0]
+    torch.nn.functional.conv2d(a.view(1, 1, 64, 64), a[:3, :3].reshape(1, 1, 3, 3).contiguous())
+    torch.cuda.synchronize()
+
+for framework in sys.argv[1].split("-"):
+    {"gpupool": use_gpupool, "cupy": use_cupy, "torch": use_torch}[framework]()
+
+import gpupool
+with open("/proc/self/maps") as maps:
+    loaded = sorted(set(re.findall(r"(/\\S*\\.so\\S*)", maps.read())))
+print(json.dumps([loaded, {name: getattr(gpupool, name).path for name in sys.argv[2:]}]))
+"""
+
+
+@pytest.mark.parametrize("order", ["gpupool-cupy-torch", "cupy-torch-gpupool", "torch-gpupool-cupy"])
+def test_one_copy_of_each_library(order):
+    import_or_skip("torch")
+    names = [name for name in POOLS if getattr(gpupool, name).available]
+    loaded, paths = json.loads(run_python("-c", COPIES, order, *names))
+    for name in names:
+        copies = [path for path in loaded if os.path.basename(path).startswith(f"{FILES[name][0]}.so")]
+        assert [os.path.realpath(copy) for copy in copies] == [os.path.realpath(paths[name])], name
+
+
+IMPORT = """
+import re
+
+def loaded():
+    with open("/proc/self/maps") as maps:
+        return set(re.findall(r"/(lib[^/\\s]*\\.so\\S*)", maps.read()))
+
+before = loaded()
+import gpupool
+repr([gpupool.cudnn, gpupool.cusparse, gpupool.cudss, gpupool.cublas, gpupool.cublaslt, gpupool.cusolver])
+print(*sorted(loaded() - before))
+"""
+
+
+def test_import_loads_no_gpu_library():
+    loaded = run_python("-c", IMPORT).split()
+    assert [name for name in loaded if re.match("lib(cu|nv)", name)] == []
+
+
+def current_context():
+    """Return the address of the calling thread's CUDA context, None without one."""
+    context = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value
+
+
+@every_pool
+def test_a_thread_without_a_context_stays_without_one(name):
+    pool = pool_or_skip(name)
+
+    def work(_):
+        assert current_context() is None
+        assert pool.handle() != 0
+        return current_context()
+
+    pool.trim()
+    # The second time the handle is there already.
+    assert in_threads_until_returned(pool, 1, work) == [None]
+    assert in_threads_until_returned(pool, 1, work) == [None]
+
+
+@every_pool
+def test_a_threads_context_stays_current(name):
+    pool = pool_or_skip(name)
+
+    def work(_):
+        cupy.cuda.Device(0).use()
+        before = current_context()
+        assert before is not None
+        assert pool.handle() != 0
+        assert current_context() == before
+        assert pool.handle(gpupool.Stream()) != 0
+        assert current_context() == before
+
+    pool.trim()
+    in_threads_until_returned(pool, 1, work)
+
+
+@every_pool
+def test_a_context_that_is_not_the_devices_own_stays_current(name):
+    pool = pool_or_skip(name)
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def work(_):
+        context = ctypes.c_void_p()
+        assert driver.cuCtxCreate_v2(ctypes.byref(context), ctypes.c_uint(0), ctypes.c_int(0)) == 0
+        assert pool.handle(device=0) != 0
+        assert current_context() == context.value
+        assert driver.cuCtxDestroy_v2(context) == 0
+
+    pool.trim()
+    in_threads_until_returned(pool, 1, work)
+
+
+def test_a_pool_of_ones_own():
+    library = ctypes.CDLL(gpupool.cublas.path)
+    addresses = [
+        ctypes.cast(function, ctypes.c_void_p).value
+        for function in (library.cublasCreate_v2, library.cublasDestroy_v2, library.cublasSetStream_v2)
+    ]
+    pool = gpupool.HandlePool("my cuBLAS", *addresses)
+    stream = gpupool.Stream()
+    handle = pool.handle(stream)
+    assert stream_of(gpupool.cublas, handle) == stream.ptr
+    assert pool.handle() == handle
+    assert stream_of(gpupool.cublas, handle) == 0
+    earlier = in_threads_until_returned(pool, 2, lambda _: pool.handle(stream))
+    later = in_threads_until_returned(pool, 2, lambda _: pool.handle(stream))
+    assert handle not in earlier
+    assert sorted(later) == sorted(earlier)
+    assert pool.stats().created == 3
+    assert pool.close() == 3
+    with pytest.raises(gpupool.Error):
+        pool.handle()
