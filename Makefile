@@ -25,7 +25,9 @@ demo: .venv/built ## threads come and go and share handles, on a GPU if there is
 .PHONY: test
 test: .venv/built ## all tests; those that need a GPU skip without one
 	cargo test --quiet
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/python
+	@echo "tests that need a GPU:"
+	$(BIN)/python -m pytest --quiet -r '' tests/gpu
 
 .PHONY: lint
 lint: .venv/built ## formatting, clippy, ruff, and the stubs against the module

@@ -101,7 +101,7 @@ def torch_figures() -> dict[str, float]:
         extra_cflags=["-O2"],
         with_cuda=True,
     )
-    names = ("cublas", "cusparse", "cusolver", "cudnn")
+    names = ("cublas", "cusparse", "cudnn")
     return {name: statistics.median(getattr(getters, name)(10 * CALLS) for _ in range(ROUNDS)) for name in names}
 
 

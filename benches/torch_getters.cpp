@@ -1,4 +1,4 @@
-// Times PyTorch's own C++ getters of a thread's handles, for benches/peers.py: nanoseconds a call.
+// Times PyTorch's own C++ getters of a thread's handles, for benches/peers.py: nanoseconds a call. cuSOLVER's is not exported.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cudnn/Handle.h>
@@ -21,6 +21,5 @@ double nanoseconds(int64_t calls, Getter get) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("cublas", [](int64_t calls) { return nanoseconds(calls, [] { return at::cuda::getCurrentCUDABlasHandle(); }); });
   module.def("cusparse", [](int64_t calls) { return nanoseconds(calls, [] { return at::cuda::getCurrentCUDASparseHandle(); }); });
-  module.def("cusolver", [](int64_t calls) { return nanoseconds(calls, [] { return at::cuda::getCurrentCUDASolverDnHandle(); }); });
   module.def("cudnn", [](int64_t calls) { return nanoseconds(calls, [] { return at::native::getCudnnHandle(); }); });
 }

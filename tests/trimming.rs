@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{assert_none_lost, device, host, on_thread, stream};
-use gpupool::library::host::HOST;
+use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
+use gpupool::library::host::{HOST, set_handle_bytes};
 use gpupool::runtime::host::{Call, Fault, begin_capture, end_capture, inject};
-use gpupool::{CaptureMode, ErrorKind, HandlePool, HostHandles, Pooled, StatusKind};
+use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, Pooled, StatusKind};
 
 fn pool() -> HandlePool {
     HandlePool::new(&HOST).expect("a pool")
@@ -46,6 +46,17 @@ fn warm_keeps_what_it_made_before_a_failure() {
 }
 
 #[test]
+fn warm_ends_where_memory_is_short_of_what_is_asked_for() {
+    let _host = host();
+    let pool = pool();
+    set_handle_bytes(MEMORY / 2);
+    assert!(matches!(pool.warm(3, device(1)).unwrap_err().kind(), ErrorKind::OutOfMemory(_)));
+    let stats = pool.stats(None).unwrap();
+    assert_eq!((stats.created, stats.idle, stats.destroyed), (2, 2, 0));
+    assert_eq!(pool.trim(None).unwrap(), 2);
+}
+
+#[test]
 fn trim_destroys_idle_handles_only() {
     let _host = host();
     let (pool, stream) = (pool(), stream(0));
@@ -61,14 +72,30 @@ fn trim_destroys_idle_handles_only() {
 }
 
 #[test]
-fn trim_destroys_nothing_while_a_stream_is_captured() {
+fn trim_spares_handles_whose_destruction_would_spoil_a_capture() {
     let _host = host();
     let (pool, captured) = (pool(), stream(0));
     pool.warm(1, device(0)).unwrap();
-    begin_capture(&captured, CaptureMode::Global).unwrap();
-    assert_eq!(pool.trim(None).unwrap(), 0);
-    end_capture(&captured).unwrap();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        begin_capture(&captured, mode).unwrap();
+        assert_eq!(on_thread(move || pool.trim(None)).unwrap(), 0);
+        assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active);
+        end_capture(&captured).unwrap();
+    }
     assert_eq!(pool.trim(None).unwrap(), 1);
+}
+
+#[test]
+fn out_of_memory_spares_them_too() {
+    let _host = host();
+    let (holder, needy, captured) = (pool(), pool(), stream(0));
+    set_handle_bytes(MEMORY);
+    holder.warm(1, device(0)).unwrap();
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    let error = needy.handle(&captured).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+    end_capture(&captured).unwrap();
+    assert_eq!(holder.trim(None).unwrap(), 1);
 }
 
 #[test]

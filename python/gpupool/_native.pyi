@@ -100,7 +100,7 @@ class HandlePool:
         """
 
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
-        """Create handles until ``count`` are idle on the device, and return how many were created.
+        """Create as many handles as are missing for ``count`` to be idle on the device, and return how many that were.
 
         In the background it returns 0 at once; the handles, or a failure, show up in :meth:`stats`.
         """
@@ -108,7 +108,10 @@ class HandlePool:
     def trim(self, device: SupportsIndex | None = None) -> int:
         """Destroy the idle handles of a device, or of all, and return how many.
 
-        None while a stream of the device is known to be captured.
+        cuBLAS, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every capture on
+        it. Of those, none is destroyed while a capture is known of: one on a :class:`Stream`, on this thread's current
+        stream, or on any blocking stream. The driver does not tell of others, so don't trim while another library
+        captures on a non-blocking stream of its own.
         """
 
     def close(self) -> int:

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind};
 use crate::library::{Library, RawHandle};
-use crate::runtime::{BoundDevice, RelaxedCapture, Runtime};
+use crate::runtime::{BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
 use crate::stream::Device;
 
 /// A handle just created.
@@ -74,10 +74,13 @@ pub(super) fn destroy(
     result
 }
 
-/// Whether a stream of the device is known to be captured.
-pub(super) fn is_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
-    let _bound = BoundDevice::new(runtime, device)?;
-    runtime.is_any_stream_capturing().map_err(|e| e.on(device))
+/// Whether destroying this library's handles now would spoil a capture that is known of.
+pub(super) fn would_spoil_a_capture(
+    runtime: &'static dyn Runtime,
+    library: &dyn Library,
+    device: Device,
+) -> Result<bool> {
+    Ok(library.synchronizes_on_destroy() && is_known_stream_capturing(runtime, device)?)
 }
 
 /// Whether a refused creation is likely for want of memory: the library says so, or says "not initialized" while less

@@ -228,20 +228,28 @@ impl HandlePool {
         Ok(Handle { address, this_thread: PhantomData })
     }
 
-    /// Creates handles until `count` are idle on the device, and answers how many it created.
+    /// Creates as many handles as are missing for `count` to be idle on the device, and answers how many that were.
     ///
     /// # Errors
     /// As [`HandlePool::handle`]; the handles made before the failure stay.
     pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
         let (runtime, _) = self.0.require_usable()?;
         let pool = self.0.on(device)?;
-        let mut created = 0;
-        while pool.lock().idle.len() < count {
-            let record = self.0.create(runtime, pool, device)?;
-            pool.lock().idle.push(record);
-            created += 1;
+        let missing = count.saturating_sub(pool.lock().idle.len());
+        // Kept aside until all are made: where memory is short, each creation destroys what is idle.
+        let mut created = Vec::new();
+        let mut result = Ok(missing);
+        for _ in 0..missing {
+            match self.0.create(runtime, pool, device) {
+                Ok(record) => created.push(record),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
         }
-        Ok(created)
+        pool.lock().idle.append(&mut created);
+        result
     }
 
     /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
@@ -255,8 +263,12 @@ impl HandlePool {
         })
     }
 
-    /// Destroys the idle handles of one device, or of all, and answers how many. Destroys none while a stream of the
-    /// device is known to be captured.
+    /// Destroys the idle handles of one device, or of all, and answers how many.
+    ///
+    /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it:
+    /// cuBLAS, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`] made
+    /// by gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not tell of
+    /// others, so do not trim while another library captures on a non-blocking stream of its own.
     ///
     /// # Errors
     /// The first refusal of the library or driver; the other idle handles are destroyed all the same.
@@ -432,7 +444,7 @@ impl Shared {
     /// Destroys the idle handles of a device.
     fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
         let Ok(pool) = self.on(device) else { return Ok(0) };
-        if pool.lock().idle.is_empty() || create::is_capturing(runtime, device)? {
+        if pool.lock().idle.is_empty() || create::would_spoil_a_capture(runtime, self.library, device)? {
             return Ok(0);
         }
         let records: Vec<_> = {

@@ -32,4 +32,5 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     not_initialized: &[1],
     out_of_memory: &[3],
     handle_bytes: 64 << 20,
+    synchronizes_on_destroy: true,
 });

@@ -37,4 +37,5 @@ pub static CUDNN: Vendor = Vendor::new(Description {
     // Host and device allocation failed; cuDNN 9 counts both as internal errors.
     out_of_memory: &[4003, 4004],
     handle_bytes: 9 << 20,
+    synchronizes_on_destroy: false,
 });

@@ -44,4 +44,5 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     not_initialized: &[1],
     out_of_memory: &[2],
     handle_bytes: 64 << 20,
+    synchronizes_on_destroy: true,
 });

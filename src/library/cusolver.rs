@@ -46,4 +46,5 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     not_initialized: &[1],
     out_of_memory: &[2],
     handle_bytes: 96 << 20,
+    synchronizes_on_destroy: true,
 });

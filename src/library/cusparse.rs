@@ -35,4 +35,5 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     not_initialized: &[1],
     out_of_memory: &[2, 11],
     handle_bytes: 0,
+    synchronizes_on_destroy: false,
 });

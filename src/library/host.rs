@@ -1,4 +1,5 @@
 //! A library for simulated devices: its handles take simulated memory, know their stream, and cost what a test says.
+//! Destroying one waits for the device, as cuBLAS does.
 //!
 //! Without a GPU it shows what the pools do; in benches it shows what they cost by themselves.
 
@@ -91,7 +92,7 @@ impl Library for HostLibrary {
         check(Call::HandleDestroy)?;
         // SAFETY: the handle owns the box that `create` leaked.
         let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<HostHandle>()) };
-        host::free(inner.device, inner.bytes)
+        host::synchronize_and_free(inner.device, inner.bytes)
     }
 
     #[inline]

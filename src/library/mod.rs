@@ -99,6 +99,12 @@ pub trait Library: Send + Sync {
         None
     }
 
+    /// Whether destroying a handle waits for the whole device, which spoils every capture on it, in any capture mode.
+    /// Then the pool destroys none while it knows of a capture.
+    fn synchronizes_on_destroy(&self) -> bool {
+        true
+    }
+
     /// The version, if the library tells one.
     ///
     /// # Errors
@@ -141,6 +147,10 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn runtime(&self) -> Option<Kind> {
         (**self).runtime()
+    }
+
+    fn synchronizes_on_destroy(&self) -> bool {
+        (**self).synchronizes_on_destroy()
     }
 
     fn version(&self) -> Result<Option<Version>> {

@@ -31,6 +31,8 @@ pub(super) struct Description {
     pub(super) out_of_memory: &'static [c_int],
     /// Device memory that a handle takes, measured on an H200 with CUDA 13.0.
     pub(super) handle_bytes: u64,
+    /// As [`Library::synchronizes_on_destroy`], measured there too.
+    pub(super) synchronizes_on_destroy: bool,
 }
 
 /// How a library tells its version.
@@ -257,5 +259,9 @@ impl Library for Vendor {
 
     fn handle_bytes(&self) -> u64 {
         self.description.handle_bytes
+    }
+
+    fn synchronizes_on_destroy(&self) -> bool {
+        self.description.synchronizes_on_destroy
     }
 }

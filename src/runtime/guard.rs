@@ -11,7 +11,7 @@ use crate::stream::{CaptureMode, Device};
 #[derive(Debug)]
 pub struct BoundDevice {
     runtime: &'static dyn Runtime,
-    previous: Context,
+    previous: Option<Context>,
     this_thread: PhantomData<*mut ()>,
 }
 
@@ -28,7 +28,9 @@ impl BoundDevice {
 
 impl Drop for BoundDevice {
     fn drop(&mut self) {
-        self.runtime.restore(self.previous);
+        if let Some(previous) = self.previous {
+            self.runtime.restore(previous);
+        }
     }
 }
 

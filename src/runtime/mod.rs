@@ -25,6 +25,7 @@ pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{Entered, enter, leave};
 pub use stream::Stream;
+pub(crate) use stream::is_known_stream_capturing;
 
 /// The environment variable that chooses the runtime: `cuda` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
@@ -83,8 +84,9 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn device_name(&self, device: Device) -> Result<String>;
     /// The calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
-    /// Makes the device's primary context current for the calling thread and answers what was current before.
-    fn bind(&self, device: Device) -> Result<Context>;
+    /// Makes the device's primary context current for the calling thread and answers what was current before; none if
+    /// that was it.
+    fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
     fn restore(&self, previous: Context);
     /// Free and total memory of the current device.
@@ -92,9 +94,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 
     /// Sets the calling thread's capture mode and answers the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// Whether a capture is known to be under way on the current device. The driver tells only of captures on blocking
-    /// streams, so false is no promise.
-    fn is_any_stream_capturing(&self) -> Result<bool>;
+    /// Whether a blocking stream of the current device is captured. Of other streams the driver tells only one by one.
+    fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
     /// A new stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;

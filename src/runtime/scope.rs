@@ -41,7 +41,7 @@ fn replace(device: Device, stream: RawStream) -> RawStream {
 pub(crate) struct Entered {
     device: Device,
     stream: RawStream,
-    context: Context,
+    context: Option<Context>,
 }
 
 /// Makes the stream current for the calling thread, and its device with it.
@@ -53,8 +53,8 @@ pub(crate) fn enter(stream: &Stream) -> Result<Entered> {
 /// Undoes [`enter`], on the same thread.
 pub(crate) fn leave(entered: Entered) {
     replace(entered.device, entered.stream);
-    if let Ok(runtime) = get() {
-        runtime.restore(entered.context);
+    if let (Ok(runtime), Some(context)) = (get(), entered.context) {
+        runtime.restore(context);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Streams: our own, or views of other people's.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{BoundDevice, Event, StreamScope, get, scope};
+use super::{BoundDevice, Event, Runtime, StreamScope, get, scope};
 use crate::error::{Error, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureStatus, Device, RawStream};
@@ -19,6 +19,9 @@ pub struct Stream {
     /// Held for its `Drop` alone.
     _owned: Option<Arc<Owned>>,
 }
+
+/// Every stream of our own that is alive: those that can be asked whether they are captured.
+static OWNED: Mutex<Vec<Weak<Owned>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Owned {
@@ -49,7 +52,11 @@ impl Stream {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
         let raw = runtime.stream_create().map_err(|e| e.on(device))?;
-        Ok(Self { raw, device, _owned: Some(Arc::new(Owned { raw, device })) })
+        let owned = Arc::new(Owned { raw, device });
+        let mut all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|stream| stream.strong_count() > 0);
+        all.push(Arc::downgrade(&owned));
+        Ok(Self { raw, device, _owned: Some(owned) })
     }
 
     /// The device's legacy default stream.
@@ -178,4 +185,25 @@ impl Stream {
     fn bind_default(&self) -> Result<Option<BoundDevice>> {
         if self.raw.is_default() { BoundDevice::new(get()?, self.device).map(Some) } else { Ok(None) }
     }
+}
+
+/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, or any blocking
+/// one.
+pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
+    let _bound = BoundDevice::new(runtime, device)?;
+    if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {
+        return Ok(true);
+    }
+    let owned: Vec<_> = {
+        let all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).filter(|stream| stream.device == device).collect()
+    };
+    for stream in owned.iter().map(|owned| owned.raw).chain([scope::current(device)]) {
+        // SAFETY: `owned` keeps its streams alive, and who entered a stream keeps it alive while it is current.
+        let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
+        if status != CaptureStatus::None {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

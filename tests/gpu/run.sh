@@ -30,9 +30,14 @@ step() {
   { echo "== $name"; cat "$log"; } >>"$results/log.txt"
 }
 
+# Python finds wheels wherever they were installed; the Rust programs are told of the one that may be elsewhere.
+cudss=$("$python" -c 'import gpupool; print(gpupool.cudss.path if gpupool.cudss.available else "")')
+[ -n "$cudss" ] && export GPUPOOL_CUDSS_PATH=$cudss
+parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
+
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$results/machine.txt"
 step rust-tests bin/test_cuda
-step gpu-tests "$python" -m pytest -q -p no:cacheprovider tests/gpu
+step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel tests/gpu
 step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python
 for example in examples/*.py; do
   step "$(basename "$example" .py)" "$python" "$example"

@@ -21,7 +21,12 @@ def in_other_thread(function, *arguments):
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(function, *arguments).result()
 
-with cupy.cuda.Stream(non_blocking=True) as stream:
+# Some libraries wait for the device when a handle is destroyed, which no capture survives. So trimming spares theirs,
+# as far as gpupool knows of the capture, and it knows of its own streams.
+spares = what == "trim" and name in ("cublas", "cusolver", "cudss")
+own_stream = gpupool.Stream() if spares else None
+
+with cupy.cuda.ExternalStream(own_stream.ptr) if spares else cupy.cuda.Stream(non_blocking=True) as stream:
     x, y, z = cupy.arange(1000.0), cupy.zeros(1000), cupy.zeros(1000)
     # Compiles the kernel and loads it.
     step(x, z)
@@ -42,7 +47,7 @@ with cupy.cuda.Stream(non_blocking=True) as stream:
     elif what == "warm":
         assert in_other_thread(pool.warm, 2) == 2
     elif what == "trim":
-        assert in_other_thread(pool.trim) in (0, 3)
+        assert in_other_thread(pool.trim) == (0 if spares else 3)
     step(y, z)
     graph = stream.end_capture()
 
@@ -57,7 +62,8 @@ with cupy.cuda.Stream(non_blocking=True) as stream:
     # The pool works on.
     handle = pool.handle(stream)
     assert what != "here" or handle == first
-    assert in_other_thread(pool.handle) not in (0, handle)
+    # cuBLASLt's handles are stateless: the library answers the same address to all.
+    assert in_other_thread(pool.handle) != handle or name == "cublaslt"
     assert pool.stats().failures == 0
 """
 

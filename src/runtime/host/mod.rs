@@ -115,9 +115,9 @@ pub(crate) fn allocate(bytes: u64) -> Result<()> {
     taken.map(drop).map_err(|_| refused("allocate", ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory))
 }
 
-/// Gives memory of the device back.
-pub(crate) fn free(device: Device, bytes: u64) -> Result<()> {
-    capture::check_unsafe_call(&mut timeline())?;
+/// Gives memory of the device back, after waiting for the device, which spoils every capture on it in any mode.
+pub(crate) fn synchronize_and_free(device: Device, bytes: u64) -> Result<()> {
+    timeline().spoil_captures_on(device);
     let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
     memory.used(device)?.fetch_sub(bytes, Ordering::Relaxed);
     Ok(())
@@ -186,10 +186,12 @@ impl Runtime for Host {
         Ok(Self::bound())
     }
 
-    fn bind(&self, device: Device) -> Result<Context> {
+    fn bind(&self, device: Device) -> Result<Option<Context>> {
         self.memory.used(device)?;
         check(Call::Bind)?;
-        Ok(Context(BOUND.replace(device.ordinal() + 1)))
+        let (wanted, previous) = (device.ordinal() + 1, BOUND.get());
+        BOUND.set(wanted);
+        Ok((previous != wanted).then_some(Context(previous)))
     }
 
     fn restore(&self, previous: Context) {
@@ -207,9 +209,10 @@ impl Runtime for Host {
         Ok(capture::exchange_mode(mode))
     }
 
-    fn is_any_stream_capturing(&self) -> Result<bool> {
+    fn is_blocking_stream_capturing(&self) -> Result<bool> {
         check(Call::StreamCaptureStatus)?;
-        Ok(timeline().captures_on(Self::bound()))
+        // Only the default streams are blocking ones, and they are never captured.
+        Ok(false)
     }
 
     fn stream_create(&self) -> Result<RawStream> {

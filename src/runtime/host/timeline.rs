@@ -188,8 +188,9 @@ impl Timeline {
         self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
     }
 
-    pub(super) fn captures_on(&mut self, device: Device) -> bool {
-        self.streams().values().any(|stream| stream.device == device && stream.capture.is_some())
+    pub(super) fn spoil_captures_on(&mut self, device: Device) {
+        let on_device = self.streams().values_mut().filter(|stream| stream.device == device);
+        on_device.filter_map(|stream| stream.capture.as_mut()).for_each(|capture| capture.is_valid = false);
     }
 
     pub(super) fn begin_capture(&mut self, key: Key, mode: CaptureMode) -> Result<()> {

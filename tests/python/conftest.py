@@ -1,0 +1,52 @@
+"""The tests of this folder run on simulated devices, whatever the machine has."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+# Before gpupool chooses a runtime, which it does at the first call that needs a device.
+os.environ["GPUPOOL_RUNTIME"] = "host"
+os.environ["GPUPOOL_HOST_DEVICES"] = "2"
+
+import gpupool
+from gpupool import _native
+
+
+@pytest.fixture(autouse=True)
+def _no_faults() -> Iterator[None]:
+    """Leave no simulated fault to the next test."""
+    yield
+    _native.host_clear_faults()
+    _native.host_set_create_cost(0.0)
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a new interpreter, with the variables given added to the environment; None removes one."""
+
+    def run(code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        changed = {**os.environ, **variables}
+        environment = {name: value for name, value in changed.items() if value is not None}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+@pytest.fixture
+def make_pool() -> Iterator[Callable[..., gpupool.HandlePool]]:
+    """Make pools of numbered handles, and close them after the test."""
+    pools = []
+
+    def make(**functions: object) -> gpupool.HandlePool:
+        count = iter(range(0x1000, 0x2000))
+        defaults = {"create": lambda: next(count), "destroy": lambda handle: None}
+        pool = gpupool.HandlePool("test", **{**defaults, **functions})
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()

@@ -1,0 +1,187 @@
+"""Streams from anywhere, by the protocol of each framework."""
+
+import ctypes
+import threading
+
+import gpupool
+import pytest
+from gpupool import _native
+
+
+class Object:
+    """An object with the attributes given."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+def checked_out_stream(stream, **arguments):
+    """The stream that the library sees after a checkout with this argument."""
+    return _native.host_stream_of(gpupool.host.handle(stream, **arguments))
+
+
+@pytest.fixture
+def address():
+    """A live stream's address on device 1."""
+    stream = gpupool.Stream(1)
+    yield stream.ptr
+    assert stream.query()
+
+
+class Protocol:
+    """A stream with the common protocol, as cuda.core, CuPy, PyTorch and RMM have."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+def kinds(address):
+    return {
+        "int": address,
+        "__cuda_stream__": Protocol((0, address)),
+        "__cuda_stream__ property": Object(__cuda_stream__=(0, address)),
+        "PyTorch": Object(cuda_stream=address, device_index=1),
+        "CuPy": Object(ptr=address, device_id=1),
+        "Numba": Object(handle=ctypes.c_void_p(address)),
+        "Numba-CUDA": Object(handle=ctypes.c_uint64(address)),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds(0))
+def test_every_kind_of_stream_reaches_the_library(kind, address):
+    stream = kinds(address)[kind]
+    assert checked_out_stream(stream) == address
+    assert gpupool.host.handle(stream) == gpupool.host.handle(device=1)
+    assert checked_out_stream(stream, device=1) == address
+    with pytest.raises(gpupool.InvalidValue, match="belongs to device 1"):
+        gpupool.host.handle(stream, device=0)
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        Object(cuda_stream=0, device_index=1),
+        Object(ptr=2, device_id=1),
+        Object(__cuda_stream__=(0, 1), device=Object(device_id=1)),
+    ],
+)
+def test_a_default_stream_object_says_whose_it_is(default):
+    assert gpupool.host.handle(default) == gpupool.host.handle(device=1)
+    with pytest.raises(gpupool.InvalidValue, match="default stream of device 1, not of device 0"):
+        gpupool.host.handle(default, device=0)
+
+
+@pytest.mark.parametrize("default", [0, 1, 2, Object(ptr=0, device_id=-1), Object(handle=ctypes.c_void_p(None))])
+def test_any_other_default_stream_is_that_of_the_current_device_or_the_one_given(default):
+    assert gpupool.host.handle(default) == gpupool.host.handle(device=0)
+    assert gpupool.host.handle(default, device=1) == gpupool.host.handle(device=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "stream",
+        1.5,
+        object(),
+        [],
+        True,
+        -1,
+        2**64,
+        Protocol((1, 64)),
+        Protocol(64),
+        Protocol((0, "x")),
+        Object(ptr="x"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_stream_is_an_error(wrong):
+    with pytest.raises(gpupool.InvalidValue, match="stream"):
+        gpupool.host.handle(wrong)
+    with pytest.raises(gpupool.InvalidValue, match="stream"), gpupool.stream(wrong):
+        pass
+
+
+def test_an_exception_of_the_stream_object_passes():
+    class Broken:
+        def __cuda_stream__(self):
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        gpupool.host.handle(Broken())
+
+
+def test_a_destroyed_stream_is_an_error():
+    address = gpupool.Stream().ptr
+    with pytest.raises(gpupool.LibraryError, match="HOST_ERROR_INVALID_HANDLE"):
+        gpupool.host.handle(address)
+
+
+def test_the_current_stream():
+    outer, inner = gpupool.Stream(0), gpupool.Stream(1)
+    seen = []
+    with gpupool.stream(outer) as entered:
+        assert entered is outer
+        assert checked_out_stream(None) == outer.ptr
+        with gpupool.stream(inner.ptr):
+            assert gpupool.current_device() == 1
+            assert checked_out_stream(None) == inner.ptr
+            assert checked_out_stream(None, device=0) == outer.ptr
+            thread = threading.Thread(target=lambda: seen.append(checked_out_stream(None)))
+            thread.start()
+            thread.join()
+        assert gpupool.current_device() == 0
+        assert checked_out_stream(None) == outer.ptr
+    assert checked_out_stream(None) == 0
+    assert seen == [0]
+
+
+def test_the_current_stream_comes_back_after_an_exception():
+    with pytest.raises(ZeroDivisionError), gpupool.stream(gpupool.Stream(1)):
+        1 / 0  # noqa: B018
+    assert gpupool.current_device() == 0
+    assert checked_out_stream(None) == 0
+
+
+def test_a_scope_may_be_entered_again():
+    stream = gpupool.Stream()
+    scope = gpupool.stream(stream)
+    with scope, scope:
+        assert checked_out_stream(None) == stream.ptr
+    assert checked_out_stream(None) == 0
+
+
+def test_a_scope_left_on_another_thread_is_an_error():
+    scope = gpupool.stream(gpupool.Stream())
+    scope.__enter__()
+    errors = []
+
+    def leave():
+        try:
+            scope.__exit__(None, None, None)
+        except gpupool.InvalidValue as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    scope.__exit__(None, None, None)
+    assert checked_out_stream(None) == 0
+
+
+def test_a_stream_of_ones_own():
+    stream = gpupool.Stream(1)
+    assert stream.device == 1
+    assert stream.__cuda_stream__() == (0, stream.ptr)
+    assert stream.query()
+    number = _native.host_submit(stream)
+    assert not stream.query()
+    _native.host_complete(stream, number)
+    assert stream.query()
+    _native.host_submit(stream)
+    stream.synchronize()
+    assert stream.query()
+    assert repr(stream) == f"gpupool.Stream(ptr={stream.ptr:#x}, device=1)"
