@@ -11,11 +11,10 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use libloading::os::unix as dl;
-
 use super::component::{Component, Variant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
+use crate::runtime::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
 
 static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -34,7 +33,7 @@ pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    library: dl::Library,
+    library: Library,
     path: PathBuf,
     /// The major version of CUDA it was built for, where its name or folder tells.
     cuda: Option<u32>,
@@ -105,18 +104,13 @@ fn driver_major() -> Option<u32> {
     runtime::get().ok()?.driver_version().map(|(major, _)| major)
 }
 
-fn open(file: &Path, flags: i32) -> Result<dl::Library, String> {
-    // SAFETY: loading runs the library's constructors, which the vendors make safe for any process.
-    unsafe { dl::Library::open(Some(file), flags) }.map_err(|e| e.to_string())
-}
-
 /// A copy that is in the process already, found by the name that every copy carries inside.
-fn already_loaded(soname: &str) -> Option<dl::Library> {
-    open(Path::new(soname), dl::RTLD_LAZY | libc::RTLD_NOLOAD).ok()
+fn already_loaded(soname: &str) -> Option<Library> {
+    open(Path::new(soname), IF_LOADED).ok()
 }
 
 /// The file that holds a symbol of the library.
-fn file_of(library: &dl::Library, symbol: &CStr) -> Option<PathBuf> {
+fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
     // SAFETY: the symbol is only looked up here, not called.
     let address = unsafe { library.get::<*const ()>(symbol) }.ok()?.as_raw_ptr();
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -194,7 +188,7 @@ impl Search<'_> {
     }
 
     fn try_file(&mut self, component: &'static Component, file: &Path) -> Option<Loaded> {
-        match open(file, dl::RTLD_NOW | dl::RTLD_LOCAL) {
+        match open(file, NOW) {
             Ok(library) => self.accept(component, library, file, "loaded"),
             Err(reason) => {
                 self.tried.push(format!("{}: {reason}", file.display()));
@@ -204,15 +198,12 @@ impl Search<'_> {
     }
 
     /// Takes the library if it has every symbol.
-    fn accept(&mut self, component: &Component, library: dl::Library, file: &Path, how: &str) -> Option<Loaded> {
+    fn accept(&mut self, component: &Component, library: Library, file: &Path, how: &str) -> Option<Loaded> {
         let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
-        for symbol in self.symbols {
-            // SAFETY: the symbol is only looked up here, not called.
-            if unsafe { library.get::<unsafe extern "C" fn()>(*symbol) }.is_err() {
-                let symbol = symbol.to_string_lossy();
-                self.tried.push(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
-                return None;
-            }
+        if let Some(symbol) = missing_symbol(&library, self.symbols) {
+            let symbol = symbol.to_string_lossy();
+            self.tried.push(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+            return None;
         }
         let cuda = cuda_of(component, &path);
         Some(Loaded { library, path, cuda })
@@ -258,10 +249,7 @@ fn preload(component: &Component, cuda: u32) {
         if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
             continue;
         }
-        let library = files(variant)
-            .into_iter()
-            .filter(|file| file.exists())
-            .find_map(|file| open(&file, dl::RTLD_NOW | dl::RTLD_LOCAL).ok());
+        let library = files(variant).into_iter().filter(|file| file.exists()).find_map(|file| open(&file, NOW).ok());
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }

@@ -6,13 +6,13 @@
 
 use std::ffi::CStr;
 use std::fmt;
+use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
-use libloading::os::unix as dl;
 
-use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, no_such_device};
+use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, no_such_device, shared_object};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -95,21 +95,17 @@ impl Cuda {
     /// # Errors
     /// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if there is no driver, no device, or the driver is too old.
     pub(super) fn probe() -> Result<Self> {
-        // SAFETY: loading libcuda runs its constructors, which NVIDIA makes safe for any process.
-        let library =
-            unsafe { dl::Library::open(Some("libcuda.so.1"), dl::RTLD_NOW | dl::RTLD_LOCAL) }.map_err(|e| {
-                unavailable(format!(
-                    "no NVIDIA driver was found ({e}); install the driver, or run on a machine with an NVIDIA GPU"
-                ))
-            })?;
-        for symbol in SYMBOLS {
-            // SAFETY: the symbol is only looked up here, not called.
-            if unsafe { library.get::<unsafe extern "C" fn()>(*symbol) }.is_err() {
-                return Err(unavailable(format!(
-                    "libcuda.so.1 lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or later is needed",
-                    symbol.to_string_lossy()
-                )));
-            }
+        let library = shared_object::open(Path::new("libcuda.so.1"), shared_object::NOW).map_err(|reason| {
+            unavailable(format!(
+                "no NVIDIA driver was found ({reason}); install the driver, or run on a machine with an NVIDIA GPU"
+            ))
+        })?;
+        if let Some(symbol) = shared_object::missing_symbol(&library, SYMBOLS) {
+            return Err(unavailable(format!(
+                "libcuda.so.1 lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in \
+                 front; CUDA 12 or later is needed",
+                symbol.to_string_lossy()
+            )));
         }
         // The driver stays loaded for the life of the process.
         std::mem::forget(library);

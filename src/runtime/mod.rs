@@ -10,12 +10,13 @@ mod fork;
 mod guard;
 pub mod host;
 mod scope;
+pub(crate) mod shared_object;
 mod stream;
 
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -186,8 +187,11 @@ fn choose() -> Result<&'static dyn Runtime> {
     let runtime: Box<dyn Runtime> = match wanted.as_str() {
         "" => match cuda::Cuda::probe() {
             Ok(cuda) => Box::new(cuda),
-            Err(reason) => {
-                let _ = NO_CUDA.set(reason.to_string());
+            Err(error) => {
+                let _ = NO_CUDA.set(match error.into_kind() {
+                    ErrorKind::RuntimeUnavailable { reason, .. } => reason,
+                    other => Error::from(other).to_string(),
+                });
                 Box::new(host::Host::from_environment()?)
             }
         },

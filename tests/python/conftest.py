@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,25 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         changed = {**os.environ, **variables}
         environment = {name: value for name, value in changed.items() if value is not None}
         return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+# What could lead the loader to libraries of this machine.
+PLACES = ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")
+
+
+@pytest.fixture
+def run_bare_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code as `run_python` does, but with no package there other than gpupool and those of PYTHONPATH."""
+
+    def run(code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        changed = {**os.environ, **dict.fromkeys(PLACES), **variables}
+        folders = [str(Path(gpupool.__file__).parents[1]), changed.get("PYTHONPATH")]
+        changed["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder)
+        environment = {name: value for name, value in changed.items() if value is not None}
+        command = [sys.executable, "-S", "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     return run
 

@@ -1,0 +1,41 @@
+"""The command line."""
+
+import re
+
+import gpupool
+import pytest
+from gpupool.__main__ import main
+
+
+def run(run_python, *arguments):
+    return run_python(f"import gpupool.__main__, sys; sys.exit(gpupool.__main__.main({list(arguments)!r}))")
+
+
+def test_demo_shows_fewer_handles_than_threads(run_python):
+    done = run(run_python, "demo", "--threads", "4", "--waves", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("No GPU: the host runtime simulates one")
+    row = re.fullmatch(r"host +1\.0\.0 +32 +(\d+) +\d+ ns +[\d.]+ ms +2048 MiB", lines[-1])
+    assert row is not None
+    assert 4 <= int(row[1]) < 32
+
+
+def test_demo_that_fails_says_why(run_python):
+    done = run_python(
+        "import gpupool.__main__, sys; sys.exit(gpupool.__main__.main(['demo']))", GPUPOOL_HOST_MEMORY="1000000"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpupool: out of memory on device 0: host: allocate failed")
+
+
+def test_wrong_numbers(run_python):
+    done = run(run_python, "demo", "--threads", "0")
+    assert done.returncode == 2
+    assert "--threads and --waves must be at least 1" in done.stderr
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gpupool {gpupool.__version__}\n"

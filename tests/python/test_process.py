@@ -1,0 +1,57 @@
+"""What happens at the end of threads, interpreters and processes, and after a fork."""
+
+
+def test_exit_is_clean_with_handles_everywhere(run_python):
+    code = """
+import atexit, gpupool, threading
+pool = gpupool.HandlePool("own", lambda: 0x10, lambda handle: print("destroyed"))
+ready, never = threading.Barrier(3), threading.Event()
+
+def hold(wait):
+    pool.handle(gpupool.Stream())
+    gpupool.host.handle()
+    ready.wait()
+    wait and never.wait()
+
+threading.Thread(target=hold, args=(True,), daemon=True).start()
+threading.Thread(target=hold, args=(False,)).start()
+ready.wait()
+pool.handle()
+atexit.register(lambda: print("at exit", pool.handle() == 0x10))
+"""
+    done = run_python(code)
+    # Nothing is destroyed when the process ends.
+    assert (done.returncode, done.stdout, done.stderr) == (0, "at exit True\n", "")
+
+
+def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(run_python):
+    code = """
+import gpupool, os
+handle, stream = gpupool.host.handle(), gpupool.Stream()
+child = os.fork()
+if child == 0:
+    calls = [gpupool.host.handle, lambda: gpupool.host.handle(64), lambda: gpupool.host.warm(1), gpupool.host.trim,
+             gpupool.device_count, gpupool.Stream, stream.query, lambda: gpupool.stream(stream).__enter__()]
+    for call in calls:
+        try:
+            call()
+            os._exit(2)
+        except gpupool.Forked as error:
+            assert "spawn" in str(error)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gpupool.host.handle() == handle)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 True\n", "")
+
+
+def test_a_child_forked_before_the_first_use_works(run_python):
+    code = """
+import gpupool, os
+child = os.fork()
+if child == 0:
+    os._exit(0 if gpupool.host.handle() else 2)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gpupool.host.handle() != 0)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 True\n", "")
