@@ -6,9 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpupool::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, HostHandles, Pooled, Stream, handle,
-};
+use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, HostHandles, Pooled, Stream};
 
 fn available_pools() -> Vec<HandlePool> {
     let every = [
@@ -43,27 +41,34 @@ fn checkouts(criterion: &mut Criterion) {
     }
 }
 
-/// Takes two handles of the two libraries whose handles are cheapest to make.
-fn take_two(stream: &Stream, on_host: bool) -> bool {
-    if on_host {
-        handle::<HostHandles>(stream).is_ok()
+/// Two pools whose handles are cheap to make.
+fn two_pools() -> [HandlePool; 2] {
+    if HostHandles::pool().is_available() {
+        [HostHandles::pool(), HandlePool::new(&gpupool::library::host::HOST).expect("a pool")]
     } else {
-        handle::<Cusparse>(stream).is_ok() && handle::<Cublas>(stream).is_ok()
+        [Cusparse::pool(), Cublas::pool()]
     }
 }
 
 fn threads(criterion: &mut Criterion) {
-    let stream = Stream::new(Device::from_ordinal(0)).expect("a stream");
-    let on_host = HostHandles::pool().is_available();
-    let spare = HandlePool::new(&gpupool::library::host::HOST).expect("a pool");
+    let device = Device::from_ordinal(0);
+    let streams = [Stream::new(device).expect("a stream"), Stream::new(device).expect("a stream")];
+    let pools = two_pools();
     let mut group = criterion.benchmark_group("thread");
+    group.measurement_time(Duration::from_secs(3));
     group.bench_function("starts and ends", |bench| bench.iter(|| thread::spawn(|| black_box(())).join()));
-    group.bench_function("starts, takes two handles and ends", |bench| {
-        bench.iter(|| {
-            let stream = stream.clone();
-            thread::spawn(move || take_two(&stream, on_host) && (!on_host || spare.handle(&stream).is_ok())).join()
+    let mut bench_with = |name, streams: &[Stream]| {
+        let mut turn = 0;
+        group.bench_function(name, |bench| {
+            bench.iter(|| {
+                turn += 1;
+                let stream = streams[turn % streams.len()].clone();
+                thread::spawn(move || pools.map(|pool| pool.handle(&stream).is_ok())).join()
+            });
         });
-    });
+    };
+    bench_with("starts, takes two handles and ends", &streams[..1]);
+    bench_with("starts, takes two handles of another stream and ends", &streams);
     group.finish();
 }
 

@@ -5,7 +5,6 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
 
-__all__: list[str]
 __version__: str
 
 cublas: HandlePool
@@ -108,10 +107,10 @@ class HandlePool:
     def trim(self, device: SupportsIndex | None = None) -> int:
         """Destroy the idle handles of a device, or of all, and return how many.
 
-        cuBLAS, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every capture on
-        it. Of those, none is destroyed while a capture is known of: one on a :class:`Stream`, on this thread's current
-        stream, or on any blocking stream. The driver does not tell of others, so don't trim while another library
-        captures on a non-blocking stream of its own.
+        cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
+        capture on it. Of those, none is destroyed while a capture is known of: one on a :class:`Stream`, on this
+        thread's current stream, or on any blocking stream. The driver does not tell of others, so don't trim while
+        another library captures on a non-blocking stream of its own.
         """
 
     def close(self) -> int:

@@ -212,8 +212,10 @@ impl HandlePool {
             Some(record) => record,
             None => self.0.create(runtime, pool, device)?,
         };
-        let set = BoundDevice::new(runtime, device)
-            .and_then(|_bound| self.0.library.set_stream(&record.handle, stream.raw()));
+        // Setting the stream it has changes nothing, and needs no context.
+        let bound =
+            if record.last_ran_on(stream.raw()) { Ok(None) } else { BoundDevice::new(runtime, device).map(Some) };
+        let set = bound.and_then(|_bound| self.0.library.set_stream(&record.handle, stream.raw()));
         if let Err(error) = set {
             self.0.count_failure(device);
             self.0.give_back(device, record);
@@ -266,7 +268,7 @@ impl HandlePool {
     /// Destroys the idle handles of one device, or of all, and answers how many.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it:
-    /// cuBLAS, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`] made
+    /// cuBLAS, cuBLASLt, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`] made
     /// by gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not tell of
     /// others, so do not trim while another library captures on a non-blocking stream of its own.
     ///

@@ -6,6 +6,7 @@
 use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
+use super::built_in;
 use super::pool::Shared;
 use super::record::Record;
 use crate::error::{Error, Result};
@@ -24,18 +25,43 @@ struct Row {
     slots: Box<[Slot]>,
 }
 
+/// A place for a row, empty until the thread holds a handle of that pool.
+type Place = OnceCell<Row>;
+
+/// Small, since every thread that takes a handle touches all of it: users' own pools get their places when first used.
 struct Window {
-    rows: [OnceCell<Row>; MAX_POOLS],
+    built_in: [Place; built_in::COUNT],
+    own: OnceCell<Box<[Place]>>,
 }
 
 thread_local! {
-    static WINDOW: Window = const { Window { rows: [const { OnceCell::new() }; MAX_POOLS] } };
+    static WINDOW: Window =
+        const { Window { built_in: [const { Place::new() }; built_in::COUNT], own: OnceCell::new() } };
+}
+
+impl Window {
+    #[inline]
+    fn row(&self, pool: &Shared) -> Option<&Row> {
+        match self.built_in.get(pool.id()) {
+            Some(place) => place.get(),
+            None => self.own.get()?.get(pool.id() - built_in::COUNT)?.get(),
+        }
+    }
+
+    fn place(&self, pool: &Shared) -> Option<&Place> {
+        let own = || (built_in::COUNT..MAX_POOLS).map(|_| Place::new()).collect();
+        match self.built_in.get(pool.id()) {
+            Some(place) => Some(place),
+            None => self.own.get_or_init(own).get(pool.id() - built_in::COUNT),
+        }
+    }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        for row in &mut self.rows {
-            let Some(row) = row.take() else { continue };
+        let own = self.own.take().unwrap_or_default();
+        let built_in = self.built_in.iter_mut().filter_map(Place::take);
+        for row in built_in.chain(own.into_iter().filter_map(Place::into_inner)) {
             for (ordinal, slot) in (0..).zip(row.slots) {
                 if let Some(record) = slot.into_inner() {
                     row.pool.give_back(Device::from_ordinal(ordinal), record);
@@ -52,7 +78,7 @@ impl Drop for Window {
 pub(super) fn with_held<R>(pool: &Shared, device: Device, f: impl FnOnce(&Record) -> R) -> Option<R> {
     WINDOW
         .try_with(|window| {
-            let slot = window.rows.get(pool.id())?.get()?.slots.get(device.ordinal())?.try_borrow().ok()?;
+            let slot = window.row(pool)?.slots.get(device.ordinal())?.try_borrow().ok()?;
             slot.as_deref().map(f)
         })
         .ok()
@@ -72,7 +98,7 @@ pub(super) fn hold(
     let mut record = Some(record);
     let held = WINDOW.try_with(|window| {
         let new_row = || Row { pool, slots: (0..devices).map(|_| Slot::default()).collect() };
-        let row = window.rows.get(pool.id())?.get_or_init(new_row);
+        let row = window.place(pool)?.get_or_init(new_row);
         let mut slot = row.slots.get(device.ordinal())?.try_borrow_mut().ok()?;
         if slot.is_none() {
             *slot = record.take();
@@ -95,8 +121,6 @@ pub(super) fn hold(
 
 /// Takes this thread's handle out of its slot, if it holds one and is not just using it.
 pub(super) fn release(pool: &Shared, device: Device) -> Option<Arc<Record>> {
-    let taken = WINDOW.try_with(|window| {
-        window.rows.get(pool.id())?.get()?.slots.get(device.ordinal())?.try_borrow_mut().ok()?.take()
-    });
+    let taken = WINDOW.try_with(|window| window.row(pool)?.slots.get(device.ordinal())?.try_borrow_mut().ok()?.take());
     taken.ok().flatten()
 }

@@ -31,5 +31,5 @@ pub static CUBLASLT: Vendor = Vendor::new(Description {
     not_initialized: &[1],
     out_of_memory: &[3],
     handle_bytes: 0,
-    synchronizes_on_destroy: false,
+    synchronizes_on_destroy: true,
 });

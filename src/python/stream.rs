@@ -61,12 +61,12 @@ pub(super) fn resolve(
     stream: Option<&Bound<'_, PyAny>>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Stream> {
-    device::get(py)?;
+    let runtime = device::get(py)?;
     let device = device.map(|device| device::extract(py, device)).transpose()?;
     let Some(stream) = stream else {
         return Ok(match device {
             Some(device) => Stream::current_on(device),
-            None => Stream::current()?,
+            None => Stream::current_on(runtime.current_device()?),
         });
     };
     if stream.is_exact_instance_of::<PyInt>() {

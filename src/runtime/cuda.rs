@@ -296,6 +296,9 @@ impl Runtime for Cuda {
         if stream.is_default() {
             return self.current_device();
         }
+        if self.devices.len() == 1 {
+            return Ok(Device::from_ordinal(0));
+        }
         let mut context = ptr::null_mut();
         // SAFETY: the caller promises that the stream is alive.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(as_stream(stream), &mut context) })?;

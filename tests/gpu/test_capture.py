@@ -23,7 +23,7 @@ def in_other_thread(function, *arguments):
 
 # Some libraries wait for the device when a handle is destroyed, which no capture survives. So trimming spares theirs,
 # as far as gpupool knows of the capture, and it knows of its own streams.
-spares = what == "trim" and name in ("cublas", "cusolver", "cudss")
+spares = what == "trim" and name not in ("cudnn", "cusparse")
 own_stream = gpupool.Stream() if spares else None
 
 with cupy.cuda.ExternalStream(own_stream.ptr) if spares else cupy.cuda.Stream(non_blocking=True) as stream:
