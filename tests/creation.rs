@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
 use gpupool::library::host::{HOST, set_handle_bytes};
@@ -74,6 +75,21 @@ fn creation_spoils_no_capture_and_leaves_device_and_mode_as_they_were() {
 }
 
 #[test]
+fn the_current_device_stays_what_it_was() {
+    let _host = host();
+    let current = || gpupool::runtime::get().unwrap().current_device().unwrap();
+    let (pool, there) = (pool(), stream(1));
+    pool.handle(&there).unwrap();
+    assert_eq!(current(), device(0));
+    let here = stream(0);
+    let _scope = there.enter().unwrap();
+    pool.handle(&here).unwrap();
+    pool.warm(1, device(0)).unwrap();
+    pool.trim(None).unwrap();
+    assert_eq!(current(), device(1));
+}
+
+#[test]
 fn out_of_memory_destroys_idle_handles_of_every_pool_and_tries_again() {
     let _host = host();
     set_handle_bytes(MEMORY / 2);
@@ -117,6 +133,9 @@ fn not_initialized_counts_as_out_of_memory_only_where_memory_is_short() {
     assert!(matches!(pool.handle(&stream).unwrap_err().kind(), ErrorKind::OutOfMemory(_)));
 }
 
+/// How long a test waits for what must come, before it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A library whose creations wait until a test lets them go on.
 struct Gated {
     arrived: Mutex<Sender<()>>,
@@ -130,7 +149,7 @@ impl Library for Gated {
 
     fn create(&self, _device: Device) -> Result<RawHandle> {
         self.arrived.lock().unwrap().send(()).unwrap();
-        self.go_on.lock().unwrap().recv().unwrap();
+        self.go_on.lock().unwrap().recv_timeout(PATIENCE).unwrap();
         // SAFETY: the handle is a box of this library's own, which `destroy` takes back.
         Ok(unsafe { RawHandle::from_ptr(NonNull::from(Box::leak(Box::new(0_u64))).cast()) })
     }
@@ -153,12 +172,12 @@ fn a_slow_creation_keeps_nobody_from_an_idle_handle() {
     let pool = HandlePool::new(Gated { arrived: Mutex::new(arrived), go_on: Mutex::new(go_on) }).unwrap();
     release.send(()).unwrap();
     on_thread(move || pool.handle(&stream(0)).map(drop).unwrap());
-    arrivals.recv().unwrap();
+    arrivals.recv_timeout(PATIENCE).unwrap();
     // One handle is idle. This thread takes it, so the next one has to create, and waits in the library.
     let stream_here = stream(0);
     pool.handle(&stream_here).unwrap();
     let slow = thread::spawn(move || pool.handle(&stream(0)).map(drop).unwrap());
-    arrivals.recv().unwrap();
+    arrivals.recv_timeout(PATIENCE).unwrap();
     // Meanwhile hits, statistics, trims and hand-overs go on.
     pool.handle(&stream_here).unwrap();
     assert_eq!(pool.stats(None).unwrap().held, 1);
