@@ -12,7 +12,7 @@ use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
 use gpupool::library::host::{HOST, set_handle_bytes};
 use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, RawStream, Result, StatusKind};
+use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream};
 
 fn pool() -> HandlePool {
     HandlePool::new(&HOST).expect("a pool")
@@ -160,7 +160,7 @@ impl Library for Gated {
         Ok(())
     }
 
-    fn set_stream(&self, _handle: &RawHandle, _stream: RawStream) -> Result<()> {
+    fn set_stream(&self, _handle: &RawHandle, _stream: &Stream) -> Result<()> {
         Ok(())
     }
 }

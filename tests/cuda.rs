@@ -69,15 +69,31 @@ fn threads_share_handles_and_each_has_its_own() {
 }
 
 #[test]
-fn a_creation_leaves_the_callers_context_as_it_was() {
+fn the_callers_context_stays_what_it_was() {
     let (_guard, pools) = pools();
-    for pool in pools {
-        // A new thread has no context. Afterwards it has none either.
+    let devices = if pools.is_empty() { 0 } else { runtime::get().unwrap().device_count() };
+    for (pool, device) in pools.into_iter().flat_map(|pool| (0..devices).map(move |device| (pool, device))) {
+        let device = Device::from_ordinal(device);
+        // A new thread has no context. Afterwards it has none either: after a creation, hits, and changed streams.
         thread::spawn(move || {
             assert_eq!(current_context(), 0);
-            pool.handle(&Stream::legacy(DEVICE)).unwrap();
-            pool.handle(&Stream::current().unwrap()).unwrap();
-            assert_eq!(current_context(), 0, "{}", pool.name());
+            let (first, second) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
+            for stream in [&first, &first, &second, &Stream::legacy(device), &Stream::per_thread(device)] {
+                pool.handle(stream).unwrap();
+                assert_eq!(current_context(), 0, "{} on {device}, {stream:?}", pool.name());
+            }
+        })
+        .join()
+        .unwrap();
+        // With another device current, default streams are still those of the handle's device.
+        thread::spawn(move || {
+            let other = Stream::new(Device::from_ordinal(devices - 1)).unwrap();
+            let _scope = other.enter().unwrap();
+            let before = current_context();
+            pool.handle(&Stream::new(device).unwrap()).unwrap();
+            pool.handle(&Stream::legacy(device)).unwrap();
+            pool.handle(&Stream::per_thread(device)).unwrap();
+            assert_eq!(current_context(), before, "{} on {device}", pool.name());
         })
         .join()
         .unwrap();

@@ -19,7 +19,7 @@ use super::{built_in, create};
 use crate::error::{Error, Result};
 use crate::library::Library;
 use crate::lifecycle;
-use crate::runtime::{self, BoundDevice, Runtime};
+use crate::runtime::{self, Runtime};
 use crate::stream::{Device, RawStream};
 use crate::{Stream, library};
 
@@ -164,41 +164,14 @@ impl HandlePool {
         if let Err(refused) = lifecycle::refuse_forked().and_then(|()| self.0.check_open()) {
             return Some(Err(refused));
         }
-        let address = window::with_held(self.0, stream.device(), |record| {
-            self.0.library.set_stream(&record.handle, stream.raw()).map(|()| {
+        let set = window::with_held(self.0, stream.device(), |record| {
+            self.0.library.set_stream(&record.handle, stream).map(|()| {
                 record.note_stream(stream.raw());
                 record.count_hit();
-                record.handle.as_non_null()
+                Handle { address: record.handle.as_non_null(), this_thread: PhantomData }
             })
         })?;
-        Some(match address {
-            Ok(address) => Ok(Handle { address, this_thread: PhantomData }),
-            Err(error) => self.retry_bound(stream, error),
-        })
-    }
-
-    /// Some libraries look a stream up in the current context: once more, with the context of the stream's device.
-    #[cold]
-    fn retry_bound(&self, stream: &Stream, error: Error) -> Result<Handle> {
-        let set = window::with_held(self.0, stream.device(), |record| {
-            let runtime = runtime::get()?;
-            if runtime.current_device()? == stream.device() {
-                return Err(error);
-            }
-            let _bound = BoundDevice::new(runtime, stream.device())?;
-            self.0.library.set_stream(&record.handle, stream.raw())?;
-            record.note_stream(stream.raw());
-            record.count_hit();
-            Ok(record.handle.as_non_null())
-        });
-        match set {
-            Some(Ok(address)) => Ok(Handle { address, this_thread: PhantomData }),
-            Some(Err(error)) => {
-                self.0.count_failure(stream.device());
-                Err(Error::on(error, stream.device()))
-            }
-            None => self.obtain(stream),
-        }
+        Some(set.map_err(|error| self.0.refused(stream.device(), error)))
     }
 
     /// The miss path: an idle handle, best one that last ran on this stream, else a new one.
@@ -212,14 +185,9 @@ impl HandlePool {
             Some(record) => record,
             None => self.0.create(runtime, pool, device)?,
         };
-        // Setting the stream it has changes nothing, and needs no context.
-        let bound =
-            if record.last_ran_on(stream.raw()) { Ok(None) } else { BoundDevice::new(runtime, device).map(Some) };
-        let set = bound.and_then(|_bound| self.0.library.set_stream(&record.handle, stream.raw()));
-        if let Err(error) = set {
-            self.0.count_failure(device);
+        if let Err(error) = self.0.library.set_stream(&record.handle, stream) {
             self.0.give_back(device, record);
-            return Err(error.on(device));
+            return Err(self.0.refused(device, error));
         }
         record.note_stream(stream.raw());
         let address = record.handle.as_non_null();
@@ -393,10 +361,13 @@ impl Shared {
         devices.get(device.ordinal()).ok_or_else(|| runtime::no_such_device(device.ordinal() as i64, devices.len()))
     }
 
-    fn count_failure(&self, device: Device) {
+    /// Counts a failed request.
+    #[cold]
+    fn refused(&self, device: Device, error: Error) -> Error {
         if let Ok(pool) = self.on(device) {
             pool.lock().failures += 1;
         }
+        error.on(device)
     }
 
     /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.

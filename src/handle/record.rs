@@ -5,9 +5,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::library::RawHandle;
 use crate::stream::RawStream;
 
-/// The stream of a handle that has not run on any: no stream lies at this address.
-const NO_STREAM: usize = usize::MAX;
-
 /// A handle with the counters of the thread that holds it. Only that thread writes to it, so plain stores suffice;
 /// others read the counters for statistics.
 #[derive(Debug)]
@@ -21,7 +18,7 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn new(handle: RawHandle, bytes: u64) -> Self {
-        Self { handle, bytes, stream: AtomicUsize::new(NO_STREAM), hits: AtomicU64::new(0) }
+        Self { handle, bytes, stream: AtomicUsize::new(0), hits: AtomicU64::new(0) }
     }
 
     /// Notes the stream that the handle's next calls run on.

@@ -25,6 +25,7 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     create: c"cublasCreate_v2",
     destroy: c"cublasDestroy_v2",
     set_stream: Some(c"cublasSetStream_v2"),
+    set_stream_uses_context: false,
     get_stream: Some(c"cublasGetStream_v2"),
     version: VersionCall::Property(c"cublasGetProperty"),
     status_names: StatusNames::Function(c"cublasGetStatusName"),

@@ -24,6 +24,7 @@ pub static CUBLASLT: Vendor = Vendor::new(Description {
     create: c"cublasLtCreate",
     destroy: c"cublasLtDestroy",
     set_stream: None,
+    set_stream_uses_context: false,
     get_stream: None,
     version: VersionCall::Property(c"cublasLtGetProperty"),
     status_names: StatusNames::Function(c"cublasLtGetStatusName"),

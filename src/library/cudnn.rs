@@ -1,4 +1,5 @@
-//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it.
+//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it, makes
+//! device 0's context current in a thread that has none, and refuses another device's default stream.
 
 use super::component::{Component, Variant};
 use super::vendor::{Description, StatusNames, Vendor, VersionCall};
@@ -29,6 +30,7 @@ pub static CUDNN: Vendor = Vendor::new(Description {
     create: c"cudnnCreate",
     destroy: c"cudnnDestroy",
     set_stream: Some(c"cudnnSetStream"),
+    set_stream_uses_context: true,
     get_stream: Some(c"cudnnGetStream"),
     version: VersionCall::Number(c"cudnnGetVersion"),
     status_names: StatusNames::Function(c"cudnnGetErrorString"),

@@ -29,6 +29,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     create: c"cudssCreate",
     destroy: c"cudssDestroy",
     set_stream: Some(c"cudssSetStream"),
+    set_stream_uses_context: false,
     get_stream: None,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[

@@ -29,6 +29,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     create: c"cusolverDnCreate",
     destroy: c"cusolverDnDestroy",
     set_stream: Some(c"cusolverDnSetStream"),
+    set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[

@@ -28,6 +28,7 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     create: c"cusparseCreate",
     destroy: c"cusparseDestroy",
     set_stream: Some(c"cusparseSetStream"),
+    set_stream_uses_context: false,
     get_stream: None,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),

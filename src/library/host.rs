@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use super::{Library, RawHandle, Version};
 use crate::error::Result;
-use crate::runtime::Kind;
 use crate::runtime::host::{self, Call, check};
-use crate::stream::{Device, RawStream};
+use crate::runtime::{Kind, Stream};
+use crate::stream::Device;
 
 /// The simulated library.
 #[derive(Debug)]
@@ -96,9 +96,9 @@ impl Library for HostLibrary {
     }
 
     #[inline]
-    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         check(Call::HandleSetStream)?;
-        inner(handle).stream.store(stream.address(), Ordering::Relaxed);
+        inner(handle).stream.store(stream.raw().address(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -21,8 +21,8 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use crate::error::Result;
-use crate::runtime::Kind;
-use crate::stream::{Device, RawStream};
+use crate::runtime::{Kind, Stream};
+use crate::stream::Device;
 
 pub use cublas::CUBLAS;
 pub use cublaslt::CUBLASLT;
@@ -69,8 +69,8 @@ impl RawHandle {
 /// A library whose calls need a handle.
 ///
 /// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the device's
-/// primary context current and the thread's capture mode relaxed, and [`set_stream`](Library::set_stream) on every
-/// checkout, by the thread that holds the handle.
+/// primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream) on every
+/// checkout, in the thread that holds the handle, with whatever context that thread has.
 pub trait Library: Send + Sync {
     /// The name shown in errors and statistics.
     fn name(&self) -> &str;
@@ -88,11 +88,11 @@ pub trait Library: Send + Sync {
     /// What the library refused. The handle counts as destroyed all the same.
     fn destroy(&self, handle: RawHandle) -> Result<()>;
 
-    /// Sets the stream that the handle's next calls run on.
+    /// Sets the stream that the handle's next calls run on; it is one of the handle's device.
     ///
     /// # Errors
     /// What the library refused.
-    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()>;
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()>;
 
     /// The runtime that the handles need; none if any will do.
     fn runtime(&self) -> Option<Kind> {
@@ -141,7 +141,7 @@ impl<L: Library + ?Sized> Library for &L {
         (**self).destroy(handle)
     }
 
-    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         (**self).set_stream(handle, stream)
     }
 

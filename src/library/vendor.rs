@@ -10,8 +10,8 @@ use super::component::Component;
 use super::loader::{self, Loaded};
 use super::{Library, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
-use crate::runtime::{self, Kind};
-use crate::stream::{Device, RawStream};
+use crate::runtime::{self, BoundDevice, Kind, Stream};
+use crate::stream::Device;
 
 /// What tells one NVIDIA library from another.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Description {
     pub(super) destroy: &'static CStr,
     /// None where handles have no stream.
     pub(super) set_stream: Option<&'static CStr>,
+    /// Whether setting the stream looks at the thread's current context, and makes one current where there is none.
+    pub(super) set_stream_uses_context: bool,
     /// Given where asking is cheaper than setting, or where setting has side effects.
     pub(super) get_stream: Option<&'static CStr>,
     pub(super) version: VersionCall,
@@ -216,18 +218,23 @@ impl Library for Vendor {
     }
 
     #[inline]
-    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         let api = self.api()?;
         let Some(set_stream) = api.set_stream else { return Ok(()) };
         if let Some(get_stream) = api.get_stream {
             let mut current = ptr::null_mut();
             // SAFETY: the handle is live and `current` is a valid place for a stream.
-            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == stream.address() {
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == stream.raw().address() {
                 return Ok(());
             }
         }
-        // SAFETY: the handle is live, and a `RawStream` is alive by the contract of `Stream::from_raw`.
-        match unsafe { set_stream(handle.as_ptr(), stream.as_ptr()) } {
+        let _bound = if self.description.set_stream_uses_context {
+            Some(BoundDevice::new(runtime::get()?, stream.device())?)
+        } else {
+            None
+        };
+        // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
+        match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
             0 => Ok(()),
             status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
         }

@@ -6,7 +6,8 @@ use pyo3::types::PyInt;
 use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
 use crate::library::functions::{Create, Destroy, SetStream, raw_handle};
 use crate::library::{Library, RawHandle};
-use crate::stream::{Device, RawStream};
+use crate::runtime::Stream;
+use crate::stream::Device;
 
 /// A Python callable, or a C function.
 enum Function<C> {
@@ -107,13 +108,13 @@ impl Library for Callbacks {
         }
     }
 
-    fn set_stream(&self, handle: &RawHandle, stream: RawStream) -> Result<()> {
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         match &self.set_stream {
             None => Ok(()),
-            Some(Function::C(set_stream)) => set_stream.call(&self.name, handle, stream),
-            Some(Function::Callable(set_stream)) => {
-                self.call("set_stream", |py| set_stream.call1(py, (handle.as_ptr().addr(), stream.address())).map(drop))
-            }
+            Some(Function::C(set_stream)) => set_stream.call(&self.name, handle, stream.raw()),
+            Some(Function::Callable(set_stream)) => self.call("set_stream", |py| {
+                set_stream.call1(py, (handle.as_ptr().addr(), stream.raw().address())).map(drop)
+            }),
         }
     }
 }
