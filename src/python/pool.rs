@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use super::callbacks::Callbacks;
 use super::stats::PyHandleStats;
 use super::{device, stream};
+use crate::error::Error;
 use crate::handle::HandlePool;
 use crate::library::Version;
 
@@ -50,10 +51,12 @@ impl PyHandlePool {
     fn warm(
         &self,
         py: Python<'_>,
-        count: usize,
+        count: i64,
         device: Option<&Bound<'_, PyAny>>,
         background: bool,
     ) -> PyResult<usize> {
+        let count = usize::try_from(count)
+            .map_err(|_| Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0")))?;
         let device = device::extract_or_current(py, device)?;
         if background {
             // The handles show up in the statistics, and a failure there too.

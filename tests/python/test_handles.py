@@ -1,5 +1,6 @@
 """A thread's handles, from Python."""
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,16 +110,24 @@ def test_warm_and_trim():
     assert gpupool.host.trim(1) == 0
 
 
+def test_warm_takes_a_number_from_zero():
+    assert gpupool.host.warm(0) == 0
+    with pytest.raises(gpupool.InvalidValue, match="-1 handles"):
+        gpupool.host.warm(-1)
+
+
 def test_warm_in_the_background():
-    created = gpupool.host.stats(0).created
-    idle = gpupool.host.stats(0).idle
-    assert gpupool.host.warm(idle + 2, device=0, background=True) == 0
-    deadline = threading.Event()
-    for _ in range(6000):
-        if gpupool.host.stats(0).created == created + 2:
-            break
-        deadline.wait(0.01)
-    assert gpupool.host.stats(0).idle == idle + 2
+    threads = queue.Queue()
+
+    def create():
+        threads.put(threading.get_ident())
+        return 0x10 + threads.qsize()
+
+    pool = gpupool.HandlePool("background", create, lambda handle: None)
+    assert pool.warm(2, background=True) == 0
+    creators = {threads.get(timeout=60), threads.get(timeout=60)}
+    assert len(creators) == 1
+    assert threading.get_ident() not in creators
 
 
 def test_creation_keeps_no_other_thread_waiting():
