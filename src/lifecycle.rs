@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -17,8 +17,20 @@ pub(crate) fn set_forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
+/// Whether this process is such a child.
+#[inline]
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Refuses in a forked child.
 #[inline]
 pub(crate) fn refuse_forked() -> Result<()> {
-    if FORKED.load(Ordering::Relaxed) { Err(ErrorKind::Forked.into()) } else { Ok(()) }
+    if is_forked() { Err(forked()) } else { Ok(()) }
+}
+
+/// The error of a forked child. Apart, to keep its making out of the paths that check.
+#[cold]
+fn forked() -> Error {
+    ErrorKind::Forked.into()
 }

@@ -158,11 +158,12 @@ impl HandlePool {
         }
     }
 
-    /// The hit path: this thread's handle, if it holds one on the stream's device.
+    /// The hit path: this thread's handle, if it holds one on the stream's device. All that is rare is left to
+    /// [`HandlePool::obtain`].
     #[inline]
     pub(crate) fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
-        if let Err(refused) = lifecycle::refuse_forked().and_then(|()| self.0.check_open()) {
-            return Some(Err(refused));
+        if lifecycle::is_forked() || self.0.is_closed.load(Ordering::Relaxed) {
+            return None;
         }
         let set = window::with_held(self.0, stream.device(), |record| {
             self.0.library.set_stream(&record.handle, stream).map(|()| {
@@ -332,23 +333,16 @@ impl Shared {
         usize::from(self.id)
     }
 
-    #[inline]
-    fn check_open(&self) -> Result<()> {
-        if self.is_closed.load(Ordering::Relaxed) { Err(self.closed()) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn closed(&self) -> Error {
-        Error::invalid_value(format!("the {} pool is closed; make another HandlePool", self.library.name()))
-    }
-
     /// The runtime and its number of devices, if handles can be asked for.
     fn require_usable(&self) -> Result<(&'static dyn Runtime, usize)> {
         let runtime = match self.library.runtime() {
             Some(kind) => runtime::require(kind)?,
             None => runtime::get()?,
         };
-        self.check_open()?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            let name = self.library.name();
+            return Err(Error::invalid_value(format!("the {name} pool is closed; make another HandlePool")));
+        }
         Ok((runtime, self.make_devices(runtime).len()))
     }
 

@@ -48,13 +48,7 @@ impl PyHandlePool {
     }
 
     #[pyo3(signature = (count, device = None, background = false))]
-    fn warm(
-        &self,
-        py: Python<'_>,
-        count: i64,
-        device: Option<&Bound<'_, PyAny>>,
-        background: bool,
-    ) -> PyResult<usize> {
+    fn warm(&self, py: Python<'_>, count: i64, device: Option<&Bound<'_, PyAny>>, background: bool) -> PyResult<usize> {
         let count = usize::try_from(count)
             .map_err(|_| Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0")))?;
         let device = device::extract_or_current(py, device)?;
