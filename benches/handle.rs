@@ -1,5 +1,5 @@
-//! What a checkout costs, on every pool that is available on the runtime at hand, and what the windows add to a thread's
-//! life. `GPUPOOL_RUNTIME=host cargo bench` measures gpupool alone, without a library's own call.
+//! What a checkout costs, on every pool that is available on the runtime at hand, and what the windows add to a
+//! thread's life. `GPUPOOL_RUNTIME=host cargo bench` measures gpupool alone, without a library's own call.
 
 use std::hint::black_box;
 use std::thread;

@@ -1,8 +1,8 @@
 //! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or cuSOLVER
 //! with its stream set.
 //!
-//! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice, nothing
-//! is destroyed behind your back, and nothing spoils a stream capture.
+//! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice,
+//! nothing is destroyed behind your back, and nothing spoils a stream capture.
 //!
 //! ```no_run
 //! use gpupool::{Cusparse, Stream};

@@ -3,7 +3,7 @@
 //! - A thread ends: its [`window`](crate::handle) moves its handles to their pools. No driver call, no library call, no
 //!   Python, no panic.
 //! - The process ends: nothing is destroyed. Pools are `static` or leaked, so nothing of theirs is dropped.
-//! - The process forks: a child made after the first use of a runtime gets [`ErrorKind::Forked`](crate::ErrorKind::Forked) from every call. The flag
+//! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -112,6 +112,19 @@ fn a_handle_that_cannot_be_destroyed_keeps_no_other_from_it() {
 }
 
 #[test]
+fn a_trim_that_cannot_start_loses_no_handle() {
+    let _host = host();
+    let pool = pool();
+    pool.warm(2, device(1)).unwrap();
+    for call in [Call::Bind, Call::ExchangeCaptureMode, Call::StreamCaptureStatus] {
+        inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
+        assert!(pool.trim(None).is_err(), "{call:?}");
+        assert_eq!(pool.stats(None).unwrap().idle, 2, "{call:?}");
+    }
+    assert_eq!(pool.trim(None).unwrap(), 2);
+}
+
+#[test]
 fn a_closed_pool_gives_out_nothing_and_takes_everything_back() {
     let _host = host();
     let (pool, stream_here) = (pool(), stream(0));

@@ -39,39 +39,52 @@ impl Drop for UnderWay {
     }
 }
 
-/// Creates a handle on the device.
-pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Created> {
-    let _bound = BoundDevice::new(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime)?;
-    let _under_way = UnderWay::new();
-    let begun = BEGUN.load(Ordering::Relaxed);
-    let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
-    // The memory is asked for statistics alone, so a driver that cannot say does not stop the creation.
-    let before = runtime.memory_info().ok();
-    let start = Instant::now();
-    let handle = library.create(device).map_err(|e| e.on(device))?;
-    let time = start.elapsed();
-    let after = runtime.memory_info().ok();
-    let is_alone = was_alone && BEGUN.load(Ordering::Relaxed) == begun;
-    let taken = before.zip(after).map(|(before, after)| before.free.saturating_sub(after.free));
-    Ok(Created { handle, time, bytes: taken.filter(|_| is_alone) })
+/// A thread made ready to create and destroy: the device's context current, the capture mode relaxed.
+pub(super) struct Prepared {
+    runtime: &'static dyn Runtime,
+    device: Device,
+    // Dropped in this order: the mode is the thread's, whatever its context.
+    _relaxed: RelaxedCapture,
+    _bound: BoundDevice,
 }
 
-/// Destroys handles of the device, all of them, and answers the first refusal.
-pub(super) fn destroy(
-    runtime: &'static dyn Runtime,
-    library: &dyn Library,
-    device: Device,
-    handles: impl Iterator<Item = RawHandle>,
-) -> Result<()> {
-    let _bound = BoundDevice::new(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime)?;
-    let mut result = Ok(());
-    for handle in handles {
-        let destroyed = library.destroy(handle).map_err(|e| e.on(device));
-        result = result.and(destroyed);
+impl Prepared {
+    pub(super) fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
+        let _bound = BoundDevice::new(runtime, device)?;
+        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+        Ok(Self { runtime, device, _relaxed, _bound })
     }
-    result
+
+    /// Creates a handle.
+    pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
+        let _under_way = UnderWay::new();
+        let begun = BEGUN.load(Ordering::Relaxed);
+        let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
+        // The memory is asked for statistics alone, so a driver that cannot say does not stop the creation.
+        let before = self.runtime.memory_info().ok();
+        let start = Instant::now();
+        let handle = library.create(self.device).map_err(|e| e.on(self.device))?;
+        let time = start.elapsed();
+        let after = self.runtime.memory_info().ok();
+        let is_alone = was_alone && BEGUN.load(Ordering::Relaxed) == begun;
+        let taken = before.zip(after).map(|(before, after)| before.free.saturating_sub(after.free));
+        Ok(Created { handle, time, bytes: taken.filter(|_| is_alone) })
+    }
+
+    /// Destroys handles, all of them, and answers the first refusal.
+    pub(super) fn destroy(&self, library: &dyn Library, handles: Vec<RawHandle>) -> Result<()> {
+        let mut result = Ok(());
+        for handle in handles {
+            let destroyed = library.destroy(handle).map_err(|e| e.on(self.device));
+            result = result.and(destroyed);
+        }
+        result
+    }
+}
+
+/// Creates a handle on the device.
+pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Created> {
+    Prepared::new(runtime, device)?.create(library)
 }
 
 /// Whether destroying this library's handles now would spoil a capture that is known of.

@@ -5,6 +5,7 @@
 
 mod built_in;
 mod create;
+mod device_pool;
 mod pool;
 mod record;
 mod stats;

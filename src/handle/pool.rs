@@ -8,10 +8,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
+use super::device_pool::DevicePool;
 use super::record::Record;
 use super::stats::HandleStats;
 use super::window::{self, MAX_POOLS};
@@ -20,10 +20,11 @@ use crate::error::{Error, Result};
 use crate::library::Library;
 use crate::lifecycle;
 use crate::runtime::{self, Runtime};
-use crate::stream::{Device, RawStream};
+use crate::stream::Device;
 use crate::{Stream, library};
 
-/// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the process.
+/// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
+/// process.
 #[derive(Clone, Copy)]
 pub struct HandlePool(&'static Shared);
 
@@ -53,36 +54,6 @@ pub(super) struct Shared {
     devices: OnceLock<Box<[DevicePool]>>,
 }
 
-/// A pool's handles on one device.
-#[derive(Default)]
-struct DevicePool {
-    handles: Mutex<Handles>,
-    /// What a handle took when it was last created with nothing else going on.
-    measured_bytes: Mutex<Option<u64>>,
-}
-
-#[derive(Default)]
-struct Handles {
-    /// Every live handle, held or idle.
-    all: Vec<Arc<Record>>,
-    idle: Vec<Arc<Record>>,
-    created: u64,
-    destroyed: u64,
-    misses: u64,
-    hand_overs: u64,
-    failures: u64,
-    create_time: Duration,
-    /// Hits of handles that were destroyed.
-    past_hits: u64,
-}
-
-impl DevicePool {
-    fn lock(&self) -> MutexGuard<'_, Handles> {
-        // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 static NEXT_ID: AtomicUsize = AtomicUsize::new(built_in::COUNT);
 static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new());
 
@@ -106,7 +77,7 @@ impl HandlePool {
     /// A pool for a library that gpupool does not know. Make it once: pools live as long as the process.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if the process has made 256 pools.
+    /// `ErrorKind::InvalidValue` if the process has made 256 pools.
     pub fn new(library: impl Library + 'static) -> Result<Self> {
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
         let Some(id) = id.ok().and_then(|id| u8::try_from(id).ok()) else {
@@ -127,7 +98,7 @@ impl HandlePool {
     /// The library's version, if it tells one.
     ///
     /// # Errors
-    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
     pub fn version(&self) -> Result<Option<library::Version>> {
         self.0.library.version()
     }
@@ -135,7 +106,7 @@ impl HandlePool {
     /// The file that the library was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
     pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
         self.0.library.path()
     }
@@ -148,8 +119,9 @@ impl HandlePool {
     /// The calling thread's handle on the stream's device, with the stream set.
     ///
     /// # Errors
-    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound), [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable), [`ErrorKind::Library`](crate::ErrorKind::Library) or [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory) if a handle
-    /// cannot be had; [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a device that does not exist or a closed pool; [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
+    /// if a handle cannot be had; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
+    /// `ErrorKind::Forked`.
     #[inline]
     pub fn handle(&self, stream: &Stream) -> Result<Handle> {
         match self.held(stream) {
@@ -181,8 +153,7 @@ impl HandlePool {
         let (runtime, devices) = self.0.require_usable()?;
         let device = stream.device();
         let pool = self.0.on(device)?;
-        let idle = pool.lock().take_idle(stream.raw());
-        let record = match idle {
+        let record = match pool.take_idle(stream.raw()) {
             Some(record) => record,
             None => self.0.create(runtime, pool, device)?,
         };
@@ -206,7 +177,7 @@ impl HandlePool {
     pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
         let (runtime, _) = self.0.require_usable()?;
         let pool = self.0.on(device)?;
-        let missing = count.saturating_sub(pool.lock().idle.len());
+        let missing = count.saturating_sub(pool.idle_count());
         // Kept aside until all are made: where memory is short, each creation destroys what is idle.
         let mut created = Vec::new();
         let mut result = Ok(missing);
@@ -219,14 +190,14 @@ impl HandlePool {
                 }
             }
         }
-        pool.lock().idle.append(&mut created);
+        pool.put_idle(created);
         result
     }
 
     /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if the system starts no thread.
+    /// `ErrorKind::InvalidValue` if the system starts no thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
         let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
         thread.spawn(move || self.warm(count, device)).map_err(|e| {
@@ -236,9 +207,9 @@ impl HandlePool {
 
     /// Destroys the idle handles of one device, or of all, and answers how many.
     ///
-    /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it:
-    /// cuBLAS, cuBLASLt, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`] made
-    /// by gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not tell of
+    /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
+    /// cuBLASLt, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`]
+    /// made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not tell of
     /// others, so do not trim while another library captures on a non-blocking stream of its own.
     ///
     /// # Errors
@@ -265,7 +236,7 @@ impl HandlePool {
     /// of other threads come back as they end, for [`HandlePool::trim`] to destroy.
     ///
     /// # Errors
-    /// As [`HandlePool::trim`]; [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a pool of gpupool's own, which others share.
+    /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for a pool of gpupool's own, which others share.
     pub fn close(&self) -> Result<usize> {
         if usize::from(self.0.id) < built_in::COUNT {
             return Err(Error::invalid_value(format!(
@@ -286,40 +257,15 @@ impl HandlePool {
     /// The pool's counts, on one device or summed over all.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) for a device that does not exist.
+    /// `ErrorKind::InvalidValue` for a device that does not exist.
     pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
         if let Some(device) = device {
             self.0.make_devices(runtime::get()?);
-            return Ok(self.0.on(device)?.lock().stats());
+            return Ok(self.0.on(device)?.stats());
         }
         let mut sum = HandleStats::default();
-        self.0.devices.get().into_iter().flatten().for_each(|pool| sum += pool.lock().stats());
+        self.0.devices.get().into_iter().flatten().for_each(|pool| sum += pool.stats());
         Ok(sum)
-    }
-}
-
-impl Handles {
-    fn take_idle(&mut self, stream: RawStream) -> Option<Arc<Record>> {
-        self.misses += 1;
-        let last = self.idle.len().checked_sub(1)?;
-        let index = self.idle.iter().rposition(|record| record.last_ran_on(stream)).unwrap_or(last);
-        self.hand_overs += 1;
-        Some(self.idle.remove(index))
-    }
-
-    fn stats(&self) -> HandleStats {
-        HandleStats {
-            created: self.created,
-            destroyed: self.destroyed,
-            idle: self.idle.len() as u64,
-            held: (self.all.len() - self.idle.len()) as u64,
-            hits: self.past_hits + self.all.iter().map(|record| record.hits()).sum::<u64>(),
-            misses: self.misses,
-            hand_overs: self.hand_overs,
-            failures: self.failures,
-            create_time: self.create_time,
-            device_bytes: self.all.iter().map(|record| record.bytes).sum(),
-        }
     }
 }
 
@@ -359,7 +305,7 @@ impl Shared {
     #[cold]
     fn refused(&self, device: Device, error: Error) -> Error {
         if let Ok(pool) = self.on(device) {
-            pool.lock().failures += 1;
+            pool.count_failure();
         }
         error.on(device)
     }
@@ -369,7 +315,7 @@ impl Shared {
         if lifecycle::refuse_forked().is_ok()
             && let Ok(pool) = self.on(device)
         {
-            pool.lock().idle.push(record);
+            pool.put_idle([record]);
         }
     }
 
@@ -389,52 +335,31 @@ impl Shared {
         let created = match created {
             Ok(created) => created,
             Err(error) => {
-                pool.lock().failures += 1;
+                pool.count_failure();
                 return Err(error);
             }
         };
-        let bytes = match created.bytes {
-            Some(bytes) => *pool.measured_bytes.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes),
-            None => {
-                let measured = *pool.measured_bytes.lock().unwrap_or_else(PoisonError::into_inner);
-                measured.unwrap_or_else(|| self.library.handle_bytes())
-            }
-        };
-        let record = Arc::new(Record::new(created.handle, bytes));
-        let mut handles = pool.lock();
-        handles.created += 1;
-        handles.create_time += created.time;
-        handles.all.push(Arc::clone(&record));
-        Ok(record)
+        Ok(pool.add(created.handle, created.time, created.bytes, self.library.handle_bytes()))
     }
 
     /// Destroys the idle handles of a device.
     fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
         let Ok(pool) = self.on(device) else { return Ok(0) };
-        if pool.lock().idle.is_empty() || create::would_spoil_a_capture(runtime, self.library, device)? {
+        if pool.idle_count() == 0 || create::would_spoil_a_capture(runtime, self.library, device)? {
             return Ok(0);
         }
-        let records: Vec<_> = {
-            let mut handles = pool.lock();
-            let idle = std::mem::take(&mut handles.idle);
-            handles.all.retain(|record| !idle.iter().any(|gone| Arc::ptr_eq(gone, record)));
-            handles.destroyed += idle.len() as u64;
-            handles.past_hits += idle.iter().map(|record| record.hits()).sum::<u64>();
-            idle
-        };
-        let count = records.len();
-        // Each is in no list any more, so this is its only owner.
-        let handles = records.into_iter().filter_map(Arc::into_inner).map(|record| record.handle);
-        create::destroy(runtime, self.library, device, handles).map(|()| count).inspect_err(|_| {
-            pool.lock().failures += 1;
-        })
+        // Before any handle leaves the pool, so that a refusal loses none.
+        let prepared = create::Prepared::new(runtime, device)?;
+        let handles = pool.remove_idle();
+        let count = handles.len();
+        prepared.destroy(self.library, handles).map(|()| count).inspect_err(|_| pool.count_failure())
     }
 }
 
 /// What every pool's handles hold on a device: name, handles, bytes.
 fn holders(device: Device) -> Vec<(String, usize, u64)> {
     let held = all_pools().into_iter().filter_map(|pool| {
-        let stats = pool.on(device).ok()?.lock().stats();
+        let stats = pool.on(device).ok()?.stats();
         let handles = stats.idle + stats.held;
         (handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, stats.device_bytes))
     });

@@ -1,5 +1,5 @@
-//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it, makes
-//! device 0's context current in a thread that has none, and refuses another device's default stream.
+//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it,
+//! makes device 0's context current in a thread that has none, and refuses another device's default stream.
 
 use super::component::{Component, Variant};
 use super::vendor::{Description, StatusNames, Vendor, VersionCall};

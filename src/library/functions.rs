@@ -1,7 +1,7 @@
 //! A library given by the addresses of three C functions, for pools of libraries that gpupool does not know.
 //!
-//! The shape is the one that NVIDIA's and AMD's libraries share: `int create(void** handle)`, `int destroy(void* handle)`
-//! and `int set_stream(void* handle, void* stream)`, each answering 0 on success.
+//! The shape is the one that NVIDIA's and AMD's libraries share: `int create(void** handle)`, `int destroy(void*
+//! handle)` and `int set_stream(void* handle, void* stream)`, each answering 0 on success.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -92,7 +92,7 @@ impl SetStream {
 /// Takes ownership of a handle that a user's `create` answered.
 ///
 /// # Errors
-/// [`ErrorKind::Library`](crate::ErrorKind::Library) if it is null.
+/// `ErrorKind::Library` if it is null.
 pub(crate) fn raw_handle(library: &str, handle: *mut c_void) -> Result<RawHandle> {
     let handle =
         NonNull::new(handle).ok_or_else(|| Error::refused(library, "create", "a null handle", 0, StatusKind::Other))?;

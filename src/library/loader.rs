@@ -77,7 +77,7 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 /// Loads a component that has all the symbols.
 ///
 /// # Errors
-/// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) with every place tried.
+/// `ErrorKind::LibraryNotFound` with every place tried.
 pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), symbols, driver: driver_major() };
     search.find(component).ok_or_else(|| {

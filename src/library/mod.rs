@@ -1,7 +1,7 @@
 //! Libraries whose calls need a handle: what the pools ask of one, and one small file for each that gpupool knows.
 //!
-//! The NVIDIA libraries share one C shape, so each file is a table of names that one implementation works from. A library that
-//! gpupool does not know is served by implementing [`Library`].
+//! The NVIDIA libraries share one C shape, so each file is a table of names that one implementation works from. A
+//! library that gpupool does not know is served by implementing [`Library`].
 
 mod component;
 mod cublas;
@@ -68,9 +68,9 @@ impl RawHandle {
 
 /// A library whose calls need a handle.
 ///
-/// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the device's
-/// primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream) on every
-/// checkout, in the thread that holds the handle, with whatever context that thread has.
+/// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the
+/// device's primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream)
+/// on every checkout, in the thread that holds the handle, with whatever context that thread has.
 pub trait Library: Send + Sync {
     /// The name shown in errors and statistics.
     fn name(&self) -> &str;
@@ -108,7 +108,7 @@ pub trait Library: Send + Sync {
     /// The version, if the library tells one.
     ///
     /// # Errors
-    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
     fn version(&self) -> Result<Option<Version>> {
         Ok(None)
     }
@@ -116,7 +116,7 @@ pub trait Library: Send + Sync {
     /// The file it was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// [`ErrorKind::LibraryNotFound`](crate::ErrorKind::LibraryNotFound) if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
     fn path(&self) -> Result<Option<PathBuf>> {
         Ok(None)
     }

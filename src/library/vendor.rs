@@ -1,5 +1,5 @@
-//! NVIDIA's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status where 0 is
-//! success. One table of names a library, one implementation for all.
+//! NVIDIA's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status where 0
+//! is success. One table of names a library, one implementation for all.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;

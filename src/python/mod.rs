@@ -1,7 +1,7 @@
 //! The Python module `gpupool._native`, one file a concept.
 //!
-//! Hits keep the GIL, for they take nanoseconds; everything that may wait, create or load releases it. Nothing here runs
-//! Python from a `Drop`.
+//! Hits keep the GIL, for they take nanoseconds; everything that may wait, create or load releases it. Nothing here
+//! runs Python from a `Drop`.
 
 #![deny(unsafe_code)]
 

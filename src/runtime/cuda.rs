@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, through cudarc's bindings of the CUDA driver. The only file that calls cudarc.
 //!
-//! cudarc loads `libcuda.so.1` when first called and panics if it, or a symbol, is missing. So [`Cuda::probe`] looks for
-//! both itself, before any such call. Each device's primary context is retained once, when first needed, and never
+//! cudarc loads `libcuda.so.1` when first called and panics if it, or a symbol, is missing. So [`Cuda::probe`] looks
+//! for both itself, before any such call. Each device's primary context is retained once, when first needed, and never
 //! released: at process end the driver does that.
 
 use std::ffi::CStr;
@@ -93,7 +93,7 @@ impl Cuda {
     /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if there is no driver, no device, or the driver is too old.
+    /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver is too old.
     pub(super) fn probe() -> Result<Self> {
         let library = shared_object::open(Path::new("libcuda.so.1"), shared_object::NOW).map_err(|reason| {
             unavailable(format!(

@@ -21,7 +21,7 @@ impl Event {
     /// A new event on the device.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
@@ -36,7 +36,7 @@ impl Event {
     /// Records the stream's work so far.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if the stream is on another device; [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::InvalidValue` if the stream is on another device; `ErrorKind::Library` if the driver refuses.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         if stream.device() != self.device {
             return Err(Error::invalid_value(format!(
@@ -54,7 +54,7 @@ impl Event {
     /// Whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of the recorded work.
+    /// `ErrorKind::Library`, also for an error of the recorded work.
     pub fn query(&self) -> Result<bool> {
         // SAFETY: this event is ours.
         unsafe { get()?.event_query(self.raw) }.map_err(|e| e.on(self.device))
@@ -63,7 +63,7 @@ impl Event {
     /// Waits for the recorded work.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of the recorded work.
+    /// `ErrorKind::Library`, also for an error of the recorded work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: this event is ours.
         unsafe { get()?.event_synchronize(self.raw) }.map_err(|e| e.on(self.device))

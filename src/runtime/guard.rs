@@ -19,7 +19,7 @@ impl BoundDevice {
     /// Binds the device.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
         let previous = runtime.bind(device).map_err(|e| e.on(device))?;
         Ok(Self { runtime, previous, this_thread: PhantomData })
@@ -50,7 +50,7 @@ impl RelaxedCapture {
     /// Relaxes the calling thread's mode.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn new(runtime: &'static dyn Runtime) -> Result<Self> {
         let previous = runtime.exchange_capture_mode(CaptureMode::Relaxed)?;
         Ok(Self { runtime, previous, this_thread: PhantomData })

@@ -162,8 +162,8 @@ static NO_CUDA: OnceLock<String> = OnceLock::new();
 /// The runtime of this process, chosen at the first call.
 ///
 /// # Errors
-/// [`ErrorKind::Forked`](crate::ErrorKind::Forked) in a forked child of a process that had used a GPU; [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if the one asked
-/// for has no device, or the variable names none.
+/// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the one
+/// asked for has no device, or the variable names none.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
     lifecycle::refuse_forked()?;
@@ -232,7 +232,7 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
 /// The device with this ordinal.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if there is none; else as [`get`].
+/// `ErrorKind::InvalidValue` if there is none; else as [`get`].
 pub fn device(ordinal: i64) -> Result<Device> {
     let count = get()?.device_count();
     match u32::try_from(ordinal) {

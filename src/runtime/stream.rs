@@ -47,7 +47,7 @@ impl Stream {
     /// A new stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
@@ -73,8 +73,8 @@ impl Stream {
     /// stream (0, 1 or 2) is that of the thread's current device.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](crate::ErrorKind::InvalidValue) if it belongs to a context other than a device's primary one; [`ErrorKind::Library`](crate::ErrorKind::Library) if the
-    /// driver does not know it.
+    /// `ErrorKind::InvalidValue` if it belongs to a context other than a device's primary one; `ErrorKind::Library` if
+    /// the driver does not know it.
     ///
     /// # Safety
     /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
@@ -111,7 +111,7 @@ impl Stream {
     /// legacy default stream.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver cannot name the current device.
+    /// `ErrorKind::Library` if the driver cannot name the current device.
     pub fn current() -> Result<Self> {
         Ok(Self::current_on(get()?.current_device()?))
     }
@@ -124,7 +124,7 @@ impl Stream {
     /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses to bind the device.
+    /// `ErrorKind::Library` if the driver refuses to bind the device.
     pub fn enter(&self) -> Result<StreamScope> {
         StreamScope::new(self)
     }
@@ -144,7 +144,7 @@ impl Stream {
     /// Whether all work on the stream is done.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of earlier work.
+    /// `ErrorKind::Library`, also for an error of earlier work.
     pub fn query(&self) -> Result<bool> {
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
@@ -154,7 +154,7 @@ impl Stream {
     /// Waits for all work on the stream.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library), also for an error of earlier work.
+    /// `ErrorKind::Library`, also for an error of earlier work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`.
@@ -164,7 +164,7 @@ impl Stream {
     /// Makes later work on this stream wait for what the event recorded.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`, and an `Event` owns its event.
@@ -174,7 +174,7 @@ impl Stream {
     /// Whether work on the stream is recorded into a graph.
     ///
     /// # Errors
-    /// [`ErrorKind::Library`](crate::ErrorKind::Library) if the driver refuses.
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn capture_status(&self) -> Result<CaptureStatus> {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`.
@@ -187,8 +187,8 @@ impl Stream {
     }
 }
 
-/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, or any blocking
-/// one.
+/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, or any
+/// blocking one.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
     let _bound = BoundDevice::new(runtime, device)?;
     if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {

@@ -99,7 +99,7 @@ impl Memory {
 /// else of gpupool. The same call again changes nothing.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) if another runtime was chosen before.
+/// `ErrorKind::RuntimeUnavailable` if another runtime was chosen before.
 pub fn simulate(devices: u32, bytes: u64) -> Result<()> {
     super::install(Box::new(Host::new(devices.into(), bytes)?));
     super::require(Kind::Host).map(drop)
@@ -131,7 +131,7 @@ fn not_chosen() -> Error {
 /// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeUnavailable`](crate::ErrorKind::RuntimeUnavailable) on another runtime; [`ErrorKind::Library`](crate::ErrorKind::Library) if the stream is gone.
+/// `ErrorKind::RuntimeUnavailable` on another runtime; `ErrorKind::Library` if the stream is gone.
 pub fn submit(stream: &Stream) -> Result<u64> {
     super::require(Kind::Host)?;
     timeline().submit(Key::new(stream.raw(), stream.device()))
