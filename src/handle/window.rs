@@ -16,73 +16,69 @@ use crate::stream::Device;
 /// directly.
 pub(super) const MAX_POOLS: usize = 1 << u8::BITS;
 
-/// One thread's handle of one pool on one device.
-type Slot = RefCell<Option<Arc<Record>>>;
-
 /// One thread's handles of one pool, by device.
-struct Row {
+struct Row<S> {
     pool: &'static Shared,
-    slots: Box<[Slot]>,
+    slots: Box<[S]>,
 }
 
-/// A place for a row, empty until the thread holds a handle of that pool.
-type Place = OnceCell<Row>;
-
-/// Small, since every thread that takes a handle touches all of it: users' own pools get their places when first used.
-struct Window {
-    built_in: [Place; built_in::COUNT],
-    own: OnceCell<Box<[Place]>>,
-}
-
-thread_local! {
-    static WINDOW: Window =
-        const { Window { built_in: [const { Place::new() }; built_in::COUNT], own: OnceCell::new() } };
-}
-
-impl Window {
-    #[inline]
-    fn row(&self, pool: &Shared) -> Option<&Row> {
-        match self.built_in.get(pool.id()) {
-            Some(place) => place.get(),
-            None => self.own.get()?.get(pool.id() - built_in::COUNT)?.get(),
-        }
+impl<S: Default> Row<S> {
+    fn new(pool: &'static Shared, devices: usize) -> Self {
+        Self { pool, slots: (0..devices).map(|_| S::default()).collect() }
     }
 
-    fn place(&self, pool: &Shared) -> Option<&Place> {
-        let own = || (built_in::COUNT..MAX_POOLS).map(|_| Place::new()).collect();
-        match self.built_in.get(pool.id()) {
-            Some(place) => Some(place),
-            None => self.own.get_or_init(own).get(pool.id() - built_in::COUNT),
-        }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        let own = self.own.take().unwrap_or_default();
-        let built_in = self.built_in.iter_mut().filter_map(Place::take);
-        for row in built_in.chain(own.into_iter().filter_map(Place::into_inner)) {
-            for (ordinal, slot) in (0..).zip(row.slots) {
-                if let Some(record) = slot.into_inner() {
-                    row.pool.give_back(Device::from_ordinal(ordinal), record);
-                }
+    fn give_back(self, into_record: impl Fn(S) -> Option<Arc<Record>>) {
+        for (ordinal, slot) in (0..).zip(self.slots) {
+            if let Some(record) = into_record(slot) {
+                self.pool.give_back(Device::from_ordinal(ordinal), record);
             }
         }
     }
 }
 
-/// Runs `f` on this thread's handle of the pool, if it holds one.
-///
-/// The slot stays borrowed meanwhile: `f` may ask for handles of its own, but cannot make this one go away.
+/// gpupool's own pools are never closed, so a thread keeps their handles to its end.
+type BuiltInSlot = OnceCell<Arc<Record>>;
+
+/// A user's pool may be closed, which takes the handle out again.
+type OwnSlot = RefCell<Option<Arc<Record>>>;
+
+/// Small, since every thread that takes a handle touches all of it: users' own pools get their places when first used.
+struct Window {
+    built_in: [OnceCell<Row<BuiltInSlot>>; built_in::COUNT],
+    own: OnceCell<Box<[OnceCell<Row<OwnSlot>>]>>,
+}
+
+thread_local! {
+    static WINDOW: Window =
+        const { Window { built_in: [const { OnceCell::new() }; built_in::COUNT], own: OnceCell::new() } };
+}
+
+impl Window {
+    fn own_slot(&self, pool: &Shared, device: Device) -> Option<&OwnSlot> {
+        self.own.get()?.get(pool.id() - built_in::COUNT)?.get()?.slots.get(device.ordinal())
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        for row in self.built_in.iter_mut().filter_map(OnceCell::take) {
+            row.give_back(OnceCell::into_inner);
+        }
+        for row in self.own.take().into_iter().flatten().filter_map(OnceCell::into_inner) {
+            row.give_back(RefCell::into_inner);
+        }
+    }
+}
+
+/// Runs `f` on this thread's handle of the pool, if it holds one. Meanwhile the handle cannot go away, though `f` may ask
+/// for others.
 #[inline]
 pub(super) fn with_held<R>(pool: &Shared, device: Device, f: impl FnOnce(&Record) -> R) -> Option<R> {
-    WINDOW
-        .try_with(|window| {
-            let slot = window.row(pool)?.slots.get(device.ordinal())?.try_borrow().ok()?;
-            slot.as_deref().map(f)
-        })
-        .ok()
-        .flatten()
+    let held = WINDOW.try_with(|window| match window.built_in.get(pool.id()) {
+        Some(row) => row.get()?.slots.get(device.ordinal())?.get().map(|record| f(record)),
+        None => window.own_slot(pool, device)?.try_borrow().ok()?.as_deref().map(f),
+    });
+    held.ok().flatten()
 }
 
 /// Puts a handle into this thread's empty slot.
@@ -97,30 +93,39 @@ pub(super) fn hold(
 ) -> Result<(), (Error, Arc<Record>)> {
     let mut record = Some(record);
     let held = WINDOW.try_with(|window| {
-        let new_row = || Row { pool, slots: (0..devices).map(|_| Slot::default()).collect() };
-        let row = window.place(pool)?.get_or_init(new_row);
-        let mut slot = row.slots.get(device.ordinal())?.try_borrow_mut().ok()?;
-        if slot.is_none() {
-            *slot = record.take();
+        if let Some(row) = window.built_in.get(pool.id()) {
+            let slot = row.get_or_init(|| Row::new(pool, devices)).slots.get(device.ordinal())?;
+            if slot.get().is_none()
+                && let Some(record) = record.take()
+            {
+                // It was empty, and nothing can have filled it since.
+                let _ = slot.set(record);
+            }
+        } else {
+            let rows = window.own.get_or_init(|| (built_in::COUNT..MAX_POOLS).map(|_| OnceCell::new()).collect());
+            let row = rows.get(pool.id() - built_in::COUNT)?.get_or_init(|| Row::new(pool, devices));
+            let mut slot = row.slots.get(device.ordinal())?.try_borrow_mut().ok()?;
+            if slot.is_none() {
+                *slot = record.take();
+            }
         }
         Some(())
     });
     match (held, record) {
         (_, None) => Ok(()),
         (Err(_), Some(record)) => {
-            let gone = "this thread is ending and its handles have gone back to their pools; ask for handles before its \
-                        thread-locals are destroyed";
-            Err((Error::invalid_value(gone.to_owned()), record))
+            let gone = "this thread is ending and its handles have gone back to their pools; \
+                        ask for handles before its thread-locals are destroyed";
+            Err((Error::invalid_value(gone), record))
         }
         (Ok(_), Some(record)) => {
             let reentered = "a create or set_stream callback asked its own pool for a handle; it must not";
-            Err((Error::invalid_value(reentered.to_owned()), record))
+            Err((Error::invalid_value(reentered), record))
         }
     }
 }
 
-/// Takes this thread's handle out of its slot, if it holds one and is not just using it.
+/// Takes this thread's handle of a user's pool out of its slot, if it holds one and is not just using it.
 pub(super) fn release(pool: &Shared, device: Device) -> Option<Arc<Record>> {
-    let taken = WINDOW.try_with(|window| window.row(pool)?.slots.get(device.ordinal())?.try_borrow_mut().ok()?.take());
-    taken.ok().flatten()
+    WINDOW.try_with(|window| window.own_slot(pool, device)?.try_borrow_mut().ok()?.take()).ok().flatten()
 }

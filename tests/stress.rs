@@ -1,0 +1,73 @@
+//! Threads come and go while the pool is warmed and trimmed and calls fail: no handle serves two threads at once, and
+//! none is lost.
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::{assert_none_lost, device, host, stream};
+use gpupool::library::host::HOST;
+use gpupool::runtime::host::{Call, Fault, clear_faults, inject};
+use gpupool::{HandlePool, StatusKind};
+
+const ROUNDS: u32 = 150;
+const THREADS: u32 = 8;
+
+#[test]
+fn no_handle_serves_two_threads_at_once_and_none_is_lost() {
+    let _host = host();
+    let pool = HandlePool::new(&HOST).unwrap();
+    let in_use = Arc::new(Mutex::new(HashSet::new()));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let disturber = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || {
+            for turn in (0_u32..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                // A refusal is one of the injected faults.
+                let _ = pool.warm((turn % 5) as usize, device(turn % 2));
+                let _ = pool.trim(Some(device(turn % 2)));
+            }
+        })
+    };
+    for round in 0..ROUNDS {
+        let call = Call::ALL[round as usize % Call::ALL.len()];
+        inject(Fault { call, kind: StatusKind::Other, after: round % 7, times: 3 });
+        let threads: Vec<_> = (0..THREADS)
+            .map(|number| {
+                let in_use = Arc::clone(&in_use);
+                thread::spawn(move || {
+                    let mut ours = HashSet::new();
+                    for turn in 0..4 {
+                        let Ok(stream) = gpupool::Stream::new(device((number + turn) % 2)) else { continue };
+                        let Ok(handle) = pool.handle(&stream) else { continue };
+                        let address = handle.as_ptr().addr();
+                        if ours.insert(address) {
+                            assert!(in_use.lock().unwrap().insert(address), "two threads hold {address:#x}");
+                        }
+                    }
+                    assert!(ours.len() <= 2, "one handle a device");
+                    // From here on the handles may serve others: they go back as this thread ends.
+                    in_use.lock().unwrap().retain(|address| !ours.contains(address));
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+    is_over.store(true, Ordering::Relaxed);
+    disturber.join().unwrap();
+    clear_faults();
+    let stats = pool.stats(None).unwrap();
+    assert_none_lost(stats);
+    assert_eq!(stats.held, 0);
+    assert!(stats.hand_overs > 0 && stats.failures > 0, "{stats:?}");
+    on_each_device_a_handle_can_still_be_had(pool);
+}
+
+fn on_each_device_a_handle_can_still_be_had(pool: HandlePool) {
+    for ordinal in 0..2 {
+        common::on_thread(move || pool.handle(&stream(ordinal)).map(drop)).unwrap();
+    }
+}
