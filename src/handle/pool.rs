@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use super::device_pool::DevicePool;
 use super::record::Record;
 use super::stats::HandleStats;
-use super::window::{self, MAX_POOLS};
+use super::window;
 use super::{built_in, create};
 use crate::error::{Error, Result};
 use crate::library::Library;
@@ -53,6 +53,9 @@ pub(super) struct Shared {
     /// By ordinal, made when the runtime is known.
     devices: OnceLock<Box<[DevicePool]>>,
 }
+
+/// How many pools a process can have: as many as a byte tells apart. Pools are never dropped.
+const MAX_POOLS: usize = 1 << u8::BITS;
 
 static NEXT_ID: AtomicUsize = AtomicUsize::new(built_in::COUNT);
 static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new());
@@ -150,7 +153,7 @@ impl HandlePool {
     /// The miss path: an idle handle, best one that last ran on this stream, else a new one.
     #[cold]
     pub(crate) fn obtain(&self, stream: &Stream) -> Result<Handle> {
-        let (runtime, devices) = self.0.require_usable()?;
+        let runtime = self.0.require_usable()?;
         let device = stream.device();
         let pool = self.0.on(device)?;
         let record = match pool.take_idle(stream.raw()) {
@@ -163,7 +166,7 @@ impl HandlePool {
         }
         record.note_stream(stream.raw());
         let address = record.handle.as_non_null();
-        if let Err((error, record)) = window::hold(self.0, device, devices, record) {
+        if let Err((error, record)) = window::hold(self.0, device, record) {
             self.0.give_back(device, record);
             return Err(error);
         }
@@ -175,7 +178,7 @@ impl HandlePool {
     /// # Errors
     /// As [`HandlePool::handle`]; the handles made before the failure stay.
     pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
-        let (runtime, _) = self.0.require_usable()?;
+        let runtime = self.0.require_usable()?;
         let pool = self.0.on(device)?;
         let missing = count.saturating_sub(pool.idle_count());
         // Kept aside until all are made: where memory is short, each creation destroys what is idle.
@@ -279,8 +282,8 @@ impl Shared {
         usize::from(self.id)
     }
 
-    /// The runtime and its number of devices, if handles can be asked for.
-    fn require_usable(&self) -> Result<(&'static dyn Runtime, usize)> {
+    /// The runtime, if handles can be asked for.
+    fn require_usable(&self) -> Result<&'static dyn Runtime> {
         let runtime = match self.library.runtime() {
             Some(kind) => runtime::require(kind)?,
             None => runtime::get()?,
@@ -289,11 +292,12 @@ impl Shared {
             let name = self.library.name();
             return Err(Error::invalid_value(format!("the {name} pool is closed; make another HandlePool")));
         }
-        Ok((runtime, self.make_devices(runtime).len()))
+        self.make_devices(runtime);
+        Ok(runtime)
     }
 
-    fn make_devices(&self, runtime: &dyn Runtime) -> &[DevicePool] {
-        self.devices.get_or_init(|| (0..runtime.device_count()).map(|_| DevicePool::default()).collect())
+    fn make_devices(&self, runtime: &dyn Runtime) {
+        self.devices.get_or_init(|| (0..runtime.device_count()).map(|_| DevicePool::default()).collect());
     }
 
     fn on(&self, device: Device) -> Result<&DevicePool> {

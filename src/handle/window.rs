@@ -1,9 +1,10 @@
 //! The window: what one thread holds of every pool.
 //!
-//! A thread's handle is two array look-ups away. Nothing here calls a library or a driver, and the end of the thread
-//! only moves handles to their pools.
+//! A thread's handle is one array look-up away. Nothing here calls a library or a driver, and the end of the thread only
+//! moves handles to their pools.
 
 use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::built_in;
@@ -12,60 +13,69 @@ use super::record::Record;
 use crate::error::{Error, Result};
 use crate::stream::Device;
 
-/// How many pools a process can have: as many as a byte tells apart. Pools are never dropped, so a window indexes them
-/// directly.
-pub(super) const MAX_POOLS: usize = 1 << u8::BITS;
+/// How many devices have a place in the array; most machines have no more.
+const NEAR_DEVICES: usize = 8;
 
-/// One thread's handles of one pool, by device.
-struct Row<S> {
+/// A place for a handle of gpupool's own pools, which are never closed: the thread keeps it to its end.
+type NearSlot = OnceCell<Arc<Record>>;
+
+/// A place for any other handle. Closing a user's pool takes the handle out again.
+struct FarSlot {
     pool: &'static Shared,
-    slots: Box<[S]>,
+    device: Device,
+    record: RefCell<Option<Arc<Record>>>,
 }
 
-impl<S: Default> Row<S> {
-    fn new(pool: &'static Shared, devices: usize) -> Self {
-        Self { pool, slots: (0..devices).map(|_| S::default()).collect() }
-    }
-
-    fn give_back(self, into_record: impl Fn(S) -> Option<Arc<Record>>) {
-        for (ordinal, slot) in (0..).zip(self.slots) {
-            if let Some(record) = into_record(slot) {
-                self.pool.give_back(Device::from_ordinal(ordinal), record);
-            }
-        }
-    }
-}
-
-/// gpupool's own pools are never closed, so a thread keeps their handles to its end.
-type BuiltInSlot = OnceCell<Arc<Record>>;
-
-/// A user's pool may be closed, which takes the handle out again.
-type OwnSlot = RefCell<Option<Arc<Record>>>;
-
-/// Small, since every thread that takes a handle touches all of it: users' own pools get their places when first used.
+/// Without a heap allocation until a far handle is held: a thread may live for no more than two handles.
 struct Window {
-    built_in: [OnceCell<Row<BuiltInSlot>>; built_in::COUNT],
-    own: OnceCell<Box<[OnceCell<Row<OwnSlot>>]>>,
+    near: [[NearSlot; NEAR_DEVICES]; built_in::COUNT],
+    far: RefCell<Vec<Rc<FarSlot>>>,
 }
 
 thread_local! {
-    static WINDOW: Window =
-        const { Window { built_in: [const { OnceCell::new() }; built_in::COUNT], own: OnceCell::new() } };
+    static WINDOW: Window = const {
+        Window {
+            near: [const { [const { NearSlot::new() }; NEAR_DEVICES] }; built_in::COUNT],
+            far: RefCell::new(Vec::new()),
+        }
+    };
 }
 
 impl Window {
-    fn own_slot(&self, pool: &Shared, device: Device) -> Option<&OwnSlot> {
-        self.own.get()?.get(pool.id() - built_in::COUNT)?.get()?.slots.get(device.ordinal())
+    #[inline]
+    fn near_slot(&self, pool: &Shared, device: Device) -> Option<&NearSlot> {
+        self.near.get(pool.id())?.get(device.ordinal())
+    }
+
+    /// Shared, so that the list is free while the slot is used.
+    fn far_slot(&self, pool: &Shared, device: Device) -> Option<Rc<FarSlot>> {
+        let far = self.far.try_borrow().ok()?;
+        far.iter().find(|slot| slot.pool.id() == pool.id() && slot.device == device).map(Rc::clone)
+    }
+
+    fn far_slot_or_new(&self, pool: &'static Shared, device: Device) -> Option<Rc<FarSlot>> {
+        self.far_slot(pool, device).or_else(|| {
+            let slot = Rc::new(FarSlot { pool, device, record: RefCell::new(None) });
+            self.far.try_borrow_mut().ok()?.push(Rc::clone(&slot));
+            Some(slot)
+        })
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        for row in self.built_in.iter_mut().filter_map(OnceCell::take) {
-            row.give_back(OnceCell::into_inner);
+        for (slots, pool) in self.near.iter_mut().zip(built_in::ALL) {
+            for (ordinal, slot) in (0..).zip(slots) {
+                if let Some(record) = slot.take() {
+                    pool.give_back(Device::from_ordinal(ordinal), record);
+                }
+            }
         }
-        for row in self.own.take().into_iter().flatten().filter_map(OnceCell::into_inner) {
-            row.give_back(RefCell::into_inner);
+        for slot in self.far.get_mut() {
+            let record = slot.record.try_borrow_mut().ok().and_then(|mut record| record.take());
+            if let Some(record) = record {
+                slot.pool.give_back(slot.device, record);
+            }
         }
     }
 }
@@ -74,9 +84,9 @@ impl Drop for Window {
 /// for others.
 #[inline]
 pub(super) fn with_held<R>(pool: &Shared, device: Device, f: impl FnOnce(&Record) -> R) -> Option<R> {
-    let held = WINDOW.try_with(|window| match window.built_in.get(pool.id()) {
-        Some(row) => row.get()?.slots.get(device.ordinal())?.get().map(|record| f(record)),
-        None => window.own_slot(pool, device)?.try_borrow().ok()?.as_deref().map(f),
+    let held = WINDOW.try_with(|window| match window.near_slot(pool, device) {
+        Some(slot) => slot.get().map(|record| f(record)),
+        None => window.far_slot(pool, device)?.record.try_borrow().ok()?.as_deref().map(f),
     });
     held.ok().flatten()
 }
@@ -85,28 +95,19 @@ pub(super) fn with_held<R>(pool: &Shared, device: Device, f: impl FnOnce(&Record
 ///
 /// # Errors
 /// The record comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
-pub(super) fn hold(
-    pool: &'static Shared,
-    device: Device,
-    devices: usize,
-    record: Arc<Record>,
-) -> Result<(), (Error, Arc<Record>)> {
+pub(super) fn hold(pool: &'static Shared, device: Device, record: Arc<Record>) -> Result<(), (Error, Arc<Record>)> {
     let mut record = Some(record);
     let held = WINDOW.try_with(|window| {
-        if let Some(row) = window.built_in.get(pool.id()) {
-            let slot = row.get_or_init(|| Row::new(pool, devices)).slots.get(device.ordinal())?;
-            if slot.get().is_none()
-                && let Some(record) = record.take()
-            {
-                // It was empty, and nothing can have filled it since.
+        if let Some(slot) = window.near_slot(pool, device) {
+            if let Some(record) = record.take_if(|_| slot.get().is_none()) {
+                // It is empty, so this cannot fail.
                 let _ = slot.set(record);
             }
         } else {
-            let rows = window.own.get_or_init(|| (built_in::COUNT..MAX_POOLS).map(|_| OnceCell::new()).collect());
-            let row = rows.get(pool.id() - built_in::COUNT)?.get_or_init(|| Row::new(pool, devices));
-            let mut slot = row.slots.get(device.ordinal())?.try_borrow_mut().ok()?;
-            if slot.is_none() {
-                *slot = record.take();
+            let slot = window.far_slot_or_new(pool, device)?;
+            let mut place = slot.record.try_borrow_mut().ok()?;
+            if place.is_none() {
+                *place = record.take();
             }
         }
         Some(())
@@ -127,5 +128,5 @@ pub(super) fn hold(
 
 /// Takes this thread's handle of a user's pool out of its slot, if it holds one and is not just using it.
 pub(super) fn release(pool: &Shared, device: Device) -> Option<Arc<Record>> {
-    WINDOW.try_with(|window| window.own_slot(pool, device)?.try_borrow_mut().ok()?.take()).ok().flatten()
+    WINDOW.try_with(|window| window.far_slot(pool, device)?.record.try_borrow_mut().ok()?.take()).ok().flatten()
 }
