@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--bench", help="the Rust bench program")
     options = parser.parse_args()
     results: dict[str, object] = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": "python benches/peers.py" + (f" --bench {options.bench}" if options.bench else ""),
         "machine": machine(),
         "import_ms": import_milliseconds(),
         "python_ns": python_figures(),

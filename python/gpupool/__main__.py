@@ -1,6 +1,7 @@
 """The command line: ``gpupool demo``."""
 
 import argparse
+import os
 import sys
 
 import gpupool
@@ -22,6 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
         _demo.run(threads=options.threads, waves=options.waves)
     except gpupool.Error as error:
         print(f"gpupool: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough; without this the interpreter complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
