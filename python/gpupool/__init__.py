@@ -7,6 +7,7 @@ A thread keeps its handles until it ends; then they go back to the pool, and the
 package loads no GPU library: that happens at the first call that needs one.
 """
 
+import os
 import sys
 
 from gpupool import _native
@@ -62,5 +63,13 @@ __all__ = [
     "stream",
 ]
 
-# Where the wheels of the NVIDIA libraries may be; looked at when a library is first needed.
-_native.add_site_packages([folder for folder in sys.path if folder and not folder.endswith(".zip")])
+# Where the wheels of the NVIDIA libraries may be, looked at when a library is first needed. The standard library's own
+# folders hold none.
+_standard = os.path.dirname(os.__file__)
+_native.add_site_packages(
+    [
+        folder
+        for folder in sys.path
+        if folder not in ("", _standard, os.path.join(_standard, "lib-dynload")) and not folder.endswith(".zip")
+    ]
+)

@@ -2,33 +2,19 @@
 //!
 //! 1. `GPUPOOL_<NAME>_PATH`, a file or a folder, and nothing else if it is set.
 //! 2. A copy already loaded in the process, by whomever: a second one is never loaded.
-//! 3. The wheels of the newest CUDA that the driver supports, or that is in use in this process.
-//! 4. Conda's folder, then the system's, always by a file name that carries the version.
+//! 3. Wheels, conda, the toolkit, the system: in each place first the CUDA that is in use in this process, then the newest
+//!    that the driver supports, and always by a file name that carries the version.
 //!
 //! What a library needs is loaded first, by full path, so that it meets the copies found here.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use super::component::{Component, Variant};
+use super::places::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
 use crate::runtime::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
-
-static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Adds `site-packages` folders, below which wheels put their libraries.
-///
-/// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
-pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
-    let mut known = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
-    for folder in folders {
-        if !known.contains(&folder) {
-            known.push(folder);
-        }
-    }
-}
 
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
@@ -147,26 +133,35 @@ impl Search<'_> {
                 }
             }
         }
-        for variant in self.variants_in_order(component) {
-            if let Some(driver) = self.driver.filter(|&driver| variant.cuda > driver) {
-                self.tried.push(format!(
-                    "{}: passed over, since it is built for CUDA {} and the driver supports CUDA {driver}",
-                    variant.package, variant.cuda
-                ));
-                continue;
-            }
-            for file in files(variant) {
-                if file.is_absolute() && !file.exists() {
-                    self.tried.push(format!("{}: no such file", file.display()));
-                    continue;
-                }
-                preload(component, variant.cuda);
-                if let Some(loaded) = self.try_file(component, &file) {
-                    return Some(loaded);
+        let variants = self.supported_variants(component);
+        for place in Place::ALL {
+            for variant in &variants {
+                for file in place.files(variant) {
+                    if let Some(loaded) = self.try_place(component, variant, place, &file) {
+                        return Some(loaded);
+                    }
                 }
             }
         }
         None
+    }
+
+    fn try_place(
+        &mut self,
+        component: &'static Component,
+        variant: &Variant,
+        place: Place,
+        file: &Path,
+    ) -> Option<Loaded> {
+        if place != Place::Linker {
+            if !file.exists() {
+                self.note(format!("{}: no such file", file.display()));
+                return None;
+            }
+            // The linker finds what its own libraries need.
+            preload(component, variant.cuda);
+        }
+        self.try_file(component, file)
     }
 
     /// The user named a place, so no other is looked at.
@@ -176,7 +171,7 @@ impl Search<'_> {
             if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
         for file in files {
             if !file.exists() {
-                self.tried.push(format!("{} (from {}): no such file", file.display(), variable(component)));
+                self.note(format!("{} (from {}): no such file", file.display(), variable(component)));
                 continue;
             }
             preload(component, cuda_of(component, &file).unwrap_or(13));
@@ -191,7 +186,7 @@ impl Search<'_> {
         match open(file, NOW) {
             Ok(library) => self.accept(component, library, file, "loaded"),
             Err(reason) => {
-                self.tried.push(format!("{}: {reason}", file.display()));
+                self.note(format!("{}: {reason}", file.display()));
                 None
             }
         }
@@ -202,19 +197,34 @@ impl Search<'_> {
         let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
         if let Some(symbol) = missing_symbol(&library, self.symbols) {
             let symbol = symbol.to_string_lossy();
-            self.tried.push(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+            self.note(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
             return None;
         }
         let cuda = cuda_of(component, &path);
         Some(Loaded { library, path, cuda })
     }
 
-    /// What is in use in this process first, then the newest that the driver supports.
-    fn variants_in_order(&self, component: &'static Component) -> Vec<&'static Variant> {
+    /// Those that the driver supports: first the CUDA that is in use in this process, then the newest.
+    fn supported_variants(&mut self, component: &'static Component) -> Vec<&'static Variant> {
         let in_use = cuda_in_use();
         let mut variants: Vec<_> = component.variants.iter().collect();
         variants.sort_by_key(|variant| (Some(variant.cuda) != in_use, std::cmp::Reverse(variant.cuda)));
+        if let Some(driver) = self.driver {
+            for variant in variants.extract_if(.., |variant| variant.cuda > driver) {
+                self.note(format!(
+                    "{}: passed over, since it is built for CUDA {} and the driver supports CUDA {driver}",
+                    variant.package, variant.cuda
+                ));
+            }
+        }
         variants
+    }
+
+    /// Notes a place that was tried, once: two versions of CUDA may share one.
+    fn note(&mut self, tried: String) {
+        if !self.tried.contains(&tried) {
+            self.tried.push(tried);
+        }
     }
 }
 
@@ -249,47 +259,9 @@ fn preload(component: &Component, cuda: u32) {
         if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
             continue;
         }
-        let library = files(variant).into_iter().filter(|file| file.exists()).find_map(|file| open(&file, NOW).ok());
+        let files = Place::ALL.into_iter().flat_map(|place| place.files(variant)).filter(|file| file.is_absolute());
+        let library = files.filter(|file| file.exists()).find_map(|file| open(&file, NOW).ok());
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }
-}
-
-/// Every file that could be the variant, in the order to try.
-fn files(variant: &Variant) -> Vec<PathBuf> {
-    let mut packages = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    packages.extend(environments.flat_map(|root| site_packages(&root)));
-    let wheels = packages.iter().flat_map(|root| variant.folders.iter().map(move |folder| root.join(folder)));
-    // <environment>/lib/python3.x/site-packages: conda puts libraries in <environment>/lib.
-    let conda = packages.iter().filter_map(|root| root.ancestors().nth(2)).map(Path::to_owned);
-    let toolkit = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let toolkit = toolkit.flat_map(|root| [root.join("lib64"), root.join("lib")]);
-    let installed = [format!("/usr/local/cuda-{}/lib64", variant.cuda), "/usr/local/cuda/lib64".to_owned()];
-
-    let mut files = Vec::new();
-    let mut add = |file: PathBuf| {
-        if !files.contains(&file) {
-            files.push(file);
-        }
-    };
-    let folders: Vec<PathBuf> = wheels.chain(conda).chain(toolkit).collect();
-    for folder in &folders {
-        variant.sonames.iter().for_each(|soname| add(folder.join(soname)));
-    }
-    // A bare name: the dynamic linker's own search, LD_LIBRARY_PATH included.
-    variant.sonames.iter().for_each(|soname| add(PathBuf::from(soname)));
-    for folder in installed {
-        variant.sonames.iter().for_each(|soname| add(Path::new(&folder).join(soname)));
-    }
-    files
-}
-
-/// The site-packages folders of an environment.
-fn site_packages(root: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = root.join("lib").read_dir() else { return Vec::new() };
-    let folders = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
-    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path().join("site-packages")).collect();
-    folders.sort();
-    folders
 }

@@ -13,7 +13,8 @@ mod cusparse;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 pub mod host;
-pub mod loader;
+mod loader;
+mod places;
 mod vendor;
 
 use std::ffi::c_void;
@@ -30,6 +31,7 @@ pub use cudnn::CUDNN;
 pub use cudss::CUDSS;
 pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
+pub use places::add_site_packages;
 pub use vendor::Vendor;
 
 /// A library's version: major, minor, patch.

@@ -18,12 +18,12 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled};
-use crate::library::loader;
+use crate::library;
 
 /// Tells the loader where this interpreter's wheels are.
 #[pyfunction]
 fn add_site_packages(folders: Vec<PathBuf>) {
-    loader::add_site_packages(folders);
+    library::add_site_packages(folders);
 }
 
 #[pymodule(gil_used = false)]

@@ -99,6 +99,13 @@ def test_a_place_that_the_environment_names_is_the_only_one_tried(run_bare_pytho
     assert "tried /nowhere/libcusparse.so.12 (from GPUPOOL_CUSPARSE_PATH): no such file" in message
 
 
+def test_a_wheel_comes_before_a_newer_cuda_of_the_system(run_bare_python, site_packages, tmp_path):
+    wheel = build_library("cusparse", site_packages / "nvidia/cusparse/lib/libcusparse.so.12")
+    build_library("cusparse", tmp_path / "cuda-13/lib64/libcusparse.so.12")
+    variables = {"PYTHONPATH": str(site_packages), "CUDA_HOME": str(tmp_path / "cuda-13")}
+    assert found(run_bare_python, "cusparse", **variables) == wheel
+
+
 def test_conda_and_the_toolkit_are_looked_at(run_bare_python, tmp_path):
     for variable, folder in [("CONDA_PREFIX", "lib"), ("CUDA_HOME", "lib64"), ("CUDA_PATH", "lib")]:
         root = tmp_path / variable
