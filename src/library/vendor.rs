@@ -129,6 +129,17 @@ impl Vendor {
         Ok(self.api.get_or_init(|| api))
     }
 
+    /// Sets a changed stream with the context of its device current. Apart, to keep the guard out of the hit path.
+    #[cold]
+    fn set_stream_bound(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
+        let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+        // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
+        match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
+        }
+    }
+
     #[cold]
     fn refused(&self, api: &Api, function: &CStr, code: c_int) -> Error {
         let d = &self.description;
@@ -228,11 +239,9 @@ impl Library for Vendor {
                 return Ok(());
             }
         }
-        let _bound = if self.description.set_stream_uses_context {
-            Some(BoundDevice::new(runtime::get()?, stream.device())?)
-        } else {
-            None
-        };
+        if self.description.set_stream_uses_context {
+            return self.set_stream_bound(api, set_stream, handle, stream);
+        }
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
         match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
             0 => Ok(()),
