@@ -69,12 +69,12 @@ impl Stream {
         Self { raw: RawStream::PER_THREAD, device, _owned: None }
     }
 
-    /// A view of somebody else's stream: a `CUstream` or `cudaStream_t`. Its device is asked of the driver; a default
-    /// stream (0, 1 or 2) is that of the thread's current device.
+    /// A view of somebody else's stream: a `CUstream` or `cudaStream_t`, of a device's primary context. The driver is
+    /// asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's current device.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if it belongs to a context other than a device's primary one; `ErrorKind::Library` if
-    /// the driver does not know it.
+    /// Where there are several devices, `ErrorKind::InvalidValue` if it belongs to another context than a primary one,
+    /// and `ErrorKind::Library` if the driver does not know it.
     ///
     /// # Safety
     /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
