@@ -316,7 +316,7 @@ impl Shared {
 
     /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
     pub(super) fn give_back(&self, device: Device, record: Arc<Record>) {
-        if lifecycle::refuse_forked().is_ok()
+        if !lifecycle::is_forked()
             && let Ok(pool) = self.on(device)
         {
             pool.put_idle([record]);

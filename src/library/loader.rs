@@ -137,8 +137,13 @@ impl Search<'_> {
         for place in Place::ALL {
             for variant in &variants {
                 for file in place.files(variant) {
-                    if let Some(loaded) = self.try_place(component, variant, place, &file) {
-                        return Some(loaded);
+                    let loaded = match place {
+                        // The linker finds what its own libraries need.
+                        Place::Linker => self.try_file(component, &file),
+                        _ => self.try_existing(component, variant.cuda, &file, ""),
+                    };
+                    if loaded.is_some() {
+                        return loaded;
                     }
                 }
             }
@@ -146,40 +151,26 @@ impl Search<'_> {
         None
     }
 
-    fn try_place(
-        &mut self,
-        component: &'static Component,
-        variant: &Variant,
-        place: Place,
-        file: &Path,
-    ) -> Option<Loaded> {
-        if place != Place::Linker {
-            if !file.exists() {
-                self.note(format!("{}: no such file", file.display()));
-                return None;
-            }
-            // The linker finds what its own libraries need.
-            preload(component, variant.cuda);
-        }
-        self.try_file(component, file)
-    }
-
     /// The user named a place, so no other is looked at.
     fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
         let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
         let files: Vec<PathBuf> =
             if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
-        for file in files {
-            if !file.exists() {
-                self.note(format!("{} (from {}): no such file", file.display(), variable(component)));
-                continue;
-            }
-            preload(component, cuda_of(component, &file).unwrap_or(13));
-            if let Some(loaded) = self.try_file(component, &file) {
-                return Some(loaded);
-            }
+        let source = format!(" (from {})", variable(component));
+        files.iter().find_map(|file| {
+            let cuda = cuda_of(component, file).unwrap_or(13);
+            self.try_existing(component, cuda, file, &source)
+        })
+    }
+
+    /// Tries a full path, after what the component needs. `source` says who named it.
+    fn try_existing(&mut self, component: &'static Component, cuda: u32, file: &Path, source: &str) -> Option<Loaded> {
+        if !file.exists() {
+            self.note(format!("{}{source}: no such file", file.display()));
+            return None;
         }
-        None
+        preload(component, cuda);
+        self.try_file(component, file)
     }
 
     fn try_file(&mut self, component: &'static Component, file: &Path) -> Option<Loaded> {

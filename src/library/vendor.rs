@@ -129,15 +129,26 @@ impl Vendor {
         Ok(self.api.get_or_init(|| api))
     }
 
-    /// Sets a changed stream with the context of its device current. Apart, to keep the guard out of the hit path.
-    #[cold]
-    fn set_stream_bound(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
-        let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+    #[inline]
+    fn call_set_stream(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
         match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
             0 => Ok(()),
             status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
         }
+    }
+
+    /// The same with the context of the stream's device current. Apart, to keep the guard out of the hit path.
+    #[cold]
+    fn call_set_stream_bound(
+        &self,
+        api: &Api,
+        set_stream: SetStreamFn,
+        handle: &RawHandle,
+        stream: &Stream,
+    ) -> Result<()> {
+        let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+        self.call_set_stream(api, set_stream, handle, stream)
     }
 
     #[cold]
@@ -240,13 +251,9 @@ impl Library for Vendor {
             }
         }
         if self.description.set_stream_uses_context {
-            return self.set_stream_bound(api, set_stream, handle, stream);
+            return self.call_set_stream_bound(api, set_stream, handle, stream);
         }
-        // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
-        match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
-            0 => Ok(()),
-            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
-        }
+        self.call_set_stream(api, set_stream, handle, stream)
     }
 
     fn version(&self) -> Result<Option<Version>> {

@@ -76,12 +76,8 @@ pub(super) fn resolve(
         return Ok(Stream::foreign(address, device)?);
     }
     if let Ok(stream) = stream.cast_exact::<PyStream>() {
-        let stream = &stream.get().0;
-        if let Some(device) = device.filter(|&device| device != stream.device()) {
-            let (address, on) = (stream.raw().address(), stream.device());
-            return Err(Error::invalid_value(format!("stream {address:#x} belongs to {on}, not to {device}")).into());
-        }
-        return Ok(stream.clone());
+        // The caller's reference keeps the stream alive.
+        return Ok(stream.get().0.view().on(device)?);
     }
     resolve_object(stream, device)
 }
@@ -197,7 +193,7 @@ impl PyStreamScope {
             last.map(|index| stack.remove(index).1)
         };
         let left = "gpupool.stream was left on a thread that did not enter it; enter and leave it on one thread";
-        runtime::leave(entered.ok_or_else(|| Error::invalid_value(left.to_owned()))?);
+        runtime::leave(&entered.ok_or_else(|| Error::invalid_value(left))?);
         Ok(false)
     }
 }

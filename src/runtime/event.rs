@@ -2,7 +2,6 @@
 
 use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
-use crate::lifecycle;
 use crate::stream::Device;
 
 /// An event's address, as the vendor's API sees it.
@@ -72,9 +71,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if lifecycle::refuse_forked().is_err() {
-            return;
-        }
+        // A forked child gets no runtime here, and leaves the parent's event alone.
         if let Ok(runtime) = get() {
             // SAFETY: `raw` came from `event_create` and this is its only owner.
             let _ = unsafe { runtime.event_destroy(self.raw) };

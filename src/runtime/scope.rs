@@ -51,7 +51,7 @@ pub(crate) fn enter(stream: &Stream) -> Result<Entered> {
 }
 
 /// Undoes [`enter`], on the same thread.
-pub(crate) fn leave(entered: Entered) {
+pub(crate) fn leave(entered: &Entered) {
     replace(entered.device, entered.stream);
     if let (Ok(runtime), Some(context)) = (get(), entered.context) {
         runtime.restore(context);
@@ -62,7 +62,7 @@ pub(crate) fn leave(entered: Entered) {
 #[must_use = "the previous stream comes back when this is dropped"]
 #[derive(Debug)]
 pub struct StreamScope {
-    entered: Option<Entered>,
+    entered: Entered,
     /// Keeps a stream of our own alive while it is current.
     _stream: Stream,
     this_thread: PhantomData<*mut ()>,
@@ -70,14 +70,12 @@ pub struct StreamScope {
 
 impl StreamScope {
     pub(super) fn new(stream: &Stream) -> Result<Self> {
-        Ok(Self { entered: Some(enter(stream)?), _stream: stream.clone(), this_thread: PhantomData })
+        Ok(Self { entered: enter(stream)?, _stream: stream.clone(), this_thread: PhantomData })
     }
 }
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        if let Some(entered) = self.entered.take() {
-            leave(entered);
-        }
+        leave(&self.entered);
     }
 }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{BoundDevice, Event, Runtime, StreamScope, get, scope};
 use crate::error::{Error, Result};
-use crate::lifecycle;
 use crate::stream::{CaptureStatus, Device, RawStream};
 
 /// A stream and the device it belongs to.
@@ -31,9 +30,7 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if lifecycle::refuse_forked().is_err() {
-            return;
-        }
+        // A forked child gets no runtime here, and leaves the parent's stream alone.
         if let Ok(runtime) = get()
             && let Ok(_bound) = BoundDevice::new(runtime, self.device)
         {
@@ -99,12 +96,25 @@ impl Stream {
         }
         // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }?;
-        match device {
-            Some(wanted) if wanted != actual => Err(Error::invalid_value(format!(
-                "stream {address:#x} belongs to {actual}, not to {wanted}; give a stream of {wanted}, or leave the device out"
+        Self { raw, device: actual, _owned: None }.on(device)
+    }
+
+    /// The same stream, if it is one of the device that a caller asked for.
+    pub(crate) fn on(self, wanted: Option<Device>) -> Result<Self> {
+        let (address, device) = (self.raw.address(), self.device);
+        match wanted {
+            Some(wanted) if wanted != device => Err(Error::invalid_value(format!(
+                "stream {address:#x} belongs to {device}, not to {wanted}; give a stream of {wanted}, or leave the device out"
             ))),
-            _ => Ok(Self { raw, device: actual, _owned: None }),
+            _ => Ok(self),
         }
+    }
+
+    /// A view of this stream for a caller that keeps it alive meanwhile.
+    #[cfg(feature = "python")]
+    #[inline]
+    pub(crate) const fn view(&self) -> Self {
+        Self { raw: self.raw, device: self.device, _owned: None }
     }
 
     /// The calling thread's current stream: that of the innermost [`Stream::enter`] for its current device, else the
