@@ -4,15 +4,16 @@
 //! for both itself, before any such call. Each device's primary context is retained once, when first needed, and never
 //! released: at process end the driver does that.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::fmt;
+use std::mem;
 use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, no_such_device, shared_object};
+use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, no_such_device, shared_object};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -42,6 +43,21 @@ const SYMBOLS: &[&CStr] = &[
     c"cuEventRecord",
     c"cuEventQuery",
     c"cuEventSynchronize",
+    c"cuDeviceTotalMem_v2",
+    c"cuDeviceCanAccessPeer",
+    c"cuDeviceGetAttribute",
+    c"cuMemGetAllocationGranularity",
+    c"cuMemAddressReserve",
+    c"cuMemAddressFree",
+    c"cuMemCreate",
+    c"cuMemRelease",
+    c"cuMemMap",
+    c"cuMemSetAccess",
+    c"cuMemUnmap",
+    c"cuMemAlloc_v2",
+    c"cuMemFree_v2",
+    c"cuMemAllocAsync",
+    c"cuMemFreeAsync",
 ];
 
 /// The CUDA driver and its devices.
@@ -87,6 +103,35 @@ fn as_stream(stream: RawStream) -> sys::CUstream {
 
 fn as_event(event: RawEvent) -> sys::CUevent {
     ptr::without_provenance_mut(event.0)
+}
+
+/// A location as each level of the bindings lays it out, though with other field names.
+#[repr(C)]
+struct Location {
+    kind: sys::CUmemLocationType,
+    id: c_int,
+}
+
+fn location_of(slot: &CudaDevice) -> sys::CUmemLocation {
+    let location = Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: slot.handle };
+    // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
+    unsafe { mem::transmute::<Location, sys::CUmemLocation>(location) }
+}
+
+/// Plain memory of the device, not shared with other processes.
+fn physical_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location_of(slot),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
 }
 
 impl Cuda {
@@ -371,5 +416,110 @@ impl Runtime for Cuda {
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(as_event(event)) })
+    }
+
+    fn total_memory(&self, device: Device) -> Result<u64> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, self.slot(device)?.handle) })?;
+        Ok(bytes as u64)
+    }
+
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
+        let (device, peer) = (self.slot(device)?.handle, self.slot(peer)?.handle);
+        let mut answer = 0;
+        // SAFETY: `answer` is a valid place for an int, and the handles came from `cuDeviceGet`.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut answer, device, peer) })?;
+        Ok(answer != 0)
+    }
+
+    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        let mut answer = 0;
+        // SAFETY: `answer` is a valid place for an int, and the handle came from `cuDeviceGet`.
+        let status = unsafe { sys::cuDeviceGetAttribute(&mut answer, attribute, self.slot(device)?.handle) };
+        check("cuDeviceGetAttribute", status)?;
+        Ok(answer != 0)
+    }
+
+    fn page_bytes(&self, device: Device) -> Result<u64> {
+        let properties = physical_properties(self.slot(device)?);
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
+        let status = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties, least) };
+        check("cuMemGetAllocationGranularity", status)?;
+        Ok(bytes as u64)
+    }
+
+    fn address_reserve(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one. Alignment 0 is the driver's own, which is the page size; no
+        // address is asked for, and 0 are the only flags.
+        let status = unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
+        check("cuMemAddressReserve", status)?;
+        Ok(address)
+    }
+
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the reservation.
+        check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes as usize) })
+    }
+
+    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
+        let properties = physical_properties(self.slot(device)?);
+        let mut handle = 0;
+        // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) })?;
+        Ok(Physical(handle))
+    }
+
+    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
+        // SAFETY: the caller owns the handle.
+        check("cuMemRelease", unsafe { sys::cuMemRelease(physical.0) })
+    }
+
+    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+        // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
+        check("cuMemMap", unsafe { sys::cuMemMap(address, bytes as usize, 0, physical.0, 0) })
+    }
+
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: location_of(self.slot(device)?), flags });
+        let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
+        let status = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
+        check("cuMemSetAccess", status)
+    }
+
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller promises that nothing uses these mappings again.
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
+    }
+
+    fn memory_allocate(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
+        Ok(address)
+    }
+
+    unsafe fn memory_free(&self, address: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+    }
+
+    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
+        let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, as_stream(stream)) };
+        check("cuMemAllocAsync", status)?;
+        Ok(address)
+    }
+
+    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the memory and promises that the stream is alive.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
     }
 }

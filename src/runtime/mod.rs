@@ -70,10 +70,15 @@ pub struct MemoryInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
 
-/// What the handle pools need of a GPU platform. No method panics.
+/// Physical device memory that can be mapped (`CUmemGenericAllocationHandle`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct Physical(pub(super) u64);
+
+/// What the pools need of a GPU platform. No method panics.
 ///
-/// Methods that take an address are unsafe: the stream or event must be alive and of this runtime. [`Stream`] and
-/// [`Event`] keep that promise for their callers.
+/// Methods that take an address are unsafe: the stream, event or memory must be alive and of this runtime. [`Stream`]
+/// and [`Event`] keep that promise for their callers. Addresses of memory are numbers (`CUdeviceptr`).
 pub trait Runtime: fmt::Debug + Send + Sync {
     /// Which platform this is.
     fn kind(&self) -> Kind;
@@ -153,6 +158,65 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
+
+    /// Physical memory: the whole of the device's (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
+    /// context.
+    fn total_memory(&self, device: Device) -> Result<u64>;
+    /// Whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;
+    /// Whether addresses can be reserved and physical memory mapped there.
+    fn supports_virtual_memory(&self, device: Device) -> Result<bool>;
+    /// The unit of physical memory and of mapping, in bytes: the least granularity (`cuMemGetAllocationGranularity`).
+    fn page_bytes(&self, device: Device) -> Result<u64>;
+
+    /// Reserves addresses, aligned to a page, with nothing behind them (`cuMemAddressReserve`).
+    fn address_reserve(&self, bytes: u64) -> Result<u64>;
+    /// Gives reserved addresses back (`cuMemAddressFree`).
+    ///
+    /// # Safety
+    /// This is a whole reservation of this runtime, and nothing uses it again.
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
+    /// New physical memory of the device (`cuMemCreate`). It lives until it is released and no mapping of it is left.
+    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical>;
+    /// Gives up the handle (`cuMemRelease`); mappings stay.
+    ///
+    /// # Safety
+    /// The memory is of this runtime, was not released before, and its handle is not used again.
+    unsafe fn physical_release(&self, physical: Physical) -> Result<()>;
+    /// Maps the whole of the physical memory at the address, without access (`cuMemMap`).
+    ///
+    /// # Safety
+    /// The addresses are reserved and free, and the physical memory is alive, of this size and of this runtime.
+    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()>;
+    /// Lets the devices read and write whole mappings (`cuMemSetAccess`); access of other devices stays as it is.
+    ///
+    /// # Safety
+    /// The range consists of mappings of this runtime.
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()>;
+    /// Unmaps one or more whole mappings (`cuMemUnmap`). The driver need not wait for the device.
+    ///
+    /// # Safety
+    /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()>;
+
+    /// Memory of the current device (`cuMemAlloc`).
+    fn memory_allocate(&self, bytes: u64) -> Result<u64>;
+    /// Frees what [`Runtime::memory_allocate`] gave, after waiting for the device (`cuMemFree`).
+    ///
+    /// # Safety
+    /// The memory is of this runtime, was not freed before and is not used again.
+    unsafe fn memory_free(&self, address: u64) -> Result<()>;
+    /// Memory for the stream's later work (`cuMemAllocAsync`).
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64>;
+    /// Frees memory once the stream's work so far is done (`cuMemFreeAsync`).
+    ///
+    /// # Safety
+    /// The stream is alive, the memory was not freed before, both are of this runtime, and no work but the stream's
+    /// earlier one uses the memory again.
+    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()>;
 }
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();

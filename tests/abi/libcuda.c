@@ -7,6 +7,7 @@
 #define MAX_DEVICES 8
 
 typedef int Result;
+typedef unsigned long long Address;
 typedef struct { int device; } Context;
 typedef struct { Context *context; } Stream;
 
@@ -62,3 +63,23 @@ Result cuEventDestroy_v2(void *event) { free(event); return 0; }
 Result cuEventRecord(void *event, Stream *stream) { return 0; }
 Result cuEventQuery(void *event) { return 0; }
 Result cuEventSynchronize(void *event) { return 0; }
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)1 << 30; return 0; }
+Result cuDeviceCanAccessPeer(int *answer, int device, int peer) { *answer = 0; return 0; }
+Result cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
+Result cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) { *bytes = 2 << 20; return 0; }
+// Without virtual memory, as the attribute says.
+Result cuMemAddressReserve(Address *address, size_t bytes, size_t align, Address wanted, Address flags) { return 801; }
+Result cuMemAddressFree(Address address, size_t bytes) { return 801; }
+Result cuMemCreate(Address *handle, size_t bytes, const void *properties, Address flags) { return 801; }
+Result cuMemRelease(Address handle) { return 801; }
+Result cuMemMap(Address address, size_t bytes, size_t offset, Address handle, Address flags) { return 801; }
+Result cuMemSetAccess(Address address, size_t bytes, const void *access, size_t count) { return 801; }
+Result cuMemUnmap(Address address, size_t bytes) { return 801; }
+Result cuMemAlloc_v2(Address *address, size_t bytes) {
+  if (!current) return 201;
+  *address = (Address)malloc(bytes);
+  return *address ? 0 : 2;
+}
+Result cuMemFree_v2(Address address) { free((void *)address); return 0; }
+Result cuMemAllocAsync(Address *address, size_t bytes, Stream *stream) { return cuMemAlloc_v2(address, bytes); }
+Result cuMemFreeAsync(Address address, Stream *stream) { return cuMemFree_v2(address); }

@@ -5,15 +5,43 @@
 //! driver API reference.
 
 use std::cell::Cell;
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
 
-use super::refused;
-use super::timeline::{Capture, Timeline};
+use super::{refused, timeline};
 use crate::error::{Result, StatusKind};
 use crate::stream::CaptureMode;
 
+/// The error of a call that a capture forbids.
+pub(super) const UNSUPPORTED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);
+
 thread_local! {
     static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
+}
+
+/// How many captures there are, so that calls outside of any need not look for one.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// A stream's work being recorded.
+#[derive(Debug)]
+pub(super) struct Capture {
+    pub(super) id: u64,
+    pub(super) mode: CaptureMode,
+    pub(super) thread: ThreadId,
+    pub(super) is_valid: bool,
+}
+
+impl Capture {
+    pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        Self { id, mode, thread: thread::current().id(), is_valid: true }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        CAPTURES.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 pub(super) fn exchange_mode(mode: CaptureMode) -> CaptureMode {
@@ -21,7 +49,13 @@ pub(super) fn exchange_mode(mode: CaptureMode) -> CaptureMode {
 }
 
 /// Refuses a call such as an allocation where a capture forbids it, and spoils that capture.
-pub(super) fn check_unsafe_call(timeline: &mut Timeline) -> Result<()> {
+#[inline]
+pub(super) fn check_unsafe_call() -> Result<()> {
+    if CAPTURES.load(Ordering::Relaxed) == 0 { Ok(()) } else { check_against_captures() }
+}
+
+#[cold]
+fn check_against_captures() -> Result<()> {
     let this = thread::current().id();
     let mode = MODE.get();
     let forbids = |capture: &Capture| {
@@ -33,13 +67,12 @@ pub(super) fn check_unsafe_call(timeline: &mut Timeline) -> Result<()> {
             }
     };
     let mut forbidden = false;
-    for capture in timeline.captures().filter(|capture| forbids(capture)) {
+    for capture in timeline().captures().filter(|capture| forbids(capture)) {
         capture.is_valid = false;
         forbidden = true;
     }
     if forbidden {
-        let status = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);
-        return Err(refused("an unsafe call during a capture", status, StatusKind::Other));
+        return Err(refused("an unsafe call during a capture", UNSUPPORTED, StatusKind::Other));
     }
     Ok(())
 }

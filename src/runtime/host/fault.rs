@@ -30,11 +30,21 @@ pub enum Call {
     HandleCreate,
     HandleDestroy,
     HandleSetStream,
+    AddressReserve,
+    AddressFree,
+    PhysicalCreate,
+    PhysicalRelease,
+    MemoryMap,
+    MemorySetAccess,
+    MemoryUnmap,
+    MemoryAllocate,
+    MemoryFree,
+    PageBytes,
 }
 
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 20] = [
+    pub const ALL: [Call; 30] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -55,6 +65,16 @@ impl Call {
         Call::HandleCreate,
         Call::HandleDestroy,
         Call::HandleSetStream,
+        Call::AddressReserve,
+        Call::AddressFree,
+        Call::PhysicalCreate,
+        Call::PhysicalRelease,
+        Call::MemoryMap,
+        Call::MemorySetAccess,
+        Call::MemoryUnmap,
+        Call::MemoryAllocate,
+        Call::MemoryFree,
+        Call::PageBytes,
     ];
 }
 

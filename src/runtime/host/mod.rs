@@ -1,21 +1,26 @@
 //! Simulated devices, for machines without a GPU and for tests.
 //!
-//! Each device has a memory capacity and streams whose work completes when told to ([`submit`], [`complete`]), captures
-//! follow CUDA's rules on unsafe calls, and every call can be made to fail ([`inject`]). `GPUPOOL_HOST_DEVICES` (1) and
-//! `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB) set its size.
+//! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
+//! captures follow CUDA's rules on unsafe calls, and every call can be made to fail ([`inject`]). The environment sets
+//! its size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). Of the machine's memory it
+//! takes only what is written to.
 
 mod capture;
 mod fault;
+mod memory;
 mod timeline;
+mod virtual_memory;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Context, Kind, MemoryInfo, RawEvent, Runtime, Stream, no_such_device};
+use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, Stream, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use memory::Memory;
 use timeline::{Key, Timeline};
+use virtual_memory::{PAGE, space};
 
 pub(crate) use fault::check;
 pub use fault::{Call, Fault, clear_faults, inject};
@@ -40,13 +45,9 @@ pub(super) struct Host {
 }
 
 /// The devices' memory.
-#[derive(Debug)]
-struct Memory {
-    capacity: u64,
-    used: Vec<AtomicU64>,
-}
-
 static MEMORY: OnceLock<Memory> = OnceLock::new();
+/// What [`driver_calls`] answers.
+static DRIVER_CALLS: AtomicU64 = AtomicU64::new(0);
 static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
 
 fn timeline() -> MutexGuard<'static, Timeline> {
@@ -75,8 +76,7 @@ impl Host {
         if !(1..=4096).contains(&devices) {
             return Err(Error::invalid_value(format!("{devices} devices: 1 to 4096 can be simulated")));
         }
-        let memory = || Memory { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect() };
-        Ok(Self { memory: MEMORY.get_or_init(memory) })
+        Ok(Self { memory: MEMORY.get_or_init(|| Memory::new(devices, capacity)) })
     }
 
     fn bound() -> Device {
@@ -89,10 +89,11 @@ impl Host {
     }
 }
 
-impl Memory {
-    fn used(&self, device: Device) -> Result<&AtomicU64> {
-        self.used.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
-    }
+/// What every call that makes, maps or frees memory does first.
+fn enter_memory_call(call: Call) -> Result<()> {
+    DRIVER_CALLS.fetch_add(1, Ordering::Relaxed);
+    capture::check_unsafe_call()?;
+    check(call)
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
@@ -107,20 +108,17 @@ pub fn simulate(devices: u32, bytes: u64) -> Result<()> {
 
 /// Takes memory of the bound device, as a driver's allocation would.
 pub(crate) fn allocate(bytes: u64) -> Result<()> {
-    capture::check_unsafe_call(&mut timeline())?;
+    capture::check_unsafe_call()?;
     check(Call::Allocate)?;
     let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
-    let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= memory.capacity);
-    let taken = memory.used(Host::bound())?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-    taken.map(drop).map_err(|_| refused("allocate", ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory))
+    memory.take("allocate", Host::bound(), bytes)
 }
 
 /// Gives memory of the device back, after waiting for the device, which spoils every capture on it in any mode.
 pub(crate) fn synchronize_and_free(device: Device, bytes: u64) -> Result<()> {
     timeline().spoil_captures_on(device);
     let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
-    memory.used(device)?.fetch_sub(bytes, Ordering::Relaxed);
-    Ok(())
+    memory.give_back(device, bytes)
 }
 
 fn not_chosen() -> Error {
@@ -144,6 +142,26 @@ pub fn submit(stream: &Stream) -> Result<u64> {
 pub fn complete(stream: &Stream, number: u64) -> Result<()> {
     super::require(Kind::Host)?;
     timeline().complete_allowed(Key::new(stream.raw(), stream.device()), number)
+}
+
+/// Completes the work of every stream of every device.
+///
+/// # Errors
+/// As [`submit`].
+pub fn complete_all() -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().complete_all(None)
+}
+
+/// Whether the device was given access to what is mapped or allocated at the address.
+pub fn accessible(address: u64, device: Device) -> bool {
+    space().is_accessible(address, device)
+}
+
+/// How many calls that make, release, map, set access to, unmap, allocate or free memory this process has made, the
+/// refused ones among them. Those on reservations do not count.
+pub fn driver_calls() -> u64 {
+    DRIVER_CALLS.load(Ordering::Relaxed)
 }
 
 /// Starts recording the stream's work (`cuStreamBeginCapture`).
@@ -174,11 +192,11 @@ impl Runtime for Host {
     }
 
     fn device_count(&self) -> u32 {
-        self.memory.used.len() as u32
+        self.memory.devices() as u32
     }
 
     fn device_name(&self, device: Device) -> Result<String> {
-        self.memory.used(device).map(|_| "simulated device".to_owned())
+        self.memory.check(device).map(|()| "simulated device".to_owned())
     }
 
     fn current_device(&self) -> Result<Device> {
@@ -187,7 +205,7 @@ impl Runtime for Host {
     }
 
     fn bind(&self, device: Device) -> Result<Option<Context>> {
-        self.memory.used(device)?;
+        self.memory.check(device)?;
         check(Call::Bind)?;
         let (wanted, previous) = (device.ordinal() + 1, BOUND.get());
         BOUND.set(wanted);
@@ -200,7 +218,7 @@ impl Runtime for Host {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         check(Call::MemoryInfo)?;
-        let used = self.memory.used(Self::bound())?.load(Ordering::Relaxed);
+        let used = self.memory.used(Self::bound())?;
         Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
     }
 
@@ -234,13 +252,19 @@ impl Runtime for Host {
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        capture::check_unsafe_call()?;
         check(Call::StreamQuery)?;
-        timeline().is_idle(Self::key(stream))
+        let (key, mut timeline) = (Self::key(stream), timeline());
+        timeline.check_not_captured(key)?;
+        timeline.is_idle(key)
     }
 
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        capture::check_unsafe_call()?;
         check(Call::StreamSynchronize)?;
-        timeline().complete(Self::key(stream), u64::MAX)
+        let (key, mut timeline) = (Self::key(stream), timeline());
+        timeline.check_not_captured(key)?;
+        timeline.complete(key, u64::MAX)
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
@@ -269,12 +293,101 @@ impl Runtime for Host {
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        capture::check_unsafe_call()?;
         check(Call::EventQuery)?;
         timeline().is_event_done(event)
     }
 
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        capture::check_unsafe_call()?;
         check(Call::EventSynchronize)?;
         timeline().complete_event(event)
+    }
+
+    fn total_memory(&self, device: Device) -> Result<u64> {
+        self.memory.check(device)?;
+        Ok(self.memory.capacity)
+    }
+
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
+        self.memory.check(device)?;
+        self.memory.check(peer)?;
+        Ok(device != peer)
+    }
+
+    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
+        self.memory.check(device)?;
+        Ok(true)
+    }
+
+    fn page_bytes(&self, device: Device) -> Result<u64> {
+        self.memory.check(device)?;
+        check(Call::PageBytes)?;
+        Ok(PAGE)
+    }
+
+    fn address_reserve(&self, bytes: u64) -> Result<u64> {
+        check(Call::AddressReserve)?;
+        space().address_reserve(bytes)
+    }
+
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
+        check(Call::AddressFree)?;
+        // SAFETY: the caller gives the reservation up.
+        unsafe { space().address_free(address, bytes) }
+    }
+
+    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
+        enter_memory_call(Call::PhysicalCreate)?;
+        space().physical_create(self.memory, device, bytes)
+    }
+
+    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
+        enter_memory_call(Call::PhysicalRelease)?;
+        space().physical_release(self.memory, physical)
+    }
+
+    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+        enter_memory_call(Call::MemoryMap)?;
+        space().memory_map(address, bytes, physical)
+    }
+
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        enter_memory_call(Call::MemorySetAccess)?;
+        devices.iter().try_for_each(|&device| self.memory.check(device))?;
+        space().memory_set_access(address, bytes, devices)
+    }
+
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        enter_memory_call(Call::MemoryUnmap)?;
+        // SAFETY: the caller gives the mappings up.
+        unsafe { space().memory_unmap(self.memory, address, bytes) }
+    }
+
+    fn memory_allocate(&self, bytes: u64) -> Result<u64> {
+        enter_memory_call(Call::MemoryAllocate)?;
+        space().memory_allocate(self.memory, Self::bound(), bytes)
+    }
+
+    unsafe fn memory_free(&self, address: u64) -> Result<()> {
+        enter_memory_call(Call::MemoryFree)?;
+        let device = space().device_of(address)?;
+        timeline().complete_all(Some(device))?;
+        // SAFETY: the caller gives the memory up.
+        unsafe { space().memory_free(self.memory, address) }
+    }
+
+    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+        enter_memory_call(Call::MemoryAllocate)?;
+        let device = timeline().device(Self::key(stream))?;
+        space().memory_allocate(self.memory, device, bytes)
+    }
+
+    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        enter_memory_call(Call::MemoryFree)?;
+        // The bytes go at once, not once the stream's work is done: simulated work touches none.
+        timeline().device(Self::key(stream))?;
+        // SAFETY: the caller gives the memory up.
+        unsafe { space().memory_free(self.memory, address) }
     }
 }

@@ -1,8 +1,8 @@
 //! Simulated streams and events: work is numbered, and done when told to.
 
 use std::collections::HashMap;
-use std::thread::{self, ThreadId};
 
+use super::capture::{self, Capture};
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -19,13 +19,6 @@ impl Key {
     pub(super) fn new(raw: RawStream, device: Device) -> Self {
         Self { raw, default_of: raw.is_default().then_some(device) }
     }
-}
-
-#[derive(Debug)]
-pub(super) struct Capture {
-    pub(super) mode: CaptureMode,
-    pub(super) thread: ThreadId,
-    pub(super) is_valid: bool,
 }
 
 #[derive(Debug)]
@@ -51,18 +44,28 @@ impl SimulatedStream {
     }
 }
 
+/// What an event recorded.
+#[derive(Clone, Copy, Debug)]
+enum Recorded {
+    /// A stream's work up to this number.
+    Work(Key, u64),
+    /// A point of the capture with this id: part of a graph, and never done.
+    Captured(Key, u64),
+}
+
 /// All streams and events of the simulated platform.
 #[derive(Debug)]
 pub(super) struct Timeline {
     streams: Option<HashMap<Key, SimulatedStream>>,
-    events: Option<HashMap<RawEvent, Option<(Key, u64)>>>,
+    events: Option<HashMap<RawEvent, Option<Recorded>>>,
     next_address: usize,
+    next_capture: u64,
 }
 
 impl Timeline {
     pub(super) const fn new() -> Self {
         // Addresses are never used twice, so that a stream used after its end is always recognised.
-        Self { streams: None, events: None, next_address: 0x1000 }
+        Self { streams: None, events: None, next_address: 0x1000, next_capture: 0 }
     }
 
     fn address(&mut self) -> usize {
@@ -82,7 +85,7 @@ impl Timeline {
         streams.get_mut(&key).ok_or_else(|| refused("the stream's look-up", INVALID_HANDLE, StatusKind::Other))
     }
 
-    fn event(&mut self, event: RawEvent) -> Result<&mut Option<(Key, u64)>> {
+    fn event(&mut self, event: RawEvent) -> Result<&mut Option<Recorded>> {
         let events = self.events.get_or_insert_default();
         events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE, StatusKind::Other))
     }
@@ -147,8 +150,12 @@ impl Timeline {
     pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
         let recorded = *self.event(event)?;
         let stream = self.stream(key)?;
-        if let Some((other, until)) = recorded.filter(|(other, _)| *other != key) {
-            stream.waits.push(Wait { after: stream.submitted, other, until });
+        match recorded {
+            Some(Recorded::Work(other, until)) if other != key => {
+                stream.waits.push(Wait { after: stream.submitted, other, until });
+            }
+            // A stream's own work comes in order, and a captured event is an edge of the graph.
+            _ => {}
         }
         Ok(())
     }
@@ -166,22 +173,49 @@ impl Timeline {
     }
 
     pub(super) fn record_event(&mut self, event: RawEvent, key: Key) -> Result<()> {
-        let position = self.stream(key)?.submitted;
-        *self.event(event)? = Some((key, position));
+        let stream = self.stream(key)?;
+        let recorded = match &stream.capture {
+            Some(capture) => Recorded::Captured(key, capture.id),
+            None => Recorded::Work(key, stream.submitted),
+        };
+        *self.event(event)? = Some(recorded);
         Ok(())
     }
 
+    /// The work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
+    fn recorded_work(&mut self, event: RawEvent) -> Result<Option<(Key, u64)>> {
+        match *self.event(event)? {
+            None => Ok(None),
+            Some(Recorded::Work(key, position)) => Ok(Some((key, position))),
+            Some(Recorded::Captured(key, id)) => {
+                if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
+                    && capture.id == id
+                {
+                    capture.is_valid = false;
+                }
+                let status = ("HOST_ERROR_CAPTURED_EVENT", 907);
+                Err(refused("a question about a captured event", status, StatusKind::Other))
+            }
+        }
+    }
+
     pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
-        let recorded = *self.event(event)?;
+        let recorded = self.recorded_work(event)?;
         Ok(recorded.is_none_or(|(key, position)| self.completed(key) >= position))
     }
 
     pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
-        let recorded = *self.event(event)?;
-        match recorded {
+        match self.recorded_work(event)? {
             Some((key, position)) if self.completed(key) < position => self.complete(key, position),
             _ => Ok(()),
         }
+    }
+
+    /// Completes all work of a device, or of every device.
+    pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {
+        let wanted = |stream: &SimulatedStream| device.is_none_or(|device| stream.device == device);
+        let keys: Vec<_> = self.streams().iter().filter(|(_, stream)| wanted(stream)).map(|(&key, _)| key).collect();
+        keys.into_iter().try_for_each(|key| self.complete(key, u64::MAX))
     }
 
     pub(super) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {
@@ -193,13 +227,22 @@ impl Timeline {
         on_device.filter_map(|stream| stream.capture.as_mut()).for_each(|capture| capture.is_valid = false);
     }
 
+    /// Refuses to ask about, or wait for, a stream that is captured, in whatever mode, and spoils the capture.
+    pub(super) fn check_not_captured(&mut self, key: Key) -> Result<()> {
+        let Some(capture) = &mut self.stream(key)?.capture else { return Ok(()) };
+        capture.is_valid = false;
+        Err(refused("a question about a captured stream", capture::UNSUPPORTED, StatusKind::Other))
+    }
+
     pub(super) fn begin_capture(&mut self, key: Key, mode: CaptureMode) -> Result<()> {
+        self.next_capture += 1;
+        let id = self.next_capture;
         let stream = self.stream(key)?;
         if stream.capture.is_some() {
             let status = ("HOST_ERROR_ILLEGAL_STATE", 401);
             return Err(refused("begin_capture", status, StatusKind::Other));
         }
-        stream.capture = Some(Capture { mode, thread: thread::current().id(), is_valid: true });
+        stream.capture = Some(Capture::new(id, mode));
         Ok(())
     }
 

@@ -1,0 +1,126 @@
+//! The simulated devices' memory: how many bytes of each are used, and a sparse file that holds the real ones.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{no_such_device, refused};
+use crate::error::{Error, Result, StatusKind};
+use crate::stream::Device;
+
+/// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) capacity: u64,
+    used: Vec<AtomicU64>,
+}
+
+impl Memory {
+    pub(super) fn new(devices: u64, capacity: u64) -> Self {
+        Self { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn devices(&self) -> usize {
+        self.used.len()
+    }
+
+    fn slot(&self, device: Device) -> Result<&AtomicU64> {
+        self.used.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
+    }
+
+    /// Refuses a device that does not exist.
+    pub(super) fn check(&self, device: Device) -> Result<()> {
+        self.slot(device).map(drop)
+    }
+
+    pub(super) fn used(&self, device: Device) -> Result<u64> {
+        self.slot(device).map(|used| used.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn take(&self, function: &str, device: Device, bytes: u64) -> Result<()> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= self.capacity);
+        let taken = self.slot(device)?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.map(drop).map_err(|_| out_of_memory(function))
+    }
+
+    pub(super) fn give_back(&self, device: Device, bytes: u64) -> Result<()> {
+        self.slot(device)?.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[cold]
+pub(super) fn out_of_memory(function: &str) -> Error {
+    refused(function, ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory)
+}
+
+/// The error of a system call that failed.
+#[cold]
+pub(super) fn system_error(function: &str, error: &io::Error) -> Error {
+    let refusal = match error.raw_os_error() {
+        Some(libc::ENOMEM) => out_of_memory(function),
+        _ => refused(function, ("HOST_ERROR_OPERATING_SYSTEM", 304), StatusKind::Other),
+    };
+    refusal.map_library(|refused| refused.advice = Some(error.to_string()))
+}
+
+/// A device's bytes. Places in the file are handed out first fit. It grows where no gap is large enough: as on a GPU,
+/// physical memory is never too scattered, and [`Memory`] alone says whether it is full.
+#[derive(Debug)]
+pub(super) struct Store {
+    file: File,
+    end: u64,
+    /// Offset and size of the gaps before `end`; no two of them touch.
+    gaps: BTreeMap<u64, u64>,
+}
+
+impl Store {
+    pub(super) fn new() -> Result<Self> {
+        // SAFETY: the name ends with a zero.
+        let descriptor = unsafe { libc::memfd_create(c"gpupool".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(system_error("memfd_create", &io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was just made, and nobody else has it.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        Ok(Self { file, end: 0, gaps: BTreeMap::new() })
+    }
+
+    pub(super) fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    pub(super) fn take(&mut self, bytes: u64) -> Result<u64> {
+        if let Some((&offset, &gap)) = self.gaps.iter().find(|&(_, &gap)| gap >= bytes) {
+            self.gaps.remove(&offset);
+            if gap > bytes {
+                self.gaps.insert(offset + bytes, gap - bytes);
+            }
+            return Ok(offset);
+        }
+        let (offset, end) = (self.end, self.end.checked_add(bytes).ok_or_else(|| out_of_memory("ftruncate"))?);
+        self.file.set_len(end).map_err(|error| system_error("ftruncate", &error))?;
+        self.end = end;
+        Ok(offset)
+    }
+
+    /// Takes a place back, and gives the machine its memory.
+    pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: this changes only the file, where nothing uses this place any more. If it fails, the bytes stay until
+        // the place is used again, which harms nobody.
+        unsafe { libc::fallocate(self.descriptor(), mode, offset as libc::off_t, bytes as libc::off_t) };
+        if let Some(after) = self.gaps.remove(&(offset + bytes)) {
+            bytes += after;
+        }
+        if let Some((&before, gap)) =
+            self.gaps.range(..offset).next_back().filter(|(before, gap)| *before + *gap == offset)
+        {
+            bytes += gap;
+            offset = before;
+        }
+        self.gaps.insert(offset, bytes);
+    }
+}

@@ -1,0 +1,361 @@
+//! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there.
+//!
+//! As in CUDA, physical memory lives until it was released and no mapping of it is left, one handle may be mapped at
+//! several addresses, and a mapping can be used once access was set. The books are kept under one lock of their own, so
+//! that a call takes little more than its system call.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::memory::{Memory, Store, out_of_memory, system_error};
+use super::{Physical, refused};
+use crate::error::{Error, Result, StatusKind};
+use crate::stream::Device;
+
+/// The granularity of physical memory and of mappings, as on NVIDIA GPUs.
+pub(super) const PAGE: u64 = 2 << 20;
+
+/// All addresses of the simulated platform, and what is behind them.
+#[derive(Debug)]
+pub(super) struct Space {
+    stores: BTreeMap<Device, Store>,
+    /// Address and size.
+    reservations: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    /// `None` only until the first physical memory is made: a `HashMap` cannot be made in a constant.
+    physicals: Option<HashMap<u64, PhysicalMemory>>,
+    /// What `memory_allocate` gave.
+    allocations: BTreeMap<u64, Place>,
+    next_physical: u64,
+}
+
+static SPACE: Mutex<Space> = Mutex::new(Space {
+    stores: BTreeMap::new(),
+    reservations: BTreeMap::new(),
+    mappings: BTreeMap::new(),
+    physicals: None,
+    allocations: BTreeMap::new(),
+    next_physical: 1,
+});
+
+pub(super) fn space() -> MutexGuard<'static, Space> {
+    SPACE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where in a device's store some bytes are.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    device: Device,
+    offset: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+struct PhysicalMemory {
+    place: Place,
+    mappings: u64,
+    is_released: bool,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    bytes: u64,
+    physical: u64,
+    /// The devices that were given access.
+    access: Vec<Device>,
+}
+
+/// The driver's answer to arguments that do not fit what there is.
+#[cold]
+fn invalid(function: &str, why: &str) -> Error {
+    let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
+    error.map_library(|refused| refused.advice = Some(why.to_owned()))
+}
+
+/// The addresses of a range of whole pages.
+fn pages(function: &str, address: u64, bytes: u64) -> Result<Range<u64>> {
+    if bytes == 0 || !bytes.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
+        return Err(invalid(function, "these are not whole pages"));
+    }
+    let end = address.checked_add(bytes).ok_or_else(|| invalid(function, "these addresses do not exist"))?;
+    Ok(address..end)
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// What `mmap` is to put at addresses.
+enum Behind<'a> {
+    /// Nothing: the addresses are only kept from others.
+    Nothing,
+    /// These bytes, without access.
+    Closed(&'a Store, Place),
+    /// These bytes, to read and write.
+    Open(&'a Store, Place),
+}
+
+/// `mmap` at free addresses, or at these in place of what is there.
+///
+/// # Safety
+/// Nothing uses what is at `over` now.
+unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind<'_>) -> Result<u64> {
+    let (protection, source) = match behind {
+        Behind::Nothing => (libc::PROT_NONE, None),
+        Behind::Closed(store, place) => (libc::PROT_NONE, Some((store, place))),
+        Behind::Open(store, place) => (libc::PROT_READ | libc::PROT_WRITE, Some((store, place))),
+    };
+    let (flags, descriptor, offset) = match source {
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
+        Some((store, place)) => (libc::MAP_SHARED, store.descriptor(), place.offset as libc::off_t),
+    };
+    let flags = if over.is_some() { flags | libc::MAP_FIXED } else { flags };
+    let at = over.map_or(ptr::null_mut(), pointer);
+    // SAFETY: fixed addresses are ones of ours that the caller vouches for, others are chosen by the system.
+    let mapped = unsafe { libc::mmap(at, bytes as usize, protection, flags, descriptor, offset) };
+    if mapped == libc::MAP_FAILED {
+        Err(system_error(function, &io::Error::last_os_error()))
+    } else {
+        Ok(mapped.expose_provenance() as u64)
+    }
+}
+
+/// # Safety
+/// These are addresses of ours that nothing uses any more.
+unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for the addresses.
+    let answer = unsafe { libc::munmap(pointer(address), bytes as usize) };
+    if answer == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
+}
+
+impl Space {
+    fn take(&mut self, function: &str, memory: &Memory, device: Device, bytes: u64) -> Result<Place> {
+        memory.take(function, device, bytes)?;
+        match self.take_place(device, bytes) {
+            Ok(offset) => Ok(Place { device, offset, bytes }),
+            Err(error) => {
+                memory.give_back(device, bytes)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn take_place(&mut self, device: Device, bytes: u64) -> Result<u64> {
+        let store = match self.stores.entry(device) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(missing) => missing.insert(Store::new()?),
+        };
+        store.take(bytes)
+    }
+
+    /// The device's store, which every place of it was taken from.
+    fn store(&mut self, device: Device) -> Result<&mut Store> {
+        self.stores.get_mut(&device).ok_or_else(|| invalid("the device's look-up", "no memory of it was made"))
+    }
+
+    fn give_back(&mut self, memory: &Memory, place: Place) -> Result<()> {
+        self.store(place.device)?.give_back(place.offset, place.bytes);
+        memory.give_back(place.device, place.bytes)
+    }
+
+    pub(super) fn address_reserve(&mut self, bytes: u64) -> Result<u64> {
+        const FUNCTION: &str = "address_reserve";
+        pages(FUNCTION, 0, bytes)?;
+        // A page more, so that whole pages can be cut out of it.
+        let taken = bytes.checked_add(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
+        // SAFETY: the system chooses the addresses.
+        let first = unsafe { map(FUNCTION, None, taken, &Behind::Nothing) }?;
+        let address = first.next_multiple_of(PAGE);
+        let before = address - first;
+        // SAFETY: both ends are of the range that was just mapped, and not of what is kept.
+        unsafe {
+            unmap(FUNCTION, first, before)?;
+            unmap(FUNCTION, address + bytes, PAGE - before)?;
+        }
+        self.reservations.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// # Safety
+    /// Nothing uses the reservation again.
+    pub(super) unsafe fn address_free(&mut self, address: u64, bytes: u64) -> Result<()> {
+        const FUNCTION: &str = "address_free";
+        if self.reservations.get(&address) != Some(&bytes) {
+            return Err(invalid(FUNCTION, "this is not a whole reservation"));
+        }
+        if self.mappings.range(address..address + bytes).next().is_some() {
+            return Err(invalid(FUNCTION, "something is still mapped there"));
+        }
+        // SAFETY: the range was reserved here, nothing is mapped in it, and its owner gives it up.
+        unsafe { unmap(FUNCTION, address, bytes) }?;
+        self.reservations.remove(&address);
+        Ok(())
+    }
+
+    pub(super) fn physical_create(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<Physical> {
+        const FUNCTION: &str = "physical_create";
+        pages(FUNCTION, 0, bytes)?;
+        let place = self.take(FUNCTION, memory, device, bytes)?;
+        let handle = self.next_physical;
+        self.next_physical += 1;
+        let physical = PhysicalMemory { place, mappings: 0, is_released: false };
+        self.physicals.get_or_insert_default().insert(handle, physical);
+        Ok(Physical(handle))
+    }
+
+    /// The memory behind a handle that was not released.
+    fn physical(&mut self, function: &str, handle: u64) -> Result<&mut PhysicalMemory> {
+        let physicals = self.physicals.get_or_insert_default();
+        let alive = physicals.get_mut(&handle).filter(|physical| !physical.is_released);
+        alive.ok_or_else(|| invalid(function, "this physical memory does not exist, or was released"))
+    }
+
+    pub(super) fn physical_release(&mut self, memory: &Memory, physical: Physical) -> Result<()> {
+        self.physical("physical_release", physical.0)?.is_released = true;
+        self.free_if_unused(memory, physical.0)
+    }
+
+    fn free_if_unused(&mut self, memory: &Memory, handle: u64) -> Result<()> {
+        let physicals = self.physicals.get_or_insert_default();
+        match physicals.get(&handle) {
+            Some(&PhysicalMemory { place, mappings: 0, is_released: true }) => {
+                physicals.remove(&handle);
+                self.give_back(memory, place)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn memory_map(&mut self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+        const FUNCTION: &str = "memory_map";
+        let range = pages(FUNCTION, address, bytes)?;
+        let reserved = self.reservations.range(..=address).next_back();
+        if reserved.is_none_or(|(start, size)| range.end > start + size) {
+            return Err(invalid(FUNCTION, "these addresses are not of one reservation"));
+        }
+        let last = self.mappings.range(..range.end).next_back();
+        if last.is_some_and(|(start, mapping)| start + mapping.bytes > address) {
+            return Err(invalid(FUNCTION, "something is mapped there"));
+        }
+        let place = self.physical(FUNCTION, physical.0)?.place;
+        if place.bytes != bytes {
+            return Err(invalid(FUNCTION, "this is not the whole of the physical memory"));
+        }
+        let store = self.store(place.device)?;
+        // SAFETY: the range is of a reservation, and nothing is mapped there.
+        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(store, place)) }?;
+        self.physical(FUNCTION, physical.0)?.mappings += 1;
+        self.mappings.insert(address, Mapping { bytes, physical: physical.0, access: Vec::new() });
+        Ok(())
+    }
+
+    /// Refuses a range that is anything but whole mappings, one behind the other.
+    fn check_mapped(&self, function: &str, range: &Range<u64>) -> Result<()> {
+        let mut reached = range.start;
+        for (&start, mapping) in self.mappings.range(range.clone()) {
+            if start != reached {
+                break;
+            }
+            reached += mapping.bytes;
+        }
+        if reached == range.end { Ok(()) } else { Err(invalid(function, "this range is not one of whole mappings")) }
+    }
+
+    pub(super) fn memory_set_access(&mut self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        const FUNCTION: &str = "memory_set_access";
+        let range = pages(FUNCTION, address, bytes)?;
+        if devices.is_empty() {
+            return Err(invalid(FUNCTION, "no device was given"));
+        }
+        self.check_mapped(FUNCTION, &range)?;
+        // SAFETY: the range consists of mappings made here; more access harms nobody.
+        let answer = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+        if answer != 0 {
+            return Err(system_error(FUNCTION, &io::Error::last_os_error()));
+        }
+        for (_, mapping) in self.mappings.range_mut(range) {
+            for device in devices {
+                if !mapping.access.contains(device) {
+                    mapping.access.push(*device);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Nothing uses these mappings again.
+    pub(super) unsafe fn memory_unmap(&mut self, memory: &Memory, address: u64, bytes: u64) -> Result<()> {
+        const FUNCTION: &str = "memory_unmap";
+        let range = pages(FUNCTION, address, bytes)?;
+        self.check_mapped(FUNCTION, &range)?;
+        // SAFETY: the range consists of mappings made here, and their owner gives them up.
+        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Nothing) }?;
+        while let Some((&start, _)) = self.mappings.range(range.clone()).next() {
+            let Some(mapping) = self.mappings.remove(&start) else { break };
+            if let Some(physical) = self.physicals.get_or_insert_default().get_mut(&mapping.physical) {
+                physical.mappings -= 1;
+            }
+            self.free_if_unused(memory, mapping.physical)?;
+        }
+        Ok(())
+    }
+
+    /// Memory with an address and access for its device alone, in whole pages.
+    pub(super) fn memory_allocate(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<u64> {
+        const FUNCTION: &str = "memory_allocate";
+        if bytes == 0 {
+            return Err(invalid(FUNCTION, "an allocation has at least one byte"));
+        }
+        let bytes = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
+        let place = self.take(FUNCTION, memory, device, bytes)?;
+        let store = self.store(device)?;
+        // SAFETY: the system chooses the addresses.
+        match unsafe { map(FUNCTION, None, bytes, &Behind::Open(store, place)) } {
+            Ok(address) => {
+                self.allocations.insert(address, place);
+                Ok(address)
+            }
+            Err(error) => {
+                self.give_back(memory, place)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The device that an allocation is on.
+    pub(super) fn device_of(&self, address: u64) -> Result<Device> {
+        let place = self.allocations.get(&address);
+        place.map(|place| place.device).ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
+    }
+
+    /// # Safety
+    /// Nothing uses the memory again.
+    pub(super) unsafe fn memory_free(&mut self, memory: &Memory, address: u64) -> Result<()> {
+        const FUNCTION: &str = "memory_free";
+        let place = self.allocations.get(&address).copied();
+        let place = place.ok_or_else(|| invalid(FUNCTION, "nothing was allocated there"))?;
+        // SAFETY: the range was mapped here for this allocation, and its owner gives it up.
+        unsafe { unmap(FUNCTION, address, place.bytes) }?;
+        self.allocations.remove(&address);
+        self.give_back(memory, place)
+    }
+
+    pub(super) fn is_accessible(&self, address: u64, device: Device) -> bool {
+        if let Some((start, mapping)) = self.mappings.range(..=address).next_back()
+            && address - start < mapping.bytes
+        {
+            return mapping.access.contains(&device);
+        }
+        let allocation = self.allocations.range(..=address).next_back();
+        allocation.is_some_and(|(start, place)| address - start < place.bytes && place.device == device)
+    }
+}
