@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use cudarc::driver::sys;
-use gpupool::runtime::{self, Kind};
+use gpupool::runtime::{self, BoundDevice, Kind};
 use gpupool::{
     CaptureStatus, Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, Event, HandlePool, Pooled, Stream,
 };
@@ -159,4 +159,51 @@ fn streams_and_events_work_on_the_driver() {
     let _scope = stream.enter().unwrap();
     assert_eq!(Stream::current().unwrap().raw(), stream.raw());
     assert!(!runtime::get().unwrap().device_name(DEVICE).unwrap().is_empty());
+}
+
+#[test]
+fn memory_moves_between_two_addresses_on_the_driver() {
+    let (_guard, _) = pools();
+    let driver = runtime::get().unwrap();
+    if driver.kind() != Kind::Cuda || !driver.supports_virtual_memory(DEVICE).unwrap() {
+        return;
+    }
+    let total = driver.total_memory(DEVICE).unwrap();
+    let _bound = BoundDevice::new(driver, DEVICE).unwrap();
+    assert!(driver.memory_info().unwrap().free <= total);
+    let page = driver.page_bytes(DEVICE).unwrap();
+    let (from, to) = (driver.address_reserve(page).unwrap(), driver.address_reserve(2 * page).unwrap());
+    assert_eq!((from % page, to % page), (0, 0));
+    let physical = driver.physical_create(DEVICE, page).unwrap();
+    let read = |address: u64| {
+        let mut value = 0_u64;
+        // SAFETY: `value` has eight bytes, and the address is mapped with access.
+        let status = unsafe { sys::cuMemcpyDtoH_v2((&raw mut value).cast(), address, 8) };
+        assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
+        value
+    };
+    // SAFETY: the addresses are reserved, the memory is alive, and nothing is used after its end.
+    unsafe {
+        driver.memory_map(from, page, physical).unwrap();
+        driver.memory_set_access(from, page, &[DEVICE]).unwrap();
+        assert_eq!(sys::cuMemsetD32_v2(from, 17, page as usize / 4), sys::CUresult::CUDA_SUCCESS);
+        // Both addresses are the same bytes.
+        driver.memory_map(to + page, page, physical).unwrap();
+        driver.memory_set_access(to + page, page, &[DEVICE]).unwrap();
+        assert_eq!(read(to + page), 17 << 32 | 17);
+        driver.memory_unmap(from, page).unwrap();
+        driver.address_free(from, page).unwrap();
+        driver.physical_release(physical).unwrap();
+        assert_eq!(read(to + page), 17 << 32 | 17);
+        driver.memory_unmap(to + page, page).unwrap();
+        driver.address_free(to, 2 * page).unwrap();
+        // Allocations, with and without a stream.
+        driver.memory_free(driver.memory_allocate(100).unwrap()).unwrap();
+        let stream = Stream::new(DEVICE).unwrap();
+        let address = driver.memory_allocate_async(100, stream.raw()).unwrap();
+        driver.memory_free_async(address, stream.raw()).unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert!(driver.physical_create(DEVICE, total * 2 / page * page).is_err());
+    assert!(!driver.can_access_peer(DEVICE, DEVICE).unwrap());
 }
