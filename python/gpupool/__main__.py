@@ -1,11 +1,11 @@
-"""The command line: ``gpupool demo``."""
+"""The command line: ``gpupool demo`` and ``gpupool replay``."""
 
 import argparse
 import os
 import sys
 
 import gpupool
-from gpupool import _demo
+from gpupool import _demo, _replay
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,11 +16,36 @@ def main(arguments: list[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="threads come and go and share handles; a table shows what that saves")
     demo.add_argument("--threads", type=int, default=16, help="threads alive at a time (default: 16)")
     demo.add_argument("--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)")
+    replay = commands.add_parser(
+        "replay",
+        help="replay a program's allocations; a table shows the memory and time they take",
+        description="Replay allocation traces, and print for each the memory and the time that it takes.",
+        epilog="Events and times are those of one thread, times in nanoseconds an event: cold with no memory at the "
+        "start, warm once more. Peak live is the most bytes that the program had asked for at a time, times --threads: "
+        "an upper bound, for threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
+    )
+    replay.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a CSV log of RMM or a memory snapshot of PyTorch, also with gzip"
+    )
+    replay.add_argument("--json", action="store_true", help="print one JSON object a line, sizes in bytes")
+    replay.add_argument("--threads", type=int, default=1, help="threads that replay the trace at once (default: 1)")
+    replay.add_argument(
+        "--allocator",
+        choices=_replay.ALLOCATORS,
+        default="gpupool",
+        help="whose memory: gpupool's (default), the driver's (cuMemAlloc) or its pool's (cuMemAllocAsync); the last "
+        "two need a GPU",
+    )
     options = parser.parse_args(arguments)
-    if options.threads < 1 or options.waves < 1:
+    if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
+    if options.threads < 1:
+        parser.error("--threads must be at least 1")
     try:
-        _demo.run(threads=options.threads, waves=options.waves)
+        if options.command == "demo":
+            _demo.run(threads=options.threads, waves=options.waves)
+        else:
+            _replay.run(options.traces, options.threads, options.allocator, options.json)
     except gpupool.Error as error:
         print(f"gpupool: {error}", file=sys.stderr)
         return 1

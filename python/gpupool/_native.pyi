@@ -219,6 +219,33 @@ class StreamScope:
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]: ...
 
+@final
+class ReplayResult:
+    """What the replay of one trace took."""
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes that the allocator had of the device at a time."""
+
+    @property
+    def driver_calls(self) -> int:
+        """Calls that asked the driver for memory or gave some back, in the first pass."""
+
+    @property
+    def moved_pages(self) -> int:
+        """Pages of device memory that were mapped to other addresses, in the first pass."""
+
+    @property
+    def cold_ns(self) -> float:
+        """Nanoseconds an event in the first pass, which starts without memory."""
+
+    @property
+    def warm_ns(self) -> float:
+        """Nanoseconds an event in later passes; their median."""
+
+def replay(
+    slots: bytes, sizes: bytes, streams: bytes, slot_count: int, threads: int, allocator: str
+) -> ReplayResult: ...
 def stream(s: _StreamLike) -> StreamScope:
     """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
 
