@@ -40,7 +40,7 @@ pub enum ErrorKind {
     },
     /// A library or the driver refused a call.
     Library(LibraryError),
-    /// Device memory ran out while a handle was created, also after gpupool's own idle handles were destroyed.
+    /// Device memory ran out, also after gpupool gave back what it held and nobody used.
     OutOfMemory(OutOfMemory),
     /// The process was forked after the GPU was first used, and this is the child.
     Forked,
@@ -82,20 +82,36 @@ pub struct LibraryError {
     pub cause: Option<Cause>,
 }
 
-/// Device memory that ran out while a handle was created.
+/// What asked for device memory that was not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// A handle of a library, which is known to take so many bytes; 0 where unknown.
+    Handle(u64),
+    /// Memory of a pool.
+    Memory {
+        /// The bytes asked for.
+        bytes: u64,
+        /// The pool, as its id is written.
+        pool: String,
+        /// The pool's limit, in bytes.
+        limit: Option<u64>,
+    },
+}
+
+/// Device memory that ran out.
 #[derive(Debug)]
 pub struct OutOfMemory {
     /// The refused call.
     pub refused: LibraryError,
     /// The device.
     pub device: Device,
-    /// What a handle of this library is known to take, in bytes; 0 where unknown.
-    pub needed: u64,
+    /// What was asked for.
+    pub wanted: Wanted,
     /// Free device memory at the last try, in bytes.
     pub free: u64,
     /// The device's memory, in bytes.
     pub total: u64,
-    /// What gpupool's handles hold on this device: pool, handles, bytes.
+    /// What gpupool holds on this device: pool, handles or blocks, bytes.
     pub holders: Vec<(String, usize, u64)>,
 }
 
@@ -123,6 +139,13 @@ impl Error {
             cause: None,
         })
         .into()
+    }
+
+    /// A request that gpupool itself refuses for want of memory.
+    #[cold]
+    pub(crate) fn no_memory(library: &str, why: impl Into<String>) -> Self {
+        Self::refused(library, "allocate", "out of memory", 2, StatusKind::OutOfMemory)
+            .map_library(|refused| refused.advice = Some(why.into()))
     }
 
     #[cold]
@@ -200,22 +223,38 @@ impl fmt::Display for LibraryError {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "out of memory on {}: {}.", self.device, self.refused)?;
-        if self.needed > 0 {
-            write!(f, " A {} handle takes about {}.", self.refused.library, Bytes(self.needed))?;
+        write!(f, "out of memory on {}: ", self.device)?;
+        match &self.wanted {
+            Wanted::Handle(0) => write!(f, "{}.", self.refused)?,
+            Wanted::Handle(needed) => {
+                write!(f, "{}. A {} handle takes about {}.", self.refused, self.refused.library, Bytes(*needed))?;
+            }
+            Wanted::Memory { bytes, pool, limit } => {
+                write!(f, "tried to allocate {} ({bytes} bytes) from pool {pool}", Bytes(*bytes))?;
+                if let Some(limit) = limit {
+                    write!(f, ", whose limit is {}", Bytes(*limit))?;
+                }
+                write!(f, "; {}.", self.refused)?;
+            }
         }
-        write!(f, " Free: {} of {}. Held by gpupool's handles:", Bytes(self.free), Bytes(self.total))?;
+        write!(f, " Free: {} of {}. Held by gpupool:", Bytes(self.free), Bytes(self.total))?;
         if self.holders.is_empty() {
             f.write_str(" nothing")?;
         }
-        for (index, (pool, handles, bytes)) in self.holders.iter().enumerate() {
+        for (index, (pool, count, bytes)) in self.holders.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
-            write!(f, "{comma} {pool} {handles} ({})", Bytes(*bytes))?;
+            write!(f, "{comma} {pool} {count} ({})", Bytes(*bytes))?;
         }
-        f.write_str(
-            ". Idle handles were destroyed before the last try; free memory elsewhere, such as the caches of CuPy \
-             (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device",
-        )
+        f.write_str(match self.wanted {
+            Wanted::Handle(_) => {
+                ". Idle handles were destroyed before the last try; free memory elsewhere, such as the caches of CuPy \
+                 (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
+            }
+            Wanted::Memory { .. } => {
+                ". All that gpupool held and nobody used was given back before the last try; free memory elsewhere, such \
+                 as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
+            }
+        })
     }
 }
 

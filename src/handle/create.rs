@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind};
+use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::library::{Library, RawHandle};
 use crate::runtime::{BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
 use crate::stream::Device;
@@ -131,6 +131,6 @@ pub(super) fn explain(
     };
     let memory = BoundDevice::new(runtime, device).and_then(|_bound| runtime.memory_info());
     let (free, total) = memory.map_or((0, 0), |memory| (memory.free, memory.total));
-    let needed = library.handle_bytes();
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, needed, free, total, holders }).into()
+    let wanted = Wanted::Handle(library.handle_bytes());
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
 }

@@ -26,7 +26,7 @@ pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{Entered, enter, leave};
 pub use stream::Stream;
-pub(crate) use stream::is_known_stream_capturing;
+pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
 
 /// The environment variable that chooses the runtime: `cuda` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
@@ -74,6 +74,17 @@ pub struct Context(usize);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct Physical(pub(super) u64);
+
+impl Physical {
+    /// The handle as a number, to be kept where it is shared by threads.
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) const fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+}
 
 /// What the pools need of a GPU platform. No method panics.
 ///

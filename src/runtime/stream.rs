@@ -111,7 +111,6 @@ impl Stream {
     }
 
     /// A view of this stream for a caller that keeps it alive meanwhile.
-    #[cfg(feature = "python")]
     #[inline]
     pub(crate) const fn view(&self) -> Self {
         Self { raw: self.raw, device: self.device, _owned: None }
@@ -197,8 +196,35 @@ impl Stream {
     }
 }
 
-/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, or any
-/// blocking one.
+/// Streams that somebody said will be captured, with a number each.
+static CAPTURED: Mutex<Vec<(u64, Stream)>> = Mutex::new(Vec::new());
+
+/// A stream that is asked about as long as this lives.
+#[derive(Debug)]
+pub(crate) struct KnownCapture(u64);
+
+/// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
+pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
+    let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = captured.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
+    captured.push((number, stream.clone()));
+    KnownCapture(number)
+}
+
+impl Drop for KnownCapture {
+    fn drop(&mut self) {
+        let ended = {
+            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = captured.iter().position(|(number, _)| *number == self.0);
+            place.map(|place| captured.swap_remove(place))
+        };
+        // Outside the lock: the last clone of a stream destroys it.
+        drop(ended);
+    }
+}
+
+/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one that was
+/// noted, or any blocking one.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
     let _bound = BoundDevice::new(runtime, device)?;
     if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {
@@ -208,7 +234,12 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
         let all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(Weak::upgrade).filter(|stream| stream.device == device).collect()
     };
-    for stream in owned.iter().map(|owned| owned.raw).chain([scope::current(device)]) {
+    let noted: Vec<_> = {
+        let captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+        captured.iter().map(|(_, stream)| stream.clone()).filter(|stream| stream.device == device).collect()
+    };
+    let noted = noted.iter().map(|stream| stream.raw);
+    for stream in owned.iter().map(|owned| owned.raw).chain(noted).chain([scope::current(device)]) {
         // SAFETY: `owned` keeps its streams alive, and who entered a stream keeps it alive while it is current.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
         if status != CaptureStatus::None {

@@ -1,0 +1,193 @@
+//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, many live blocks, and
+//! recorded traces. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
+//!
+//! `memory pair | c_abi | mix THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use gpupool::Stream;
+use gpupool::memory::{C_API, ReplayAllocator, ReplayEvent, allocate, deallocate, replay};
+
+/// A small generator of random numbers (splitmix64), so that every allocator gets the same ones.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn stream() -> Stream {
+    Stream::legacy(gpupool::device(0).expect("a device"))
+}
+
+fn timed(count: usize, mut run: impl FnMut()) -> f64 {
+    let mut time = || {
+        let start = Instant::now();
+        for _ in 0..count {
+            run();
+        }
+        start.elapsed().as_nanos() as f64 / count as f64
+    };
+    median((0..9).map(|_| time()).collect())
+}
+
+fn pair() {
+    let stream = stream();
+    for size in [512, 65536, 1 << 20, 32 << 20] {
+        let raw = timed(200_000, || deallocate(allocate(size, &stream).expect("memory"), None).expect("ours"));
+        let buffer = timed(200_000, || drop(black_box(gpupool::empty(size, &stream).expect("memory"))));
+        println!(r#"{{"peer":"gpupool","work":"pair","size":{size},"ns_per_pair":{raw:.1},"buffer_ns_per_pair":{buffer:.1}}}"#);
+    }
+}
+
+fn c_abi() {
+    for size in [512_isize, 65536, 1 << 20, 32 << 20] {
+        let null = std::ptr::null_mut();
+        let time = timed(200_000, || {
+            // SAFETY: the default stream, and a pointer that malloc just gave.
+            unsafe { (C_API.free)((C_API.malloc)(size, 0, null), size, 0, null) };
+        });
+        println!(r#"{{"peer":"gpupool","work":"c_abi","size":{size},"ns_per_pair":{time:.1}}}"#);
+    }
+}
+
+/// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for one
+/// step of one thread.
+fn mix(threads: usize) {
+    const STEPS: usize = 20_000;
+    let barrier = Barrier::new(threads + 1);
+    let elapsed = thread::scope(|scope| {
+        for index in 0..threads {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                let (stream, mut random, mut live) = (stream(), Random(42 + index as u64), Vec::new());
+                let mut step = || {
+                    if live.len() < 100 || (live.len() < 200 && random.next() & 1 == 1) {
+                        let size = (9.0 + 14.0 * random.uniform()).exp2() as u64;
+                        live.push(allocate(size, &stream).expect("memory"));
+                    } else {
+                        let place = random.next() as usize % live.len();
+                        deallocate(live.swap_remove(place), None).expect("ours");
+                    }
+                };
+                (0..5000).for_each(|_| step());
+                barrier.wait();
+                (0..STEPS).for_each(|_| step());
+                barrier.wait();
+                live.into_iter().for_each(|address| deallocate(address, None).expect("ours"));
+            });
+        }
+        barrier.wait();
+        let start = Instant::now();
+        barrier.wait();
+        start.elapsed().as_nanos() as f64 / STEPS as f64
+    });
+    println!(r#"{{"peer":"gpupool","work":"mix","threads":{threads},"ns_per_step":{elapsed:.1}}}"#);
+}
+
+/// RMM's random_allocations: `count` allocations of up to 1 MiB and `count` frees, in random order.
+fn random(count: usize) {
+    let stream = stream();
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let (mut random, mut live, mut made) = (Random(7), Vec::with_capacity(count), 0);
+        let start = Instant::now();
+        while made < count || !live.is_empty() {
+            if made < count && (live.is_empty() || random.next() & 3 != 0) {
+                live.push(allocate(1 + random.next() % (1 << 20), &stream).expect("memory"));
+                made += 1;
+            } else {
+                let place = random.next() as usize % live.len();
+                deallocate(live.swap_remove(place), None).expect("ours");
+            }
+        }
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        gpupool::empty_cache().expect("given back");
+    }
+    println!(r#"{{"peer":"gpupool","work":"random_allocations","count":{count},"ms":{:.2}}}"#, median(times));
+}
+
+fn read(path: &str) -> Vec<ReplayEvent> {
+    let text = Command::new("gzip").args(["-dcf", path]).output().expect("gzip").stdout;
+    let (mut live, mut streams, mut slots, mut events) = (HashMap::new(), HashMap::new(), 0, Vec::new());
+    for line in String::from_utf8(text).expect("text").lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let count = streams.len() as u32;
+        let stream = *streams.entry(fields[5].to_owned()).or_insert(count);
+        if fields[2] == "allocate" {
+            live.insert(fields[3].to_owned(), slots);
+            events.push(ReplayEvent { slot: slots, allocate: fields[4].parse().ok(), stream });
+            slots += 1;
+        } else if let Some(slot) = live.remove(fields[3]) {
+            events.push(ReplayEvent { slot, allocate: None, stream });
+        }
+    }
+    events
+}
+
+fn replay_trace(path: &str) {
+    let events = read(path);
+    let (mut sizes, mut now, mut peak) = (HashMap::new(), 0, 0);
+    for event in &events {
+        match event.allocate {
+            Some(bytes) => {
+                sizes.insert(event.slot, bytes);
+                now += bytes;
+            }
+            None => now -= sizes[&event.slot],
+        }
+        peak = peak.max(now);
+    }
+    let result = replay(&events, 1, ReplayAllocator::Gpupool).expect("the trace fits");
+    let name = path.rsplit('/').next().unwrap_or(path);
+    println!(
+        r#"{{"peer":"gpupool","trace":"{name}","events":{},"peak_live":{peak},"peak_reserved":{},"ratio":{:.4},"driver_calls":{},"moved_pages":{},"cold_ns":{:.1},"warm_ns":{:.1}}}"#,
+        events.len(),
+        result.peak_reserved,
+        result.peak_reserved as f64 / peak as f64,
+        result.driver_calls,
+        result.moved_pages,
+        result.cold_ns,
+        result.warm_ns,
+    );
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if gpupool::runtime::get().is_ok_and(|runtime| runtime.kind() == gpupool::runtime::Kind::Host) {
+        eprintln!("on the simulated device");
+    }
+    match arguments.first().map(String::as_str) {
+        None => {
+            pair();
+            c_abi();
+            [1, 2].into_iter().for_each(mix);
+            random(100_000);
+        }
+        Some("pair") => pair(),
+        Some("c_abi") => c_abi(),
+        Some("mix") => arguments[1..].iter().for_each(|threads| mix(threads.parse().expect("a number of threads"))),
+        Some("random") => random(100_000),
+        Some("replay") => arguments[1..].iter().for_each(|path| replay_trace(path)),
+        Some(other) => panic!("{other} is no work"),
+    }
+}

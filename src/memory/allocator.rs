@@ -1,0 +1,138 @@
+//! Allocation and freeing: the way from a request to a block and back.
+
+use super::device_memory::DeviceMemory;
+use super::heap::Invalid;
+use super::thread_cache::ThreadCache;
+use super::{local, oom, order, release};
+use crate::error::{Error, Result};
+use crate::lifecycle;
+use crate::runtime::{self, Stream};
+use crate::stream::Device;
+
+/// A block that somebody holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allocation {
+    pub(super) cache: &'static ThreadCache,
+    pub(super) offset: u64,
+}
+
+impl Allocation {
+    #[inline]
+    pub(super) fn address(self) -> u64 {
+        self.cache.device.address(self.offset)
+    }
+}
+
+/// Allocates on the stream, from the pool that the calling thread's scope says.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0 bytes
+/// or an unknown device; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
+    let (cache, thread) = local::cache_for(stream)?;
+    let offset = cache.lock(thread).allocate(&cache.device.pages, bytes);
+    match offset {
+        Some(offset) => Ok(Allocation { cache, offset }),
+        None => allocate_slowly(cache, thread, bytes),
+    }
+}
+
+#[cold]
+fn allocate_slowly(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
+    lifecycle::refuse_forked()?;
+    if bytes == 0 {
+        return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
+    }
+    oom::allocate(cache, thread, bytes)
+}
+
+fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
+    Error::invalid_value(match reason {
+        Invalid::NotABlock => format!(
+            "{address:#x} is not the start of a block that gpupool handed out on {device}; free what was allocated, by its own address"
+        ),
+        Invalid::Freed => format!("{address:#x} on {device} was freed before; free each block once"),
+    })
+}
+
+/// Frees a block; where other streams used it, once they are done.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if no block starts there or it was freed before; `ErrorKind::Library` if the driver refuses to
+/// record what the streams did: then the block is lost to use.
+#[inline]
+pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
+    if cache.has_uses() || on.is_some() || cache.is_closing() {
+        return free_slowly(cache, offset, on);
+    }
+    cache.free(local::thread(), offset).map_err(|reason| refuse(cache, offset, reason))
+}
+
+#[cold]
+fn refuse(cache: &ThreadCache, offset: u64, reason: Invalid) -> Error {
+    invalid(cache.device.device, cache.device.address(offset), reason)
+}
+
+#[cold]
+fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
+    lifecycle::refuse_forked()?;
+    cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
+    let mut streams = cache.take_uses(offset);
+    if let Some(on) = on {
+        let own = cache.service().map(|service| service.stream.raw());
+        if own != Some(on.raw()) && streams.iter().all(|stream| stream.raw() != on.raw()) {
+            streams.push(on.clone());
+        }
+    }
+    let thread = local::thread();
+    if streams.is_empty() {
+        cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
+    } else {
+        cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
+        order::defer(cache, offset, streams)?;
+    }
+    if cache.is_closing() {
+        release::leave_closed(cache, thread)?;
+    }
+    Ok(())
+}
+
+/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of another device.
+pub(super) fn record_stream(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<()> {
+    cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
+    let own = cache.service();
+    if own.is_none_or(|service| service.stream.raw() != stream.raw() || service.stream.device() != stream.device()) {
+        cache.add_use(offset, stream);
+    }
+    Ok(())
+}
+
+/// The block at an address of any device.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's.
+#[inline]
+pub(super) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
+    for memory in DeviceMemory::all() {
+        if let Some(offset) = memory.offset(address)
+            && let Some(cache) = memory.cache_of(offset)
+        {
+            if device.is_some_and(|device| device != memory.device) {
+                break;
+            }
+            return Ok(Allocation { cache, offset });
+        }
+    }
+    not_found(address, device)
+}
+
+#[cold]
+fn not_found(address: u64, device: Option<Device>) -> Result<Allocation> {
+    runtime::get()?;
+    let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
+    Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))
+}

@@ -1,0 +1,169 @@
+//! The C interface: functions that other allocators' plugs take, for CuPy, PyTorch, cuDSS, cuQuantum and C programs.
+//!
+//! They answer null, or a status, where there is no memory; no panic crosses them. [`C_API`] holds their addresses.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::catch_unwind;
+use std::ptr;
+
+use crate::error::Result;
+use crate::lifecycle;
+use crate::runtime::{self, Stream};
+use crate::stream::Device;
+
+/// The functions' addresses. The layout only grows, and `version` with it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Api {
+    /// 1.
+    pub version: u64,
+    /// PyTorch's pluggable allocator: `void *(ssize_t size, int device, cudaStream_t stream)`.
+    pub malloc: unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void,
+    /// PyTorch's pluggable allocator: `void (void *pointer, ssize_t size, int device, cudaStream_t stream)`.
+    pub free: unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void),
+    /// `cupy.cuda.CFunctionAllocator`: `void *(void *param, size_t size, int device)`, on gpupool's current stream.
+    pub cupy_malloc: unsafe extern "C" fn(*mut c_void, usize, c_int) -> *mut c_void,
+    /// `cupy.cuda.CFunctionAllocator`: `void (void *param, void *pointer, int device)`.
+    pub cupy_free: unsafe extern "C" fn(*mut c_void, *mut c_void, c_int),
+    /// A device memory handler of cuDSS or cuQuantum: `int (void *context, void **pointer, size_t size, cudaStream_t
+    /// stream)`, 0 on success.
+    pub handler_alloc: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int,
+    /// The same: `int (void *context, void *pointer, size_t size, cudaStream_t stream)`.
+    pub handler_free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int,
+}
+
+/// The functions.
+pub static C_API: Api = Api {
+    version: 1,
+    malloc: gpupool_malloc,
+    free: gpupool_free,
+    cupy_malloc: gpupool_cupy_malloc,
+    cupy_free: gpupool_cupy_free,
+    handler_alloc: gpupool_handler_alloc,
+    handler_free: gpupool_handler_free,
+};
+
+/// `cudssDeviceMemHandler_t` and cuQuantum's `DeviceMemHandler_t`: a context, two functions and a name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMemHandler {
+    /// Passed to both functions; not used.
+    pub context: *mut c_void,
+    /// See [`Api::handler_alloc`].
+    pub device_alloc: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int,
+    /// See [`Api::handler_free`].
+    pub device_free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int,
+    /// `gpupool`.
+    pub name: [c_char; 64],
+}
+
+// SAFETY: the context is null and the functions may be called from any thread.
+unsafe impl Sync for DeviceMemHandler {}
+
+/// A handler that a library can be given as it is.
+pub static DEVICE_MEM_HANDLER: DeviceMemHandler = DeviceMemHandler {
+    context: ptr::null_mut(),
+    device_alloc: gpupool_handler_alloc,
+    device_free: gpupool_handler_free,
+    name: {
+        let (mut name, text) = ([0; 64], b"gpupool");
+        let mut index = 0;
+        while index < text.len() {
+            name[index] = text[index] as c_char;
+            index += 1;
+        }
+        name
+    },
+};
+
+/// Runs what must neither panic nor fail across C.
+fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
+    if lifecycle::is_forked() {
+        return otherwise;
+    }
+    match catch_unwind(run) {
+        Ok(Ok(result)) => result,
+        _ => otherwise,
+    }
+}
+
+/// The stream that a caller names; -1 for whichever device it belongs to.
+fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    let device = if device < 0 { None } else { Some(runtime::device(device.into())?) };
+    match device {
+        // SAFETY: the caller vouches for its stream, and that it is one of the device.
+        Some(device) => Ok(unsafe { Stream::from_raw_on(stream, device) }),
+        // SAFETY: the caller vouches for its stream.
+        None => unsafe { Stream::from_raw(stream) },
+    }
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::without_provenance_mut(address as usize)
+}
+
+unsafe extern "C" fn gpupool_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    guard(ptr::null_mut(), || {
+        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(ptr::null_mut()) };
+        super::allocate(size, &stream_of(device, stream)?).map(pointer)
+    })
+}
+
+unsafe extern "C" fn gpupool_free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
+    guard((), || {
+        if pointer.is_null() {
+            return Ok(());
+        }
+        super::deallocate(pointer.addr() as u64, Some(&stream_of(device, stream)?))
+    });
+}
+
+unsafe extern "C" fn gpupool_cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
+    guard(ptr::null_mut(), || {
+        if size == 0 {
+            return Ok(ptr::null_mut());
+        }
+        super::allocate(size as u64, &Stream::current_on(runtime::device(device.into())?)).map(pointer)
+    })
+}
+
+unsafe extern "C" fn gpupool_cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
+    guard((), || if pointer.is_null() { Ok(()) } else { super::deallocate(pointer.addr() as u64, None) });
+}
+
+unsafe extern "C" fn gpupool_handler_alloc(
+    _context: *mut c_void,
+    place: *mut *mut c_void,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        if place.is_null() {
+            return Ok(1);
+        }
+        let address = if size == 0 { 0 } else { super::allocate(size as u64, &stream_of(-1, stream)?)? };
+        // SAFETY: the caller passes a place for a pointer, and it is not null.
+        unsafe { place.write(pointer(address)) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn gpupool_handler_free(
+    _context: *mut c_void,
+    pointer: *mut c_void,
+    _size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        if !pointer.is_null() {
+            super::deallocate(pointer.addr() as u64, Some(&stream_of(-1, stream)?))?;
+        }
+        Ok(0)
+    })
+}
+
+/// The device that a raw allocation is on, for the Python layer.
+#[allow(dead_code, reason = "used by the Python feature")]
+pub(crate) fn device_of(address: u64) -> Result<Device> {
+    super::allocator::find(address, None).map(|block| block.cache.device.device)
+}

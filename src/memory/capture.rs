@@ -1,0 +1,113 @@
+//! Memory for stream capture: blocks that become parts of a graph, and are nobody else's until the graph is reset.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::id::PoolId;
+use super::pool::Pool;
+use super::{local, mem_pool};
+use crate::error::{Error, Result};
+use crate::runtime::{KnownCapture, Stream, note_capture};
+
+/// Allocations of the calling thread that become parts of a graph, until this is ended or dropped.
+///
+/// Dropped without [`CaptureScope::end`], as when the capture fails, it releases everything.
+#[must_use = "allocations go to the graph only while this lives"]
+#[derive(Debug)]
+pub struct CaptureScope {
+    entered: Option<Entered>,
+    this_thread: PhantomData<*mut ()>,
+}
+
+/// The memory of a captured graph. Reset or drop it with the graph.
+#[must_use = "the graph's memory is free for others once this is dropped"]
+#[derive(Debug)]
+pub struct GraphMemory {
+    pool: Arc<Pool>,
+}
+
+/// A capture under way, for a caller that promises to end it on the same thread.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    memory: GraphMemory,
+    ticket: u64,
+    _known: KnownCapture,
+}
+
+pub(super) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
+    if stream.device() != pool.device.device {
+        return Err(Error::invalid_value(format!(
+            "pool {} is of {} and cannot serve a capture on {}; make a pool there",
+            pool.id,
+            pool.device.device,
+            stream.device()
+        )));
+    }
+    if !pool.acquire() {
+        return Err(Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.id)));
+    }
+    pool.begin_capture();
+    // From here on the drop of `memory` undoes both.
+    let memory = GraphMemory { pool: Arc::clone(pool) };
+    let ticket = local::enter(Arc::clone(pool), true)?;
+    Ok(Entered { memory, ticket, _known: note_capture(stream) })
+}
+
+/// Ends the routing of a capture and answers its memory.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` on another thread than the one that began it.
+pub(crate) fn leave(entered: Entered) -> Result<GraphMemory> {
+    if local::leave(entered.ticket) {
+        return Ok(entered.memory);
+    }
+    Err(Error::invalid_value(format!(
+        "the capture into pool {} began on another thread; end it there",
+        entered.memory.pool.id
+    )))
+}
+
+impl CaptureScope {
+    pub(super) fn new(pool: &Arc<Pool>, stream: &Stream) -> Result<Self> {
+        Ok(Self { entered: Some(enter(pool, stream)?), this_thread: PhantomData })
+    }
+
+    /// Ends the capture's allocations; what they took belongs to the graph.
+    ///
+    /// # Errors
+    /// None on the thread that began it, which is where this type stays.
+    pub fn end(mut self) -> Result<GraphMemory> {
+        match self.entered.take() {
+            Some(entered) => leave(entered),
+            None => Err(Error::invalid_value("this capture was ended before")),
+        }
+    }
+}
+
+impl Drop for CaptureScope {
+    fn drop(&mut self) {
+        if let Some(entered) = self.entered.take() {
+            let _ = leave(entered);
+        }
+    }
+}
+
+impl GraphMemory {
+    /// The pool's id.
+    pub fn pool_id(&self) -> PoolId {
+        self.pool.id
+    }
+
+    /// Lets others use the memory: the graph is not replayed again.
+    pub fn reset(self) {}
+}
+
+impl Drop for GraphMemory {
+    fn drop(&mut self) {
+        if crate::lifecycle::is_forked() {
+            return;
+        }
+        self.pool.end_capture();
+        let _ = mem_pool::let_go(&self.pool);
+    }
+}

@@ -1,0 +1,100 @@
+//! A block of device memory that frees itself.
+
+use super::allocator::{self, Allocation};
+use super::id::PoolId;
+use crate::error::Result;
+use crate::lifecycle;
+use crate::runtime::Stream;
+use crate::stream::Device;
+
+/// Device memory, aligned to 512 bytes, freed in stream order when dropped.
+///
+/// Work on the buffer's own stream needs no care: what is freed is used again behind it. Another stream's work is made
+/// safe by [`DeviceBuffer::record_stream`] or [`DeviceBuffer::free_on`].
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    /// None for 0 bytes, and once freed.
+    block: Option<Allocation>,
+    bytes: u64,
+    /// A view: the cache keeps a stream of our own alive as long as it has memory.
+    stream: Stream,
+}
+
+/// Allocates device memory on the stream, not initialised; from the pool that the calling thread is in a scope of, else from
+/// the device's default pool. 0 bytes take no memory and have the address 0.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` if the stream's device does not exist;
+/// `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
+    let block = if nbytes > 0 { Some(allocator::allocate(nbytes, stream)?) } else { None };
+    Ok(DeviceBuffer { block, bytes: nbytes, stream: stream.view() })
+}
+
+impl DeviceBuffer {
+    /// The address on the device; 0 for an empty buffer.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.block.map_or(0, Allocation::address)
+    }
+
+    /// The bytes asked for.
+    pub const fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The device.
+    pub const fn device(&self) -> Device {
+        self.stream.device()
+    }
+
+    /// The stream on which it was allocated.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The pool that it came from.
+    pub fn pool_id(&self) -> PoolId {
+        self.block.and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
+    }
+
+    /// Keeps the memory, once freed, from being used again before this stream's work at that time is done.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the buffer was freed by its address.
+    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        match self.block {
+            Some(block) => allocator::record_stream(block.cache, block.offset, stream),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees the memory after what was submitted to this stream so far.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses to record that: then the memory is not used again.
+    pub fn free_on(mut self, stream: &Stream) -> Result<()> {
+        match self.block.take() {
+            Some(block) => allocator::free(block.cache, block.offset, Some(stream)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate).
+    pub fn into_address(mut self) -> u64 {
+        self.block.take().map_or(0, Allocation::address)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take()
+            && !lifecycle::is_forked()
+        {
+            // Only a driver that refuses to record an event makes this fail: then the memory is not used again.
+            let _ = allocator::free(block.cache, block.offset, None);
+        }
+    }
+}

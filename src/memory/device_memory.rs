@@ -1,0 +1,288 @@
+//! The memory of one device: its address range, its pools, and what the allocator keeps between requests.
+//!
+//! Made when first needed and never dropped, so that memory can be freed at any time until the process ends.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+use super::address_space::AddressSpace;
+use super::id::PoolId;
+use super::order::EventPool;
+use super::pages::{PAGE, Pages};
+use super::pool::{Pool, Rules, Source};
+use super::retired::Retired;
+use super::segment::DriverSegments;
+use super::table::Table;
+use super::thread_cache::{Service, ThreadCache};
+use crate::error::{Error, Result};
+use crate::runtime;
+use crate::stream::Device;
+
+/// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later.
+const ROOM: u64 = 16;
+/// Between these, in bytes.
+const ROOM_LEAST: u64 = 1 << 40;
+const ROOM_MOST: u64 = 16 << 40;
+/// How many thread caches a device can have.
+const CACHES_MAX: usize = 1 << 20;
+
+/// A segment's place: its address is not in the device's range, so its offsets are in a window beyond it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) bytes: u64,
+    pub(super) offset: u64,
+}
+
+/// The memory of one device.
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    pub(super) device: Device,
+    /// The reserved address range; 0 bytes where the device has no virtual memory.
+    base: u64,
+    room: u64,
+    /// The device's memory, in bytes.
+    total: u64,
+    pub(super) pages: Pages,
+    pub(super) space: Mutex<AddressSpace>,
+    pub(super) windows: Mutex<AddressSpace>,
+    pub(super) segments: RwLock<BTreeMap<u64, Segment>>,
+    pub(super) events: EventPool,
+    pub(super) retired: Retired,
+    default: OnceLock<Arc<Pool>>,
+    pools: Mutex<Vec<Arc<Pool>>>,
+    caches: Table<OnceLock<ThreadCache>, 4>,
+    cache_numbers: AtomicU32,
+    /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
+    left: Mutex<Vec<&'static ThreadCache>>,
+    /// The most bytes that all pools together may reserve.
+    pub(super) limit: AtomicU64,
+    reserved: AtomicU64,
+    peak_reserved: AtomicU64,
+    /// Calls of the driver's memory functions.
+    pub(super) driver_calls: AtomicU64,
+    /// Pages that were moved to where they were needed.
+    pub(super) moved_pages: AtomicU64,
+    pub(super) peers: Mutex<Vec<Device>>,
+}
+
+/// Devices that a process can use memory of.
+const DEVICES_MAX: usize = 4096;
+static DEVICES: OnceLock<Table<OnceLock<&'static DeviceMemory>, 3>> = OnceLock::new();
+
+fn devices() -> &'static Table<OnceLock<&'static DeviceMemory>, 3> {
+    DEVICES.get_or_init(|| Table::new(DEVICES_MAX))
+}
+
+fn too_many(what: &str) -> Error {
+    Error::invalid_value(format!("there are too many {what}"))
+}
+
+impl DeviceMemory {
+    /// The memory of the device.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
+    pub(super) fn of(device: Device) -> Result<&'static Self> {
+        match devices().get(device.ordinal()).and_then(OnceLock::get) {
+            Some(memory) => Ok(memory),
+            None => Self::make(device),
+        }
+    }
+
+    /// Every device whose memory was used.
+    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+        let used = (0..DEVICES_MAX).map_while(|ordinal| devices().get(ordinal));
+        used.filter_map(|memory| memory.get().copied())
+    }
+
+    #[cold]
+    fn make(device: Device) -> Result<&'static Self> {
+        runtime::device(device.ordinal() as i64)?;
+        let place = devices().get_or_make(device.ordinal()).ok_or_else(|| too_many("devices"))?;
+        let memory = Self::reserve(device)?;
+        let mut ours = Some(memory);
+        let kept = place.get_or_init(|| match ours.take() {
+            Some(memory) => Box::leak(Box::new(memory)),
+            // Not reached: the closure runs once.
+            None => Box::leak(Box::new(Self::new(device, 0, 0, 0))),
+        });
+        if let Some(memory) = ours {
+            // Another thread was first.
+            memory.free_addresses();
+        }
+        let rules = Rules { source: kept.default_source(), ..Rules::default() };
+        let pool = kept.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, kept, rules, None)));
+        let mut pools = kept.lock_pools();
+        if pools.is_empty() {
+            pools.push(Arc::clone(pool));
+        }
+        Ok(kept)
+    }
+
+    fn new(device: Device, base: u64, room: u64, total: u64) -> Self {
+        let pages = (room.max(ROOM_LEAST) / PAGE) as u32;
+        Self {
+            device,
+            base,
+            room,
+            total,
+            // The upper half is for the windows of segments.
+            pages: Pages::new(u64::from(pages) * 2 * PAGE),
+            space: Mutex::new(AddressSpace::new(0, if room > 0 { pages } else { 0 })),
+            windows: Mutex::new(AddressSpace::new(pages, pages)),
+            segments: RwLock::default(),
+            events: EventPool::default(),
+            retired: Retired::default(),
+            default: OnceLock::new(),
+            pools: Mutex::default(),
+            caches: Table::new(CACHES_MAX),
+            cache_numbers: AtomicU32::new(0),
+            left: Mutex::default(),
+            limit: AtomicU64::new(u64::MAX),
+            reserved: AtomicU64::new(0),
+            peak_reserved: AtomicU64::new(0),
+            driver_calls: AtomicU64::new(0),
+            moved_pages: AtomicU64::new(0),
+            peers: Mutex::default(),
+        }
+    }
+
+    /// Where a pool's memory comes from unless it is told otherwise.
+    pub(super) fn default_source(&self) -> Source {
+        if self.room > 0 { Source::Pages } else { Source::Segments(Arc::new(DriverSegments)) }
+    }
+
+    /// The address of an offset.
+    #[inline]
+    pub(super) fn address(&self, offset: u64) -> u64 {
+        if offset < self.room { self.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
+    }
+
+    /// The offset of an address, if it lies in this device's memory.
+    #[inline]
+    pub(super) fn offset(&self, address: u64) -> Option<u64> {
+        let offset = address.wrapping_sub(self.base);
+        if offset < self.room { Some(offset) } else { self.segment_offset(address) }
+    }
+
+    fn segment_offset(&self, address: u64) -> Option<u64> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, segment) = segments.range(..=address).next_back()?;
+        (address - start < segment.bytes).then(|| segment.offset + (address - start))
+    }
+
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Bytes of the reserved address range; what lies beyond are windows of segments.
+    pub(super) fn room(&self) -> u64 {
+        self.room
+    }
+
+    /// The device's memory, in bytes.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(super) fn default_pool(&self) -> Result<&Arc<Pool>> {
+        self.default.get().ok_or_else(|| Error::invalid_value(format!("the default pool of {} is being made", self.device)))
+    }
+
+    fn lock_pools(&self) -> MutexGuard<'_, Vec<Arc<Pool>>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every pool that has, or can have, memory. The default pool is the first.
+    pub(super) fn pools(&self) -> Vec<Arc<Pool>> {
+        self.lock_pools().clone()
+    }
+
+    pub(super) fn add_pool(&self, pool: &Arc<Pool>) {
+        self.lock_pools().push(Arc::clone(pool));
+    }
+
+    pub(super) fn remove_pool(&self, pool: &Pool) {
+        self.lock_pools().retain(|other| other.number != pool.number);
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak_reserved(&self) -> u64 {
+        self.peak_reserved.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak_reserved.store(self.reserved(), Ordering::Relaxed);
+    }
+
+    /// Counts physical bytes in, unless the limit forbids it.
+    pub(super) fn take_bytes(&self, bytes: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let add = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
+        match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(before) => {
+                self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Counts physical bytes out.
+    pub(super) fn put_back_bytes(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The cache with this number.
+    #[inline]
+    pub(super) fn cache(&self, number: u32) -> Option<&ThreadCache> {
+        self.caches.get(number as usize)?.get()
+    }
+
+    /// The cache that holds the block at the offset.
+    #[inline]
+    pub(super) fn cache_of(&self, offset: u64) -> Option<&ThreadCache> {
+        self.cache(self.pages.cache(offset)?)
+    }
+
+    /// A cache that serves this from now on, owned by the thread.
+    pub(super) fn new_cache(&'static self, service: Service, thread: u64) -> Result<&'static ThreadCache> {
+        let left = {
+            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = left.iter().position(|cache| cache.adopt(thread));
+            place.map(|place| left.swap_remove(place))
+        };
+        let cache = match left {
+            Some(cache) => cache,
+            None => {
+                let number = self.cache_numbers.fetch_add(1, Ordering::Relaxed);
+                let place = self.caches.get_or_make(number as usize).ok_or_else(|| too_many("threads and streams"))?;
+                let cache = place.get_or_init(|| ThreadCache::new(number, self));
+                cache.adopt(thread);
+                cache
+            }
+        };
+        cache.serve(service);
+        Ok(cache)
+    }
+
+    /// Takes empty caches that no pool knows any more.
+    pub(super) fn let_go(&self, caches: Vec<&'static ThreadCache>) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(caches);
+    }
+
+    fn reserve(device: Device) -> Result<Self> {
+        let total = runtime::get()?.total_memory(device)?;
+        let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
+        let (base, room) = super::physical::reserve(device, wanted)?;
+        Ok(Self::new(device, base, room, total))
+    }
+
+    fn free_addresses(&self) {
+        super::physical::unreserve(self.device, self.base, self.room);
+    }
+}

@@ -1,0 +1,463 @@
+//! Growth: finds the pages for a request that no free block can serve.
+//!
+//! Free pages are mapped together at a new place before any physical memory is created. They come from this cache first,
+//! then from others, as far as the effort goes. The old mappings stay until their streams have passed, so nothing here
+//! waits for the GPU unless memory has run out. No lock is held during a driver call.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::device_memory::{DeviceMemory, Segment};
+use super::heap::Heap;
+use super::order::Until;
+use super::pages::{Mapping, PAGE};
+use super::pool::{Pool, Source};
+use super::retired::Remains;
+use super::segment::{SegmentSource, segment_bytes};
+use super::thread_cache::{Service, ThreadCache};
+use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::runtime::Stream;
+use crate::stream::CaptureStatus;
+
+/// How far a request goes to find pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Effort {
+    /// Free pages of the same pool that are ready now, and a little more than is needed if physical memory is created.
+    Ready,
+    /// The same, and no more than is needed.
+    Exact,
+    /// Free pages of the same pool, waiting for the streams that used them.
+    Pool,
+    /// Free pages of every pool of the device.
+    Device,
+}
+
+/// Physical memory comes in handles of at most this many pages: the unit that is moved and given back.
+const HANDLE_PAGES_MOST: u32 = 16;
+/// A request is made up of about this many handles, so that parts of it can serve others later.
+const HANDLES: u32 = 4;
+/// How much more than needed is created, as a part of what the pool has.
+const AHEAD: u64 = 1024;
+
+/// Where new pages will stand.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    first: u32,
+    /// Pages needed, and those taken so that a handle may be larger than what is left to fill.
+    pages: u32,
+    taken: u32,
+}
+
+impl Place {
+    const fn start(self) -> u64 {
+        self.first as u64 * PAGE
+    }
+}
+
+/// Pages taken from a cache to be moved.
+#[derive(Debug)]
+struct Gathered {
+    cache: &'static ThreadCache,
+    pool: Arc<Pool>,
+    mappings: Vec<Mapping>,
+    /// When the old mappings can go.
+    until: Until,
+}
+
+impl Gathered {
+    /// Gives the pages back to the cache they came from; they are still mapped there.
+    fn put_back(self, device: &DeviceMemory) {
+        let mut heap = self.cache.lock(0);
+        for mapping in self.mappings {
+            device.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.number));
+            heap.add_span(mapping.start(), mapping.bytes());
+        }
+    }
+}
+
+fn out_of_addresses(device: &DeviceMemory) -> Error {
+    Error::no_memory("gpupool", format!("no addresses are left of the {} bytes reserved for {}", device.room(), device.device))
+}
+
+/// Whether an error means that memory ran out, so that freeing some may help.
+pub(super) fn is_no_memory(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory)
+}
+
+/// Adds memory to the cache such that a request of this many bytes can be served.
+///
+/// # Errors
+/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it
+/// was.
+pub(super) fn grow(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<()> {
+    match &service.pool.rules.source {
+        Source::Pages => grow_pages(cache, service, thread, bytes, effort),
+        Source::Segments(source) => grow_segment(cache, service, thread, bytes, source.as_ref()),
+    }
+}
+
+fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<()> {
+    let device = cache.device;
+    // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
+    let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
+    let (place, own) = {
+        let mut heap = cache.lock(thread);
+        if effort > Effort::Exact {
+            heap.drop_empty_slabs(&device.pages);
+        }
+        let place = find_place(device, &heap, &service.pool, bytes, effort).ok_or_else(|| out_of_addresses(device))?;
+        let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
+        let own = if may_move { heap.take_mappings(&device.pages, wanted, slack, place.start()) } else { Vec::new() };
+        (place, own)
+    };
+    let mut work = Work { device, pool: &service.pool, place, gathered: Vec::new(), created: Vec::new(), mapped: Vec::new() };
+    let outcome = (|| {
+        work.add(cache, &service.pool, &service.stream, own)?;
+        if may_move {
+            work.gather(cache, service, thread, effort)?;
+        }
+        work.create()?;
+        work.map()
+    })();
+    match outcome {
+        Ok(()) => {
+            work.finish(cache, thread, service.is_captured);
+            // What the driver refuses here it refuses again later, where somebody asked for it.
+            let _ = device.end_retired(false);
+            Ok(())
+        }
+        Err(error) => {
+            work.undo();
+            Err(error)
+        }
+    }
+}
+
+/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a hole
+/// rather than in new space.
+fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effort: Effort) -> Option<Place> {
+    let needed = heap.needed_for(bytes);
+    let pages_after = |offset: u64| needed.saturating_sub(heap.free_before(offset)).div_ceil(PAGE).try_into().ok();
+    let mut space = device.space.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut best: Option<(u32, u32, u32)> = None;
+    let mut consider = |pages: Option<u32>, room: u32, first: u32| {
+        if let Some(pages) = pages.filter(|&pages| pages <= room)
+            && best.is_none_or(|best| (pages, room, first) < best)
+        {
+            best = Some((pages, room, first));
+        }
+    };
+    for (first, room) in space.holes() {
+        consider(pages_after(u64::from(first) * PAGE), room, first);
+    }
+    for end in heap.ends().filter(|&end| end < device.room()) {
+        let first = (end / PAGE) as u32;
+        consider(pages_after(end), space.free_at(first), first);
+    }
+    let (pages, room, first) = match best {
+        Some(best) => best,
+        None => {
+            let pages: u32 = needed.div_ceil(PAGE).try_into().ok()?;
+            let first = space.far(pages)?;
+            (pages, space.free_at(first), first)
+        }
+    };
+    let pages = if effort == Effort::Ready { pages.max(ahead(pool)).min(room) } else { pages };
+    let taken = (pages + HANDLE_PAGES_MOST).min(room);
+    space.take(first, taken).then_some(Place { first, pages: pages.max(1), taken })
+}
+
+/// The fewest pages to create at a time.
+fn ahead(pool: &Pool) -> u32 {
+    ((pool.reserved() / AHEAD / PAGE) as u32).clamp(1, HANDLE_PAGES_MOST)
+}
+
+/// One growth under way: what was taken and done so far, so that all of it can be undone.
+#[derive(Debug)]
+struct Work<'a> {
+    device: &'static DeviceMemory,
+    pool: &'a Arc<Pool>,
+    place: Place,
+    gathered: Vec<Gathered>,
+    /// New handles, with the bytes counted for each.
+    created: Vec<Mapping>,
+    /// What stands at the new place so far.
+    mapped: Vec<Mapping>,
+}
+
+impl Work<'_> {
+    fn gathered_pages(&self) -> u32 {
+        self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
+    }
+
+    /// Takes in free pages of a cache. The event on its stream comes first, so that a refusal changes nothing.
+    fn add(&mut self, cache: &'static ThreadCache, pool: &Arc<Pool>, stream: &Stream, mappings: Vec<Mapping>) -> Result<()> {
+        if mappings.is_empty() {
+            return Ok(());
+        }
+        self.gathered.push(Gathered { cache, pool: Arc::clone(pool), mappings, until: Until::Events(Vec::new()) });
+        let until = Until::now(self.device, vec![stream.clone()])?;
+        if let Some(last) = self.gathered.last_mut() {
+            last.until = until;
+        }
+        Ok(())
+    }
+
+    /// Takes free pages of other caches, those of the same pool first, until there are enough.
+    fn gather(&mut self, asker: &ThreadCache, service: &Service, thread: u64, effort: Effort) -> Result<()> {
+        let mut pools = vec![Arc::clone(&service.pool)];
+        if effort == Effort::Device {
+            pools.extend(self.device.pools().into_iter().filter(|pool| pool.number != service.pool.number));
+        }
+        for pool in pools.iter().filter(|pool| matches!(pool.rules.source, Source::Pages)) {
+            for cache in pool.caches() {
+                let missing = self.place.pages.saturating_sub(self.gathered_pages());
+                if missing == 0 {
+                    return Ok(());
+                }
+                if std::ptr::eq(cache, asker) {
+                    continue;
+                }
+                let Some(other) = cache.service() else { continue };
+                if !is_ready(&other, service, thread, effort)? {
+                    continue;
+                }
+                let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
+                let mappings = {
+                    let mut heap = cache.lock(thread);
+                    if effort > Effort::Exact {
+                        heap.drop_empty_slabs(&self.device.pages);
+                    }
+                    heap.take_mappings(&self.device.pages, u64::from(missing) * PAGE, slack, u64::MAX)
+                };
+                self.add(cache, pool, &other.stream, mappings)?;
+                if other.stream.raw() != service.stream.raw() {
+                    self.pass_on(effort >= Effort::Pool)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages last used on another stream are only taken once the GPU is done with them; otherwise they go back.
+    fn pass_on(&mut self, wait: bool) -> Result<()> {
+        let Some(last) = self.gathered.last_mut() else { return Ok(()) };
+        if !last.until.is_done(self.device, wait)?
+            && let Some(from) = self.gathered.pop()
+        {
+            from.put_back(self.device);
+        }
+        Ok(())
+    }
+
+    /// Creates the physical memory that is missing.
+    fn create(&mut self) -> Result<()> {
+        let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
+        let most = (self.place.pages / HANDLES).next_power_of_two().min(HANDLE_PAGES_MOST);
+        while missing > 0 {
+            let pages = most.min(missing);
+            let bytes = u64::from(pages) * PAGE;
+            if !self.pool.reserve(bytes) {
+                return Err(Error::no_memory("gpupool", format!("the limit of pool {} is reached", self.pool.id)));
+            }
+            if !self.device.take_bytes(bytes) {
+                self.pool.unreserve(bytes);
+                return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
+            }
+            match self.device.create(pages) {
+                Ok(physical) => self.created.push(Mapping { first: 0, pages, physical }),
+                Err(error) => {
+                    self.pool.unreserve(bytes);
+                    self.device.put_back_bytes(bytes);
+                    return Err(error);
+                }
+            }
+            missing -= pages;
+        }
+        Ok(())
+    }
+
+    /// Maps everything at the new place.
+    fn map(&mut self) -> Result<()> {
+        // Pages of another pool are this pool's from now on.
+        let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
+        if !self.pool.reserve(foreign) {
+            return Err(Error::no_memory("gpupool", format!("the limit of pool {} is reached", self.pool.id)));
+        }
+        let outcome = self.map_all();
+        if outcome.is_err() {
+            self.pool.unreserve(foreign);
+        }
+        outcome
+    }
+
+    fn map_all(&mut self) -> Result<()> {
+        let mut first = self.place.first;
+        let moved = self.gathered.iter().flat_map(|from| &from.mappings);
+        for &mapping in moved.chain(&self.created) {
+            let mapping = Mapping { first, ..mapping };
+            self.device.map(mapping)?;
+            self.mapped.push(mapping);
+            first += mapping.pages;
+        }
+        self.device.set_access(self.place.start(), u64::from(first - self.place.first) * PAGE)
+    }
+
+    /// Bytes gathered from other pools.
+    fn foreign(&self) -> impl Iterator<Item = (&Arc<Pool>, u64)> {
+        let others = self.gathered.iter().filter(|from| from.pool.number != self.pool.number);
+        others.map(|from| (&from.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
+    }
+
+    /// Hands the new pages to the cache, and what is left at the old places to be unmapped later.
+    fn finish(self, cache: &ThreadCache, thread: u64, is_captured: bool) {
+        for (pool, bytes) in self.foreign() {
+            pool.unreserve(bytes);
+        }
+        let moved = self.gathered_pages();
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        let bytes = u64::from(pages) * PAGE;
+        let device = self.device;
+        device.moved_pages.fetch_add(moved.into(), Ordering::Relaxed);
+        for &mapping in &self.mapped {
+            device.pages.set_mapping(mapping);
+        }
+        debug_assert!(!is_captured || moved == 0);
+        device.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.number));
+        cache.lock(thread).add_span(self.place.start(), bytes);
+        device.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        for from in self.gathered {
+            device.retired.push(Remains::Moved(from.mappings), from.until, &from.pool);
+        }
+    }
+
+    /// Puts everything back to where it was.
+    fn undo(self) {
+        let device = self.device;
+        let mut is_clear = true;
+        for mapping in &self.mapped {
+            is_clear &= device.unmap(mapping.first, mapping.pages).is_ok();
+        }
+        for mapping in self.created {
+            // A handle that the driver does not take back stays counted.
+            if device.release(mapping.physical).is_ok() {
+                self.pool.unreserve(mapping.bytes());
+                device.put_back_bytes(mapping.bytes());
+            }
+        }
+        for from in self.gathered {
+            from.put_back(device);
+        }
+        // Addresses at which something may still stand are not used again.
+        if is_clear {
+            device.put_back_pages(self.place.first, self.place.taken);
+        }
+    }
+}
+
+/// Whether free pages of a cache can be taken for another one.
+fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Result<bool> {
+    // A graph may use them at any time; a thread's own default stream means another one here.
+    if (other.is_captured && other.pool.has_captures()) || (other.stream_of != 0 && other.stream_of != thread) {
+        return Ok(false);
+    }
+    if other.stream.raw() == asker.stream.raw() {
+        return Ok(true);
+    }
+    if other.stream.capture_status()? != CaptureStatus::None {
+        return Ok(false);
+    }
+    Ok(effort >= Effort::Pool || other.stream.query()?)
+}
+
+/// Adds a segment of the pool's own source.
+fn grow_segment(
+    cache: &'static ThreadCache,
+    service: &Service,
+    thread: u64,
+    bytes: u64,
+    source: &dyn SegmentSource,
+) -> Result<()> {
+    let (device, pool) = (cache.device, &service.pool);
+    let needed = cache.lock(thread).needed_for(bytes);
+    let wanted = segment_bytes(needed);
+    let limited = || Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id));
+    if !pool.reserve(wanted) {
+        return Err(limited());
+    }
+    if !device.take_bytes(wanted) {
+        pool.unreserve(wanted);
+        return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
+    }
+    device.driver_calls.fetch_add(1, Ordering::Relaxed);
+    let outcome = source.allocate(wanted, &service.stream).and_then(|address| {
+        device.add_segment(address, wanted, cache, thread).inspect_err(|_| {
+            let _ = source.free(address, wanted, &service.stream);
+        })
+    });
+    if outcome.is_err() {
+        pool.unreserve(wanted);
+        device.put_back_bytes(wanted);
+    }
+    outcome
+}
+
+impl DeviceMemory {
+    fn put_back_pages(&self, first: u32, pages: u32) {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+    }
+
+    /// Makes memory at a foreign address known, and the cache's.
+    fn add_segment(&self, address: u64, bytes: u64, cache: &ThreadCache, thread: u64) -> Result<()> {
+        let alignment = super::heap::ALIGNMENT;
+        if !address.is_multiple_of(alignment) {
+            return Err(Error::invalid_value(format!(
+                "the pool's own allocator returned {address:#x}, which is not a multiple of {alignment}; allocate with that alignment"
+            )));
+        }
+        // A page stays unused after each segment, so that segments never join.
+        let pages = u32::try_from(bytes.div_ceil(PAGE) + 1).map_err(|_| out_of_addresses(self))?;
+        let first = {
+            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            let hole = windows.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
+            let first = hole.or_else(|| windows.far(pages)).ok_or_else(|| out_of_addresses(self))?;
+            windows.take(first, pages);
+            first
+        };
+        let offset = u64::from(first) * PAGE;
+        if let Err(error) = self.insert_segment(address, Segment { bytes, offset }) {
+            self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+            return Err(error);
+        }
+        self.pages.set_segment(offset, bytes, address);
+        self.pages.set_cache(offset, offset + bytes, Some(cache.number));
+        cache.lock(thread).add_span(offset, bytes);
+        Ok(())
+    }
+
+    fn insert_segment(&self, address: u64, segment: Segment) -> Result<()> {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let end = address.checked_add(segment.bytes);
+        let below = segments.range(..=address).next_back();
+        let overlaps = below.is_some_and(|(start, known)| start + known.bytes > address)
+            || end.is_none_or(|end| segments.range(address..end).next().is_some())
+            || (address < self.base() + self.room() && end.is_none_or(|end| end > self.base()) && self.room() > 0);
+        if overlaps {
+            return Err(Error::invalid_value(format!(
+                "the pool's own allocator returned {address:#x} for {} bytes, which overlaps memory that is still in use",
+                segment.bytes
+            )));
+        }
+        segments.insert(address, segment);
+        Ok(())
+    }
+
+    /// Forgets a segment; its address, for its source.
+    pub(super) fn remove_segment(&self, offset: u64, bytes: u64) -> u64 {
+        let address = self.address(offset);
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        let (first, pages) = ((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        address
+    }
+}

@@ -1,0 +1,223 @@
+//! Slabs: blocks cut into slots of one small size.
+//!
+//! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit of
+//! their own, which the owner collects, so neither waits for the other.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::size_class::{SLOTS_MAX, SizeClass};
+use crate::memory::table::Table;
+
+const WORDS: usize = SLOTS_MAX / 64;
+/// How many slabs a device can have.
+const SLABS_MAX: usize = 1 << 22;
+
+/// One slab.
+#[derive(Debug)]
+pub(in crate::memory) struct Slab {
+    /// Offset in the device's memory, in bytes.
+    start: AtomicU64,
+    class: AtomicU32,
+    /// The block that is cut, in its cache.
+    block: AtomicU32,
+    /// Slots that a caller holds, those freed but not collected among them.
+    live: [AtomicU64; WORDS],
+    /// Slots freed by other threads.
+    freed: [AtomicU64; WORDS],
+    /// Slots freed that wait for streams.
+    waiting: [AtomicU64; WORDS],
+    /// Whether it stands in its class's list.
+    is_listed: AtomicBool,
+    requested: [AtomicU32; SLOTS_MAX],
+}
+
+impl Default for Slab {
+    fn default() -> Self {
+        Self {
+            start: AtomicU64::new(0),
+            class: AtomicU32::new(0),
+            block: AtomicU32::new(0),
+            live: [const { AtomicU64::new(0) }; WORDS],
+            freed: [const { AtomicU64::new(0) }; WORDS],
+            waiting: [const { AtomicU64::new(0) }; WORDS],
+            is_listed: AtomicBool::new(false),
+            requested: [const { AtomicU32::new(0) }; SLOTS_MAX],
+        }
+    }
+}
+
+/// The bits for the slots from 64 * `word` on that a slab of `slots` has.
+#[inline]
+const fn mask(word: usize, slots: usize) -> u64 {
+    let left = slots.saturating_sub(word * 64);
+    if left >= 64 { u64::MAX } else { (1 << left) - 1 }
+}
+
+impl Slab {
+    pub(super) fn reset(&self, start: u64, class: SizeClass, block: u32) {
+        self.start.store(start, Ordering::Relaxed);
+        self.class.store(class.index() as u32, Ordering::Relaxed);
+        self.block.store(block, Ordering::Relaxed);
+        self.is_listed.store(false, Ordering::Relaxed);
+        for bits in self.live.iter().chain(&self.freed).chain(&self.waiting) {
+            bits.store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn class(&self) -> SizeClass {
+        SizeClass::from_index(self.class.load(Ordering::Relaxed) as usize)
+    }
+
+    pub(super) fn block(&self) -> u32 {
+        self.block.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn offset_of(&self, slot: usize) -> u64 {
+        self.start.load(Ordering::Relaxed) + slot as u64 * u64::from(self.class().bytes())
+    }
+
+    /// The slot that starts at the offset, if one does.
+    #[inline]
+    pub(in crate::memory) fn slot_at(&self, offset: u64) -> Option<usize> {
+        let within = u32::try_from(offset.wrapping_sub(self.start.load(Ordering::Relaxed))).ok()?;
+        let (class, bytes) = (self.class(), self.class().bytes());
+        let slot = (within / bytes) as usize;
+        (within % bytes == 0 && slot < class.slots()).then_some(slot)
+    }
+
+    /// Takes a free slot; for the owner.
+    #[inline]
+    pub(super) fn take(&self, requested: u32) -> Option<usize> {
+        let slots = self.class().slots();
+        for (word, live) in self.live.iter().enumerate() {
+            let taken = live.load(Ordering::Relaxed);
+            let free = !taken & mask(word, slots);
+            if free != 0 {
+                let bit = free.trailing_zeros() as usize;
+                // Release: whoever is handed the address sees the slot as live.
+                live.store(taken | 1 << bit, Ordering::Release);
+                self.requested[word * 64 + bit].store(requested, Ordering::Relaxed);
+                return Some(word * 64 + bit);
+            }
+        }
+        None
+    }
+
+    /// Whether a caller holds the slot.
+    #[inline]
+    pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
+        let (word, bit) = (slot / 64, 1 << (slot % 64));
+        self.live[word].load(Ordering::Acquire) & bit != 0
+            && (self.freed[word].load(Ordering::Relaxed) | self.waiting[word].load(Ordering::Relaxed)) & bit == 0
+    }
+
+    /// Makes a slot free again and answers the bytes that were asked for; for the owner.
+    #[inline]
+    pub(super) fn put_back(&self, slot: usize) -> u32 {
+        let live = &self.live[slot / 64];
+        live.store(live.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Relaxed);
+        self.requested[slot].load(Ordering::Relaxed)
+    }
+
+    /// Frees a live slot from any thread: whether it was live, and whether it is the first that waits to be collected.
+    pub(in crate::memory) fn mark_freed(&self, slot: usize) -> Option<bool> {
+        let (word, bit) = (slot / 64, 1 << (slot % 64));
+        if !self.is_live(slot) {
+            return None;
+        }
+        let is_first = self.freed.iter().all(|bits| bits.load(Ordering::Relaxed) == 0);
+        // Of two threads that free the same slot, one sees the other's bit.
+        (self.freed[word].fetch_or(bit, Ordering::AcqRel) & bit == 0).then_some(is_first)
+    }
+
+    /// Marks a live slot as freed and waiting for streams: whether it was live.
+    pub(in crate::memory) fn mark_waiting(&self, slot: usize) -> bool {
+        let (word, bit) = (slot / 64, 1 << (slot % 64));
+        self.is_live(slot) && self.waiting[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    pub(super) fn end_waiting(&self, slot: usize) {
+        self.waiting[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
+    }
+
+    /// The next slot that another thread has freed.
+    pub(super) fn collect(&self) -> Option<usize> {
+        for (word, freed) in self.freed.iter().enumerate() {
+            let bits = freed.load(Ordering::Acquire);
+            if bits != 0 {
+                let bit = bits.trailing_zeros();
+                freed.fetch_and(!(1 << bit), Ordering::AcqRel);
+                return Some(word * 64 + bit as usize);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.live.iter().all(|live| live.load(Ordering::Relaxed) == 0)
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        let slots = self.class().slots();
+        self.live.iter().enumerate().all(|(word, live)| live.load(Ordering::Relaxed) == mask(word, slots))
+    }
+
+    /// The slots that callers hold: offset, bytes, bytes asked for.
+    pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let bytes = u64::from(self.class().bytes());
+        let live = (0..self.class().slots()).filter(|&slot| self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1);
+        live.map(move |slot| (self.offset_of(slot), bytes, u64::from(self.requested[slot].load(Ordering::Relaxed))))
+    }
+}
+
+/// Every slab of a device, by number.
+#[derive(Debug)]
+pub(in crate::memory) struct Slabs {
+    table: Table<Slab, 6>,
+    numbers: Mutex<Numbers>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    next: u32,
+    returned: Vec<u32>,
+}
+
+impl Slabs {
+    pub(in crate::memory) fn new() -> Self {
+        Self { table: Table::new(SLABS_MAX), numbers: Mutex::default() }
+    }
+
+    #[inline]
+    pub(in crate::memory) fn get(&self, number: u32) -> Option<&Slab> {
+        self.table.get(number as usize)
+    }
+
+    /// A number for a new slab.
+    pub(super) fn acquire(&self) -> Option<u32> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = numbers.returned.pop().unwrap_or(numbers.next);
+        self.table.get_or_make(number as usize)?;
+        if number == numbers.next {
+            numbers.next += 1;
+        }
+        Some(number)
+    }
+
+    pub(super) fn release(&self, number: u32) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).returned.push(number);
+    }
+}

@@ -1,0 +1,187 @@
+//! What a thread has of its own: its caches, and the scopes it is in.
+//!
+//! The cache for a request is one comparison away where the thread asks for the same pool and stream as the last time.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::device_memory::DeviceMemory;
+use super::id::PoolId;
+use super::pool::Pool;
+use super::thread_cache::{Service, ThreadCache, normalized};
+use crate::error::{Error, Result};
+use crate::runtime::Stream;
+use crate::stream::{Device, RawStream};
+
+/// What a cache is found by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Key {
+    device: u32,
+    /// The pool's number, twice, plus one for captured memory.
+    pool: u32,
+    stream: usize,
+}
+
+/// A pool that the thread's requests on its device go to.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) pool: Arc<Pool>,
+    pub(super) is_captured: bool,
+    /// What [`leave`] finds the route by.
+    pub(super) ticket: u64,
+}
+
+#[derive(Debug)]
+struct Local {
+    /// This thread's number; 0 is none.
+    thread: u64,
+    last: Cell<Option<(Key, &'static ThreadCache)>>,
+    caches: RefCell<Vec<(Key, &'static ThreadCache)>>,
+    routes: RefCell<Vec<Route>>,
+    has_routes: Cell<bool>,
+}
+
+static THREADS: AtomicU64 = AtomicU64::new(1);
+static TICKETS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    static LOCAL: Local = Local {
+        thread: THREADS.fetch_add(1, Ordering::Relaxed),
+        last: const { Cell::new(None) },
+        caches: const { RefCell::new(Vec::new()) },
+        routes: const { RefCell::new(Vec::new()) },
+        has_routes: const { Cell::new(false) },
+    };
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        for (_, cache) in self.caches.get_mut() {
+            cache.give_up(self.thread);
+        }
+    }
+}
+
+/// This thread's number; 0 while its thread-locals are destroyed.
+#[inline]
+pub(super) fn thread() -> u64 {
+    LOCAL.try_with(|local| local.thread).unwrap_or(0)
+}
+
+fn ending() -> Error {
+    Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
+}
+
+impl Local {
+    /// The innermost scope's pool on the device.
+    fn route(&self, device: Device) -> Option<Route> {
+        if !self.has_routes.get() {
+            return None;
+        }
+        self.routes.borrow().iter().rev().find(|route| route.pool.device.device == device).cloned()
+    }
+
+    #[cold]
+    fn find(&self, key: Key, device: Device, route: Option<Route>, stream: &Stream) -> Result<&'static ThreadCache> {
+        let known = self.caches.borrow().iter().find(|(other, _)| *other == key).map(|(_, cache)| *cache);
+        let cache = match known {
+            Some(cache) => cache,
+            None => {
+                let cache = self.acquire(device, route, stream)?;
+                let mut caches = self.caches.borrow_mut();
+                // Those of pools that are gone serve others.
+                caches.retain(|(_, cache)| {
+                    let is_gone = cache.is_closing() && cache.lock(self.thread).mapped() == 0;
+                    if is_gone {
+                        cache.give_up(self.thread);
+                    }
+                    !is_gone
+                });
+                caches.push((key, cache));
+                cache
+            }
+        };
+        self.last.set(Some((key, cache)));
+        Ok(cache)
+    }
+
+    /// A cache without an owner that serves the same, else a new one.
+    fn acquire(&self, device: Device, route: Option<Route>, stream: &Stream) -> Result<&'static ThreadCache> {
+        let memory = DeviceMemory::of(device)?;
+        let (pool, is_captured) = match route {
+            Some(route) => (route.pool, route.is_captured),
+            None => (Arc::clone(memory.default_pool()?), false),
+        };
+        let stream_of = if stream.raw() == RawStream::PER_THREAD { self.thread } else { 0 };
+        for cache in pool.caches() {
+            let serves = cache.service().is_some_and(|service| {
+                normalized(service.stream.raw()) == normalized(stream.raw())
+                    && service.is_captured == is_captured
+                    && service.stream_of == stream_of
+            });
+            if serves && cache.adopt(self.thread) {
+                return Ok(cache);
+            }
+        }
+        let service = Service { pool: Arc::clone(&pool), stream: stream.clone(), is_captured, stream_of };
+        let cache = memory.new_cache(service, self.thread)?;
+        pool.add_cache(cache);
+        Ok(cache)
+    }
+}
+
+/// This thread's cache for requests on the stream, and the thread's number.
+///
+/// # Errors
+/// As [`DeviceMemory::of`]; `ErrorKind::InvalidValue` while the thread ends.
+#[inline]
+pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
+    let found = LOCAL.try_with(|local| {
+        let route = if local.has_routes.get() { local.route(stream.device()) } else { None };
+        let pool = route.as_ref().map_or(0, |route| route.pool.number * 2 + u32::from(route.is_captured));
+        let key = Key { device: stream.device().ordinal() as u32, pool, stream: normalized(stream.raw()) };
+        match local.last.get() {
+            Some((last, cache)) if last == key => Ok((cache, local.thread)),
+            _ => local.find(key, stream.device(), route, stream).map(|cache| (cache, local.thread)),
+        }
+    });
+    found.unwrap_or_else(|_| Err(ending()))
+}
+
+/// The pool that this thread's requests on the device go to, if it is in a scope.
+pub(super) fn route(device: Device) -> Option<Route> {
+    LOCAL.try_with(|local| local.route(device)).ok().flatten()
+}
+
+/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the number answered.
+pub(super) fn enter(pool: Arc<Pool>, is_captured: bool) -> Result<u64> {
+    let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
+    let entered = LOCAL.try_with(|local| {
+        local.routes.borrow_mut().push(Route { pool, is_captured, ticket });
+        local.has_routes.set(true);
+    });
+    entered.map(|()| ticket).map_err(|_| ending())
+}
+
+/// Ends a route of this thread, wherever it stands among the others. False if this thread has no such route.
+pub(super) fn leave(ticket: u64) -> bool {
+    leave_last(|route| route.ticket == ticket)
+}
+
+/// Ends this thread's innermost route to the pool with this id.
+pub(super) fn leave_pool(device: Device, id: PoolId) -> bool {
+    leave_last(|route| route.pool.id == id && route.pool.device.device == device)
+}
+
+fn leave_last(is_meant: impl Fn(&Route) -> bool) -> bool {
+    let left = LOCAL.try_with(|local| {
+        let mut routes = local.routes.borrow_mut();
+        let place = routes.iter().rposition(is_meant);
+        let left = place.map(|place| routes.remove(place));
+        local.has_routes.set(!routes.is_empty());
+        left
+    });
+    // The pool may be dropped with the route, outside the borrow.
+    left.ok().flatten().is_some()
+}

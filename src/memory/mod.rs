@@ -1,0 +1,111 @@
+//! Device memory: a caching allocator, and private pools on top of it.
+//!
+//! A request goes from the thread's cache ([`thread_cache`]) to a block of its heap ([`heap`]); only where none fits do the
+//! pages move or grow ([`grow`]), and only where there are none left do the steps of [`oom`] follow. Freed blocks are
+//! used again in stream order ([`order`]). Nothing here touches the memory itself.
+
+mod address_space;
+mod allocator;
+mod c_api;
+mod capture;
+mod device_buffer;
+mod device_memory;
+mod grow;
+mod heap;
+mod id;
+mod local;
+mod mem_pool;
+mod oom;
+mod order;
+mod owner_lock;
+mod pages;
+mod physical;
+mod pool;
+mod release;
+mod replay;
+mod retired;
+mod scope;
+mod segment;
+mod snapshot;
+mod stats;
+mod table;
+mod thread_cache;
+
+use crate::error::{Error, Result};
+use crate::runtime::{self, Stream};
+use crate::stream::Device;
+use std::sync::atomic::Ordering;
+
+pub use c_api::{Api, C_API};
+pub use capture::{CaptureScope, GraphMemory};
+pub use device_buffer::{DeviceBuffer, empty};
+pub use id::{PoolId, graph_pool_handle};
+pub use mem_pool::{MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
+pub use oom::{OomCallback, OomGuard, on_oom};
+pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
+pub use scope::{PoolScope, PoolToken};
+pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+pub use snapshot::{BlockView, SegmentView, memory_snapshot};
+pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+
+/// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
+///
+/// # Errors
+/// As [`empty`], and `ErrorKind::InvalidValue` for 0 bytes.
+#[inline]
+pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
+    allocator::allocate(nbytes, stream).map(allocator::Allocation::address)
+}
+
+/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on another.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the
+/// driver refuses to record what the other stream did: then the block is not used again.
+#[inline]
+pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
+    let block = allocator::find(address, on.map(Stream::device))?;
+    allocator::free(block.cache, block.offset, on)
+}
+
+/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the address is not the start of a block that somebody holds.
+pub fn record_stream(address: u64, stream: &Stream) -> Result<()> {
+    let block = allocator::find(address, Some(stream.device()))?;
+    allocator::record_stream(block.cache, block.offset, stream)
+}
+
+/// Lets this process reserve at most a part, 0 to 1, of the device's memory through gpupool.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a part outside 0 to 1, or an unknown device.
+pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")));
+    }
+    let memory = device_memory::DeviceMemory::of(device)?;
+    let limit = if fraction == 1.0 { u64::MAX } else { (runtime::get()?.total_memory(device)? as f64 * fraction) as u64 };
+    memory.limit.store(limit, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The part of the device's memory that this process may reserve through gpupool; 1 unless it was set.
+///
+/// # Errors
+/// As [`set_per_process_memory_fraction`].
+pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
+    let limit = device_memory::DeviceMemory::of(device)?.limit.load(Ordering::Relaxed);
+    let total = runtime::get()?.total_memory(device)?;
+    Ok(if limit == u64::MAX { 1.0 } else { limit as f64 / total as f64 })
+}
+
+/// Lets `peer` read and write the memory that gpupool has on `device`, now and later.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses.
+pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
+    runtime::device(peer.ordinal() as i64)?;
+    device_memory::DeviceMemory::of(device)?.enable_peer(peer)
+}

@@ -1,0 +1,181 @@
+//! What a request does when no free block fits, and at last when memory runs out.
+//!
+//! Each step is followed by a new search. Only from the second step on, when the driver or a limit has said no, does
+//! anything wait for the GPU.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::allocator::Allocation;
+use super::grow::{Effort, grow, is_no_memory};
+use super::pool::Pool;
+use super::thread_cache::{Service, ThreadCache, normalized};
+use super::{order, release};
+use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
+use crate::holders;
+use crate::runtime::{self, BoundDevice};
+use crate::stream::Device;
+
+/// Asked when memory has run out: frees what it can of its own, and answers whether it freed anything.
+pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
+
+static CALLBACKS: Mutex<Vec<(u64, OomCallback)>> = Mutex::new(Vec::new());
+
+/// A callback that stays registered until this is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+#[derive(Debug)]
+pub struct OomGuard(u64);
+
+impl Drop for OomGuard {
+    fn drop(&mut self) {
+        let removed = {
+            let mut callbacks = lock_callbacks();
+            let place = callbacks.iter().position(|(number, _)| *number == self.0);
+            place.map(|place| callbacks.remove(place))
+        };
+        // Dropped outside the lock: it may hold anything.
+        drop(removed);
+    }
+}
+
+fn lock_callbacks() -> std::sync::MutexGuard<'static, Vec<(u64, OomCallback)>> {
+    CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
+/// any lock held, on the thread that asks; it may free memory of gpupool's and of others, and must not allocate any.
+pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
+    let mut callbacks = lock_callbacks();
+    let number = callbacks.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
+    callbacks.push((number, Arc::new(callback)));
+    OomGuard(number)
+}
+
+/// Serves a request that found no free block in its cache.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` once nothing is left to try; any other refusal of the driver.
+pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
+    let Some(service) = cache.service() else { return Err(Error::invalid_value("the pool of this scope is gone")) };
+    let search = |cache: &'static ThreadCache| {
+        let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
+        Some(Allocation { cache, offset })
+    };
+    if bytes > cache.device.room().max(cache.device.total()) {
+        return Err(out_of_memory(&service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
+    }
+
+    order::settle(cache, thread, false)?;
+    if let Some(found) = search(cache) {
+        return Ok(found);
+    }
+    for effort in [Effort::Ready, Effort::Exact] {
+        if let Ok(found) = attempt(cache, &service, thread, bytes, effort, search)? {
+            return Ok(found);
+        }
+    }
+    for effort in [Effort::Pool, Effort::Device] {
+        // Blocks that wait for streams, then pages that do.
+        wait_for_streams(&service, thread, effort)?;
+        if let Some(found) = search(cache) {
+            return Ok(found);
+        }
+        if let Ok(found) = attempt(cache, &service, thread, bytes, effort, search)? {
+            return Ok(found);
+        }
+    }
+    // What cannot be moved into this pool may be given back to the driver, which can then give it here.
+    release::trim_device(cache.device, thread, true)?;
+    let mut refused = match attempt(cache, &service, thread, bytes, Effort::Device, search)? {
+        Ok(found) => return Ok(found),
+        Err(error) => error,
+    };
+    if let Some(found) = search_use_on_oom(&service, thread, bytes) {
+        return Ok(found);
+    }
+    for (_, callback) in lock_callbacks().clone() {
+        if !callback(cache.device.device, bytes) {
+            continue;
+        }
+        release::trim_device(cache.device, thread, true)?;
+        if let Some(found) = search(cache) {
+            return Ok(found);
+        }
+        match attempt(cache, &service, thread, bytes, Effort::Device, search)? {
+            Ok(found) => return Ok(found),
+            Err(error) => refused = error,
+        }
+    }
+    Err(out_of_memory(&service, bytes, refused))
+}
+
+/// Grows and searches; the inner error is the one for a lack of memory.
+fn attempt(
+    cache: &'static ThreadCache,
+    service: &Service,
+    thread: u64,
+    bytes: u64,
+    effort: Effort,
+    search: impl Fn(&'static ThreadCache) -> Option<Allocation>,
+) -> Result<Result<Allocation>> {
+    match grow(cache, service, thread, bytes, effort) {
+        Ok(()) => {
+            let none = || Error::invalid_value("a thread cache holds more blocks than it can number");
+            search(cache).ok_or_else(none).map(Ok)
+        }
+        Err(error) if is_no_memory(&error) => Ok(Err(error)),
+        Err(error) => Err(error),
+    }
+}
+
+fn wait_for_streams(service: &Service, thread: u64, effort: Effort) -> Result<()> {
+    let pools = if effort == Effort::Device { service.pool.device.pools() } else { vec![Arc::clone(&service.pool)] };
+    for pool in pools {
+        for cache in pool.caches() {
+            order::settle(cache, thread, true)?;
+        }
+    }
+    service.pool.device.end_retired(true).map(drop)
+}
+
+/// A free block of a pool that stands in when the default pool has no more memory.
+fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Allocation> {
+    if !service.pool.is_default() {
+        return None;
+    }
+    let stand_ins = service.pool.device.pools().into_iter().filter(|pool| pool.rules.use_on_oom && !pool.is_closed());
+    stand_ins.flat_map(|pool| pool.caches()).find_map(|cache| {
+        let other = cache.service()?;
+        let is_same = normalized(other.stream.raw()) == normalized(service.stream.raw())
+            && other.stream_of == service.stream_of
+            && !other.is_captured;
+        if !is_same {
+            return None;
+        }
+        let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
+        Some(Allocation { cache, offset })
+    })
+}
+
+/// The error that says who holds the memory.
+#[cold]
+fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
+    let device = service.pool.device;
+    let info = runtime::get().and_then(|runtime| {
+        let _bound = BoundDevice::new(runtime, device.device)?;
+        runtime.memory_info()
+    });
+    let (free, total) = info.map_or((0, 0), |info| (info.free, info.total));
+    let refused = match refused.into_kind() {
+        ErrorKind::Library(refused) => refused,
+        other => return other.into(),
+    };
+    let wanted = Wanted::Memory { bytes, pool: service.pool.id.to_string(), limit: limit_of(&service.pool) };
+    let (device, holders) = (device.device, holders::all(device.device));
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
+}
+
+/// The limit that applies to a pool, if it has one.
+fn limit_of(pool: &Pool) -> Option<u64> {
+    let limit = pool.limit.load(std::sync::atomic::Ordering::Relaxed);
+    (limit != u64::MAX).then_some(limit)
+}

@@ -1,0 +1,192 @@
+//! A lock that costs its owner a nanosecond: what keeps a thread's cache both fast and open to others.
+//!
+//! One thread, the owner, locks by two plain memory accesses. Any other thread first announces itself, then makes every
+//! core of the process pass a memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out. So the
+//! price of the barrier that each lock needs is paid by the rare visitor. Where the kernel has no `membarrier`, the owner
+//! pays for a barrier of its own.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+#[cfg(loom)]
+use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// A value that one thread uses often and others seldom.
+#[derive(Debug)]
+pub(super) struct OwnerLock<T> {
+    /// Whether the owner is at work on the value.
+    inside: AtomicBool,
+    /// Whether another thread wants to be, or is.
+    wanted: AtomicBool,
+    /// Held by whoever is at work without being the owner, and by an owner that had to wait.
+    visitors: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the guards give out `&mut T` to one thread at a time, as a `Mutex` does.
+unsafe impl<T: Send> Sync for OwnerLock<T> {}
+
+/// The value, locked.
+#[derive(Debug)]
+pub(super) struct OwnerGuard<'a, T> {
+    lock: &'a OwnerLock<T>,
+    /// None where the owner came in by the short way.
+    visitor: Option<MutexGuard<'a, ()>>,
+}
+
+impl<T> OwnerLock<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self {
+            inside: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            visitors: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Locks for the owner.
+    ///
+    /// # Safety
+    /// Only one thread at a time is the owner, this one is it, it holds no guard of this lock, and becoming the owner
+    /// happens after the former owner's last unlock.
+    #[inline]
+    pub(super) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
+        self.inside.store(true, Ordering::Relaxed);
+        barrier::light();
+        // Acquire: what a visitor did is seen once it has taken its announcement back.
+        if self.wanted.load(Ordering::Acquire) {
+            return self.wait_for_visitor();
+        }
+        OwnerGuard { lock: self, visitor: None }
+    }
+
+    #[cold]
+    fn wait_for_visitor(&self) -> OwnerGuard<'_, T> {
+        self.inside.store(false, Ordering::Release);
+        // While this is held no visitor is at work.
+        OwnerGuard { lock: self, visitor: Some(self.enter()) }
+    }
+
+    /// Locks for any thread, the owner too.
+    #[cold]
+    pub(super) fn lock(&self) -> OwnerGuard<'_, T> {
+        let visitor = self.enter();
+        self.wanted.store(true, Ordering::Relaxed);
+        barrier::heavy();
+        // Acquire: what the owner did is seen once it has stepped out. It never makes a system call in there.
+        while self.inside.load(Ordering::Acquire) {
+            yield_now();
+        }
+        OwnerGuard { lock: self, visitor: Some(visitor) }
+    }
+
+    fn enter(&self) -> MutexGuard<'_, ()> {
+        #[cfg(not(loom))]
+        return self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(loom)]
+        return self.visitors.lock().unwrap();
+    }
+}
+
+fn yield_now() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+impl<T> Deref for OwnerGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: a guard exists for one thread at a time.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for OwnerGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: a guard exists for one thread at a time, and this one is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for OwnerGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.visitor.is_some() {
+            self.lock.wanted.store(false, Ordering::Release);
+        } else {
+            self.lock.inside.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// The two halves of an asymmetric barrier: where the light one of a thread and the heavy one of another meet, one of them
+/// sees the other's earlier store.
+#[cfg(not(loom))]
+mod barrier {
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+
+    const UNKNOWN: u8 = 0;
+    const KERNEL: u8 = 1;
+    const NONE: u8 = 2;
+
+    static MEMBARRIER: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    #[inline]
+    pub(super) fn light() {
+        if MEMBARRIER.load(Ordering::Relaxed) == KERNEL {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            light_unless_kernel();
+        }
+    }
+
+    #[cold]
+    fn light_unless_kernel() {
+        // Threads that still see UNKNOWN pay for a barrier, which is always enough.
+        if MEMBARRIER.load(Ordering::Relaxed) == UNKNOWN {
+            let known = if command(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) { KERNEL } else { NONE };
+            MEMBARRIER.store(known, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn heavy() {
+        fence(Ordering::SeqCst);
+        if MEMBARRIER.load(Ordering::Relaxed) != NONE {
+            // Refused where nobody has registered yet: then every owner has paid for a barrier.
+            command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+        }
+    }
+
+    fn command(command: libc::c_int) -> bool {
+        // SAFETY: `membarrier` takes a command, flags and a CPU number, and touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+}
+
+#[cfg(loom)]
+mod barrier {
+    use loom::sync::atomic::{Ordering, fence};
+
+    pub(super) fn light() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn heavy() {
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,205 @@
+//! What stands at each 2 MiB of a device's address range: whose it is, the physical memory behind it, and the blocks in it.
+//!
+//! From an address to its page and from the page to the block are two array loads, for any thread, without a lock. An
+//! address that holds no block is always recognised.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::heap::ALIGNMENT;
+use super::heap::slab::Slabs;
+use super::table::Table;
+use crate::runtime::Physical;
+
+/// The unit of physical memory and of mapping, in bytes.
+pub(super) const PAGE: u64 = 2 << 20;
+/// Two large blocks never start within one unit, nor do a large block and a slab.
+const UNIT: u64 = 64 << 10;
+const UNITS: usize = (PAGE / UNIT) as usize;
+
+/// One page of the address range.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    /// The number of the thread cache that holds it, plus one; 0 where nothing is mapped.
+    cache: AtomicU32,
+    /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.
+    first: AtomicU32,
+    pages: AtomicU32,
+    /// The physical memory.
+    physical: AtomicU64,
+    /// Address minus offset.
+    delta: AtomicU64,
+    /// The blocks that start in it; made when the first one does.
+    units: OnceLock<Box<[AtomicU32; UNITS]>>,
+}
+
+/// Physical memory and the pages it stands at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mapping {
+    pub(super) first: u32,
+    pub(super) pages: u32,
+    pub(super) physical: Physical,
+}
+
+impl Mapping {
+    pub(super) const fn start(self) -> u64 {
+        self.first as u64 * PAGE
+    }
+
+    pub(super) const fn bytes(self) -> u64 {
+        self.pages as u64 * PAGE
+    }
+
+    pub(super) const fn end(self) -> u64 {
+        self.start() + self.bytes()
+    }
+}
+
+/// What starts at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    Nothing,
+    /// The block with this number in its cache.
+    Block(u32),
+    /// The same, freed by another thread or waiting for streams.
+    Freed(u32),
+    /// A slot of the slab with this number.
+    Slab(u32),
+}
+
+const TAG: u32 = 3 << 30;
+const BLOCK: u32 = 1 << 30;
+const FREED: u32 = 2 << 30;
+const SLAB: u32 = 3 << 30;
+/// A block's number has as many bits as its place in the unit leaves.
+const NUMBER: u32 = (1 << 23) - 1;
+/// How many blocks a cache can have.
+pub(super) const BLOCKS_MAX: u32 = NUMBER;
+
+/// The place in its unit, so that an address inside a block is told from its start.
+#[inline]
+const fn place(offset: u64) -> u32 {
+    ((offset % UNIT / ALIGNMENT) as u32) << 23
+}
+
+/// The pages and the slabs of one device.
+#[derive(Debug)]
+pub(super) struct Pages {
+    table: Table<Page, 10>,
+    pub(super) slabs: Slabs,
+}
+
+impl Pages {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { table: Table::new((bytes / PAGE) as usize), slabs: Slabs::new() }
+    }
+
+    #[inline]
+    fn page(&self, offset: u64) -> Option<&Page> {
+        self.table.get((offset / PAGE) as usize)
+    }
+
+    /// The number of the cache that holds the page, if any does.
+    #[inline]
+    pub(super) fn cache(&self, offset: u64) -> Option<u32> {
+        // Acquire: the cache is seen as it was when it took the page.
+        self.page(offset)?.cache.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Address minus offset.
+    pub(super) fn delta(&self, offset: u64) -> u64 {
+        self.page(offset).map_or(0, |page| page.delta.load(Ordering::Relaxed))
+    }
+
+    /// Notes a mapping that can be moved.
+    pub(super) fn set_mapping(&self, mapping: Mapping) {
+        for index in mapping.first..mapping.first + mapping.pages {
+            let Some(page) = self.table.get_or_make(index as usize) else { return };
+            page.first.store(mapping.first, Ordering::Relaxed);
+            page.pages.store(mapping.pages, Ordering::Relaxed);
+            page.physical.store(mapping.physical.number(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes memory that cannot be moved, at an address of its own.
+    pub(super) fn set_segment(&self, start: u64, bytes: u64, address: u64) {
+        for index in start / PAGE..(start + bytes).div_ceil(PAGE) {
+            let Some(page) = self.table.get_or_make(index as usize) else { return };
+            page.pages.store(0, Ordering::Relaxed);
+            page.delta.store(address.wrapping_sub(start), Ordering::Relaxed);
+        }
+    }
+
+    /// The mapping that this page is part of, if it can be moved.
+    pub(super) fn mapping(&self, offset: u64) -> Option<Mapping> {
+        let page = self.page(offset)?;
+        let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
+        (pages > 0).then(|| Mapping { first, pages, physical: Physical::from_number(page.physical.load(Ordering::Relaxed)),
+        })
+    }
+
+    /// Gives pages to a cache, or takes them away.
+    pub(super) fn set_cache(&self, start: u64, end: u64, cache: Option<u32>) {
+        for index in start / PAGE..end.div_ceil(PAGE) {
+            if let Some(page) = self.table.get_or_make(index as usize) {
+                page.cache.store(cache.map_or(0, |number| number + 1), Ordering::Release);
+            }
+        }
+    }
+
+    #[inline]
+    fn unit(&self, offset: u64) -> Option<&AtomicU32> {
+        self.page(offset)?.units.get()?.get((offset % PAGE / UNIT) as usize)
+    }
+
+    /// What starts at the offset.
+    #[inline]
+    pub(super) fn entry(&self, offset: u64) -> Entry {
+        let Some(unit) = self.unit(offset) else { return Entry::Nothing };
+        let value = unit.load(Ordering::Relaxed);
+        if value & TAG == SLAB {
+            return Entry::Slab(value & !TAG);
+        }
+        if value & (TAG - 1) & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
+            return Entry::Nothing;
+        }
+        match value & TAG {
+            BLOCK => Entry::Block(value & NUMBER),
+            FREED => Entry::Freed(value & NUMBER),
+            _ => Entry::Nothing,
+        }
+    }
+
+    #[inline]
+    fn set_unit(&self, offset: u64, value: u32) {
+        let Some(page) = self.page(offset) else { return };
+        let units = page.units.get_or_init(Default::default);
+        units[(offset % PAGE / UNIT) as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Notes a live block.
+    #[inline]
+    pub(super) fn set_block(&self, offset: u64, number: u32) {
+        self.set_unit(offset, BLOCK | place(offset) | number);
+    }
+
+    /// Notes that the block, or the slab, is there no more.
+    #[inline]
+    pub(super) fn clear(&self, offset: u64) {
+        self.set_unit(offset, 0);
+    }
+
+    /// Marks a live block as freed, once: false if it was already.
+    pub(super) fn mark_freed(&self, offset: u64, number: u32) -> bool {
+        let Some(unit) = self.unit(offset) else { return false };
+        let (live, freed) = (BLOCK | place(offset) | number, FREED | place(offset) | number);
+        unit.compare_exchange(live, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Notes a slab in all the units it covers, or its end.
+    pub(super) fn set_slab(&self, start: u64, bytes: u64, slab: Option<u32>) {
+        for unit in 0..bytes / UNIT {
+            self.set_unit(start + unit * UNIT, slab.map_or(0, |number| SLAB | number));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What the allocator knows of a pool: its id, its rules, its caches and what they hold.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device_memory::DeviceMemory;
+use super::id::PoolId;
+use super::segment::SegmentSource;
+use super::thread_cache::ThreadCache;
+
+/// Where a pool's memory comes from.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Source {
+    /// Pages of the device's address range, moved where they are needed.
+    #[default]
+    Pages,
+    /// Segments that stay where they are.
+    Segments(Arc<dyn SegmentSource>),
+}
+
+/// How a pool behaves, fixed when it is made.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rules {
+    pub(super) source: Source,
+    pub(super) use_on_oom: bool,
+    pub(super) no_split: bool,
+}
+
+/// A pool of device memory.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) id: PoolId,
+    /// Its number in the process, for thread-local look-ups; 0 for every default pool.
+    pub(super) number: u32,
+    pub(super) device: &'static DeviceMemory,
+    pub(super) rules: Rules,
+    /// How many hold the pool: its owner, scopes, captures.
+    uses: AtomicU32,
+    /// Captures whose graphs were not reset.
+    captures: AtomicU32,
+    is_closed: AtomicBool,
+    /// The most bytes it may reserve.
+    pub(super) limit: AtomicU64,
+    /// Physical bytes it has, and the most it ever had.
+    reserved: AtomicU64,
+    peak_reserved: AtomicU64,
+    /// Live bytes at the last time that a cache told, and the most they were at such a time.
+    live: AtomicU64,
+    peak_live: AtomicU64,
+    caches: Mutex<Vec<&'static ThreadCache>>,
+}
+
+impl Pool {
+    pub(super) fn new(id: PoolId, number: u32, device: &'static DeviceMemory, rules: Rules, limit: Option<u64>) -> Self {
+        Self {
+            id,
+            number,
+            device,
+            rules,
+            uses: AtomicU32::new(1),
+            captures: AtomicU32::new(0),
+            is_closed: AtomicBool::new(false),
+            limit: AtomicU64::new(limit.unwrap_or(u64::MAX)),
+            reserved: AtomicU64::new(0),
+            peak_reserved: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+            peak_live: AtomicU64::new(0),
+            caches: Mutex::default(),
+        }
+    }
+
+    pub(super) fn is_split(&self) -> bool {
+        !self.rules.no_split
+    }
+
+    pub(super) fn is_default(&self) -> bool {
+        self.number == 0
+    }
+
+    pub(super) fn use_count(&self) -> u32 {
+        self.uses.load(Ordering::Acquire)
+    }
+
+    /// One more holder; false if the last one is gone already.
+    pub(super) fn acquire(&self) -> bool {
+        self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
+    }
+
+    /// One holder less; true if that was the last.
+    pub(super) fn release(&self) -> bool {
+        let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
+        before == Ok(1)
+    }
+
+    pub(super) fn begin_capture(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// True if no captured graph uses the pool any more.
+    pub(super) fn end_capture(&self) -> bool {
+        self.captures.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub(super) fn has_captures(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak_reserved(&self) -> u64 {
+        self.peak_reserved.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peaks(&self) {
+        self.peak_reserved.store(self.reserved(), Ordering::Relaxed);
+        self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Counts bytes in, unless the limit forbids it.
+    pub(super) fn reserve(&self, bytes: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let add = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
+        match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(before) => {
+                self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Counts bytes out.
+    pub(super) fn unreserve(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// A cache tells by how much its live bytes changed.
+    pub(super) fn tell_live(&self, change: i64) {
+        let before = self.live.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+        self.peak_live.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
+    }
+
+    pub(super) fn peak_live(&self) -> u64 {
+        self.peak_live.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn caches(&self) -> Vec<&'static ThreadCache> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn add_cache(&self, cache: &'static ThreadCache) {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
+    }
+
+    pub(super) fn take_caches(&self) -> Vec<&'static ThreadCache> {
+        std::mem::take(&mut self.caches.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,106 @@
+//! Giving memory back: free pages and whole free segments leave at once, or as soon as their streams are done.
+
+use std::sync::Arc;
+
+use super::device_memory::DeviceMemory;
+use super::order::{self, Until};
+use super::pool::{Pool, Source};
+use super::retired::Remains;
+use super::thread_cache::{Service, ThreadCache};
+use crate::error::Result;
+
+/// Takes all that is free out of a cache, to go once the stream is done.
+fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()> {
+    if service.is_captured && service.pool.has_captures() {
+        return Ok(());
+    }
+    let device = cache.device;
+    // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
+    let mut until = Some(Until::now(device, vec![service.stream.clone()])?);
+    let (mappings, spans) = {
+        let mut heap = cache.lock(thread);
+        heap.drop_empty_slabs(&device.pages);
+        match service.pool.rules.source {
+            Source::Pages => (heap.take_mappings(&device.pages, u64::MAX, 0, u64::MAX), Vec::new()),
+            Source::Segments(_) => (Vec::new(), heap.take_free_spans(&device.pages)),
+        }
+    };
+    if !mappings.is_empty() {
+        let until = until.take().unwrap_or(Until::Events(Vec::new()));
+        device.retired.push(Remains::Released(mappings), until, &service.pool);
+    }
+    for (offset, bytes) in spans {
+        let address = device.remove_segment(offset, bytes);
+        let until = match until.take() {
+            Some(until) => until,
+            None => Until::now(device, vec![service.stream.clone()])?,
+        };
+        let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
+        device.retired.push(remains, until, &service.pool);
+    }
+    if let Some(Until::Events(events)) = until {
+        device.events.put_back(events);
+    }
+    Ok(())
+}
+
+/// Gives back what a pool holds and nobody uses, and answers the physical bytes that went; pages whose streams are still at
+/// work go later, unless `wait`.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
+pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
+    let mut outcome = Ok(());
+    for cache in pool.caches() {
+        outcome = outcome.and(order::settle(cache, thread, wait));
+        if let Some(service) = cache.service().filter(|service| Arc::ptr_eq(&service.pool, pool)) {
+            outcome = outcome.and(retire_free(cache, thread, &service));
+        }
+    }
+    let released = pool.device.end_retired(wait)?;
+    outcome.map(|()| released)
+}
+
+/// [`trim`] for every pool of the device.
+pub(super) fn trim_device(device: &DeviceMemory, thread: u64, wait: bool) -> Result<u64> {
+    let mut released = 0;
+    let mut outcome = Ok(());
+    for pool in device.pools() {
+        match trim(&pool, thread, wait) {
+            Ok(bytes) => released += bytes,
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
+    }
+    outcome.map(|()| released)
+}
+
+/// Ends a pool that nobody holds any more: what is free goes, the rest when it is freed.
+pub(super) fn close(pool: &Arc<Pool>, thread: u64) -> Result<()> {
+    pool.close();
+    for cache in pool.caches() {
+        cache.close();
+    }
+    let outcome = trim(pool, thread, false).map(drop);
+    forget_if_empty(pool, thread);
+    outcome
+}
+
+/// A block of a closed pool's cache was freed: its pages go too.
+pub(super) fn leave_closed(cache: &ThreadCache, thread: u64) -> Result<()> {
+    let Some(service) = cache.service() else { return Ok(()) };
+    order::settle(cache, thread, false)?;
+    retire_free(cache, thread, &service)?;
+    let outcome = cache.device.end_retired(false).map(drop);
+    forget_if_empty(&service.pool, thread);
+    outcome
+}
+
+/// Lets go of a closed pool that has nothing left. Its caches serve others once their threads have given them up.
+fn forget_if_empty(pool: &Arc<Pool>, thread: u64) {
+    let caches = pool.caches();
+    if !pool.is_closed() || caches.iter().any(|cache| cache.lock(thread).mapped() > 0) {
+        return;
+    }
+    pool.device.remove_pool(pool);
+    pool.device.let_go(pool.take_caches());
+}

@@ -1,0 +1,157 @@
+//! Memory that nobody holds but that the GPU may still use: unmapped, and given back, when its streams are done.
+//!
+//! So neither moving pages nor giving them back ever waits.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device_memory::DeviceMemory;
+use super::order::Until;
+use super::pages::Mapping;
+use super::pool::{Pool, Source};
+use crate::error::Result;
+use crate::runtime::Stream;
+
+/// What is to be done with it.
+#[derive(Debug)]
+pub(super) enum Remains {
+    /// The pages stand elsewhere now.
+    Moved(Vec<Mapping>),
+    /// The physical memory goes too.
+    Released(Vec<Mapping>),
+    /// A segment at an offset, to go back to its source.
+    Segment { address: u64, bytes: u64, stream: Stream },
+}
+
+#[derive(Debug)]
+struct Entry {
+    remains: Remains,
+    until: Until,
+    pool: Arc<Pool>,
+}
+
+/// The list of one device.
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    len: AtomicUsize,
+    entries: Mutex<Vec<Entry>>,
+}
+
+impl Retired {
+    pub(super) fn push(&self, remains: Remains, until: Until, pool: &Arc<Pool>) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.push(Entry { remains, until, pool: Arc::clone(pool) });
+        self.len.store(entries.len(), Ordering::Release);
+    }
+}
+
+impl DeviceMemory {
+    /// Ends what the GPU is done with, and answers the physical bytes that went back; with `wait`, waits for the GPU.
+    ///
+    /// # Errors
+    /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
+    pub(super) fn end_retired(&self, wait: bool) -> Result<u64> {
+        if self.retired.len.load(Ordering::Acquire) == 0 {
+            return Ok(0);
+        }
+        let entries = {
+            let mut entries = self.retired.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            self.retired.len.store(0, Ordering::Release);
+            std::mem::take(&mut *entries)
+        };
+        let mut outcome = Ok(());
+        let mut released = 0;
+        let mut kept = Vec::new();
+        for mut entry in entries {
+            match entry.until.is_done(self, wait) {
+                Ok(true) => {
+                    let before = entry.remains.bytes();
+                    if let Err(error) = self.end(&mut entry.remains, &entry.pool) {
+                        outcome = outcome.and(Err(error));
+                    }
+                    released += before - entry.remains.bytes();
+                    if entry.remains.is_left() {
+                        kept.push(entry);
+                    }
+                }
+                Ok(false) => kept.push(entry),
+                Err(error) => {
+                    outcome = outcome.and(Err(error));
+                    kept.push(entry);
+                }
+            }
+        }
+        if !kept.is_empty() {
+            let mut entries = self.retired.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            entries.extend(kept);
+            self.retired.len.store(entries.len(), Ordering::Release);
+        }
+        outcome.map(|()| released)
+    }
+
+    /// Ends as much as the driver allows; what is left stays in `remains`.
+    fn end(&self, remains: &mut Remains, pool: &Pool) -> Result<()> {
+        match remains {
+            Remains::Moved(mappings) => {
+                while !mappings.is_empty() {
+                    self.unmap_run(mappings, |_| Ok(()))?;
+                }
+            }
+            Remains::Released(mappings) => {
+                while !mappings.is_empty() {
+                    self.unmap_run(mappings, |mapping| {
+                        self.release(mapping.physical)?;
+                        self.put_back_bytes(mapping.bytes());
+                        pool.unreserve(mapping.bytes());
+                        Ok(())
+                    })?;
+                }
+            }
+            Remains::Segment { address, bytes, stream } => {
+                let (address, freed) = (*address, std::mem::take(bytes));
+                self.put_back_bytes(freed);
+                pool.unreserve(freed);
+                if let Source::Segments(source) = &pool.rules.source {
+                    self.driver_calls.fetch_add(1, Ordering::Relaxed);
+                    source.free(address, freed, stream)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps the last mappings of the list that stand in a row.
+    fn unmap_run(&self, mappings: &mut Vec<Mapping>, then: impl Fn(Mapping) -> Result<()>) -> Result<()> {
+        let mut from = mappings.len().saturating_sub(1);
+        while from > 0 && mappings[from - 1].end() == mappings[from].start() {
+            from -= 1;
+        }
+        let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(()) };
+        let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
+        self.unmap(first, pages)?;
+        let mut outcome = Ok(());
+        for mapping in mappings.split_off(from) {
+            outcome = outcome.and(then(mapping));
+        }
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        outcome
+    }
+}
+
+impl Remains {
+    /// Physical bytes that will go back.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Moved(_) => 0,
+            Self::Released(mappings) => mappings.iter().map(|mapping| mapping.bytes()).sum(),
+            Self::Segment { bytes, .. } => *bytes,
+        }
+    }
+
+    fn is_left(&self) -> bool {
+        match self {
+            Self::Moved(mappings) | Self::Released(mappings) => !mappings.is_empty(),
+            Self::Segment { bytes, .. } => *bytes > 0,
+        }
+    }
+}

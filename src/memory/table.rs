@@ -1,0 +1,30 @@
+//! A table that only grows, read by any thread without a lock.
+//!
+//! Entries are made a chunk at a time and never move, so that a reference to one is good for as long as the table. That
+//! is what lets a thread look up a block that another thread's cache owns.
+
+use std::sync::OnceLock;
+
+/// Up to a fixed number of entries, 2^`BITS` to a chunk; memory is taken for those chunks that were used.
+#[derive(Debug)]
+pub(super) struct Table<T, const BITS: u32> {
+    chunks: Box<[OnceLock<Box<[T]>>]>,
+}
+
+impl<T: Default, const BITS: u32> Table<T, BITS> {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { chunks: (0..capacity.div_ceil(1 << BITS)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The entry, if its chunk was ever used.
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> Option<&T> {
+        self.chunks.get(index >> BITS)?.get()?.get(index & ((1 << BITS) - 1))
+    }
+
+    /// The entry, its chunk made if need be; none beyond the capacity.
+    pub(super) fn get_or_make(&self, index: usize) -> Option<&T> {
+        let chunk = self.chunks.get(index >> BITS)?;
+        chunk.get_or_init(|| (0..1 << BITS).map(|_| T::default()).collect()).get(index & ((1 << BITS) - 1))
+    }
+}
