@@ -35,8 +35,8 @@ pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Pooled, handle,
 };
 pub use memory::{
-    CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats, PoolToken,
-    empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
+    CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
+    PoolToken, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
 pub use runtime::{Event, Stream, StreamScope, device};
 pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};

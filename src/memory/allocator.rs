@@ -63,6 +63,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 /// record what the streams did: then the block is lost to use.
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
+    let on = on.filter(|stream| !cache.is_of(stream));
     if cache.has_uses() || on.is_some() || cache.is_closing() {
         return free_slowly(cache, offset, on);
     }
@@ -79,11 +80,8 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     lifecycle::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let mut streams = cache.take_uses(offset);
-    if let Some(on) = on {
-        let own = cache.service().map(|service| service.stream.raw());
-        if own != Some(on.raw()) && streams.iter().all(|stream| stream.raw() != on.raw()) {
-            streams.push(on.clone());
-        }
+    if let Some(on) = on.filter(|on| streams.iter().all(|stream| stream.raw() != on.raw())) {
+        streams.push(on.clone());
     }
     let thread = local::thread();
     if streams.is_empty() {
@@ -104,8 +102,7 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
 /// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of another device.
 pub(super) fn record_stream(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<()> {
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
-    let own = cache.service();
-    if own.is_none_or(|service| service.stream.raw() != stream.raw() || service.stream.device() != stream.device()) {
+    if !cache.is_of(stream) {
         cache.add_use(offset, stream);
     }
     Ok(())

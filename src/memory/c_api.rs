@@ -88,13 +88,13 @@ fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSa
 }
 
 /// The stream that a caller names; -1 for whichever device it belongs to.
+#[inline]
 fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
-    let device = if device < 0 { None } else { Some(runtime::device(device.into())?) };
-    match device {
-        // SAFETY: the caller vouches for its stream, and that it is one of the device.
-        Some(device) => Ok(unsafe { Stream::from_raw_on(stream, device) }),
+    match u32::try_from(device) {
+        // SAFETY: the caller vouches for its stream, and that it is one of the device, which is looked up where it is used.
+        Ok(ordinal) => Ok(unsafe { Stream::from_raw_on(stream, Device::from_ordinal(ordinal)) }),
         // SAFETY: the caller vouches for its stream.
-        None => unsafe { Stream::from_raw(stream) },
+        Err(_) => unsafe { Stream::from_raw(stream) },
     }
 }
 

@@ -44,7 +44,10 @@ pub(super) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
         )));
     }
     if !pool.acquire() {
-        return Err(Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.id)));
+        return Err(Error::invalid_value(format!(
+            "pool {} was dropped; keep the MemPool as long as it is used",
+            pool.id
+        )));
     }
     pool.begin_capture();
     // From here on the drop of `memory` undoes both.

@@ -3,7 +3,7 @@
 //! Made when first needed and never dropped, so that memory can be freed at any time until the process ends.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::address_space::AddressSpace;
@@ -67,12 +67,10 @@ pub(super) struct DeviceMemory {
 }
 
 /// Devices that a process can use memory of.
-const DEVICES_MAX: usize = 4096;
-static DEVICES: OnceLock<Table<OnceLock<&'static DeviceMemory>, 3>> = OnceLock::new();
-
-fn devices() -> &'static Table<OnceLock<&'static DeviceMemory>, 3> {
-    DEVICES.get_or_init(|| Table::new(DEVICES_MAX))
-}
+const DEVICES_MAX: usize = 256;
+static DEVICES: [OnceLock<&'static DeviceMemory>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+/// One more than the highest ordinal among them.
+static DEVICES_END: AtomicUsize = AtomicUsize::new(0);
 
 fn too_many(what: &str) -> Error {
     Error::invalid_value(format!("there are too many {what}"))
@@ -84,7 +82,7 @@ impl DeviceMemory {
     /// # Errors
     /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
     pub(super) fn of(device: Device) -> Result<&'static Self> {
-        match devices().get(device.ordinal()).and_then(OnceLock::get) {
+        match DEVICES.get(device.ordinal()).and_then(OnceLock::get) {
             Some(memory) => Ok(memory),
             None => Self::make(device),
         }
@@ -92,14 +90,14 @@ impl DeviceMemory {
 
     /// Every device whose memory was used.
     pub(super) fn all() -> impl Iterator<Item = &'static Self> {
-        let used = (0..DEVICES_MAX).map_while(|ordinal| devices().get(ordinal));
+        let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
         used.filter_map(|memory| memory.get().copied())
     }
 
     #[cold]
     fn make(device: Device) -> Result<&'static Self> {
         runtime::device(device.ordinal() as i64)?;
-        let place = devices().get_or_make(device.ordinal()).ok_or_else(|| too_many("devices"))?;
+        let place = DEVICES.get(device.ordinal()).ok_or_else(|| too_many("devices"))?;
         let memory = Self::reserve(device)?;
         let mut ours = Some(memory);
         let kept = place.get_or_init(|| match ours.take() {
@@ -111,6 +109,7 @@ impl DeviceMemory {
             // Another thread was first.
             memory.free_addresses();
         }
+        DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
         let rules = Rules { source: kept.default_source(), ..Rules::default() };
         let pool = kept.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, kept, rules, None)));
         let mut pools = kept.lock_pools();
@@ -187,7 +186,9 @@ impl DeviceMemory {
     }
 
     pub(super) fn default_pool(&self) -> Result<&Arc<Pool>> {
-        self.default.get().ok_or_else(|| Error::invalid_value(format!("the default pool of {} is being made", self.device)))
+        self.default
+            .get()
+            .ok_or_else(|| Error::invalid_value(format!("the default pool of {} is being made", self.device)))
     }
 
     fn lock_pools(&self) -> MutexGuard<'_, Vec<Arc<Pool>>> {

@@ -32,12 +32,12 @@ pub(super) enum Effort {
     Device,
 }
 
-/// Physical memory comes in handles of at most this many pages: the unit that is moved and given back.
-const HANDLE_PAGES_MOST: u32 = 16;
-/// A request is made up of about this many handles, so that parts of it can serve others later.
-const HANDLES: u32 = 4;
-/// How much more than needed is created, as a part of what the pool has.
-const AHEAD: u64 = 1024;
+/// Physical memory comes in handles, which are what is moved and given back. Small ones waste less, large ones need fewer
+/// driver calls: so their size is a part of what the pool has, between these many pages.
+const HANDLE_PART: u64 = 256;
+const HANDLE_PAGES: (u32, u32) = (4, 16);
+/// At least this part of what the pool has is created at a time, up to one handle.
+const AHEAD_PART: u64 = 512;
 
 /// Where new pages will stand.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,14 @@ impl Gathered {
 }
 
 fn out_of_addresses(device: &DeviceMemory) -> Error {
-    Error::no_memory("gpupool", format!("no addresses are left of the {} bytes reserved for {}", device.room(), device.device))
+    Error::no_memory(
+        "gpupool",
+        format!("no addresses are left of the {} bytes reserved for {}", device.room(), device.device),
+    )
+}
+
+fn too_many_blocks() -> Error {
+    Error::invalid_value("a thread holds more blocks than gpupool can number; free some, or allocate larger ones")
 }
 
 /// Whether an error means that memory ran out, so that freeing some may help.
@@ -84,19 +91,25 @@ pub(super) fn is_no_memory(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory)
 }
 
-/// Adds memory to the cache such that a request of this many bytes can be served.
+/// Adds memory to the cache and serves a request of this many bytes from it: the offset of the block.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it
 /// was.
-pub(super) fn grow(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<()> {
+pub(super) fn grow(
+    cache: &'static ThreadCache,
+    service: &Service,
+    thread: u64,
+    bytes: u64,
+    effort: Effort,
+) -> Result<u64> {
     match &service.pool.rules.source {
         Source::Pages => grow_pages(cache, service, thread, bytes, effort),
         Source::Segments(source) => grow_segment(cache, service, thread, bytes, source.as_ref()),
     }
 }
 
-fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<()> {
+fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<u64> {
     let device = cache.device;
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
     let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
@@ -110,7 +123,8 @@ fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes
         let own = if may_move { heap.take_mappings(&device.pages, wanted, slack, place.start()) } else { Vec::new() };
         (place, own)
     };
-    let mut work = Work { device, pool: &service.pool, place, gathered: Vec::new(), created: Vec::new(), mapped: Vec::new() };
+    let mut work =
+        Work { device, pool: &service.pool, place, gathered: Vec::new(), created: Vec::new(), mapped: Vec::new() };
     let outcome = (|| {
         work.add(cache, &service.pool, &service.stream, own)?;
         if may_move {
@@ -121,10 +135,10 @@ fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes
     })();
     match outcome {
         Ok(()) => {
-            work.finish(cache, thread, service.is_captured);
+            let offset = work.finish(cache, thread, bytes);
             // What the driver refuses here it refuses again later, where somebody asked for it.
             let _ = device.end_retired(false);
-            Ok(())
+            offset.ok_or_else(too_many_blocks)
         }
         Err(error) => {
             work.undo();
@@ -137,23 +151,21 @@ fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes
 /// rather than in new space.
 fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effort: Effort) -> Option<Place> {
     let needed = heap.needed_for(bytes);
-    let pages_after = |offset: u64| needed.saturating_sub(heap.free_before(offset)).div_ceil(PAGE).try_into().ok();
-    let mut space = device.space.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut best: Option<(u32, u32, u32)> = None;
-    let mut consider = |pages: Option<u32>, room: u32, first: u32| {
-        if let Some(pages) = pages.filter(|&pages| pages <= room)
-            && best.is_none_or(|best| (pages, room, first) < best)
-        {
-            best = Some((pages, room, first));
-        }
+    let tails = heap.tails();
+    let pages_at = |offset: u64| {
+        let found = tails.binary_search_by_key(&offset, |&(end, _)| end);
+        let free = found.map_or(0, |place| tails[place].1);
+        u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()
     };
-    for (first, room) in space.holes() {
-        consider(pages_after(u64::from(first) * PAGE), room, first);
-    }
-    for end in heap.ends().filter(|&end| end < device.room()) {
-        let first = (end / PAGE) as u32;
-        consider(pages_after(end), space.free_at(first), first);
-    }
+    let mut space = device.space.lock().unwrap_or_else(PoisonError::into_inner);
+    let holes = space.holes().map(|(first, room)| (u64::from(first) * PAGE, room));
+    let ends =
+        tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
+    let fitting = holes.chain(ends).filter_map(|(start, room)| {
+        let pages = pages_at(start).filter(|&pages| pages <= room)?;
+        Some((pages, room, (start / PAGE) as u32))
+    });
+    let best = fitting.min();
     let (pages, room, first) = match best {
         Some(best) => best,
         None => {
@@ -163,13 +175,13 @@ fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effor
         }
     };
     let pages = if effort == Effort::Ready { pages.max(ahead(pool)).min(room) } else { pages };
-    let taken = (pages + HANDLE_PAGES_MOST).min(room);
+    let taken = (pages + HANDLE_PAGES.1).min(room);
     space.take(first, taken).then_some(Place { first, pages: pages.max(1), taken })
 }
 
 /// The fewest pages to create at a time.
 fn ahead(pool: &Pool) -> u32 {
-    ((pool.reserved() / AHEAD / PAGE) as u32).clamp(1, HANDLE_PAGES_MOST)
+    ((pool.reserved() / PAGE / AHEAD_PART) as u32).clamp(1, HANDLE_PAGES.1)
 }
 
 /// One growth under way: what was taken and done so far, so that all of it can be undone.
@@ -191,7 +203,13 @@ impl Work<'_> {
     }
 
     /// Takes in free pages of a cache. The event on its stream comes first, so that a refusal changes nothing.
-    fn add(&mut self, cache: &'static ThreadCache, pool: &Arc<Pool>, stream: &Stream, mappings: Vec<Mapping>) -> Result<()> {
+    fn add(
+        &mut self,
+        cache: &'static ThreadCache,
+        pool: &Arc<Pool>,
+        stream: &Stream,
+        mappings: Vec<Mapping>,
+    ) -> Result<()> {
         if mappings.is_empty() {
             return Ok(());
         }
@@ -253,7 +271,8 @@ impl Work<'_> {
     /// Creates the physical memory that is missing.
     fn create(&mut self) -> Result<()> {
         let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
-        let most = (self.place.pages / HANDLES).next_power_of_two().min(HANDLE_PAGES_MOST);
+        let wanted = ((self.pool.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
+        let most = wanted.min(self.place.pages.next_power_of_two());
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
@@ -310,7 +329,7 @@ impl Work<'_> {
     }
 
     /// Hands the new pages to the cache, and what is left at the old places to be unmapped later.
-    fn finish(self, cache: &ThreadCache, thread: u64, is_captured: bool) {
+    fn finish(self, cache: &ThreadCache, thread: u64, request: u64) -> Option<u64> {
         for (pool, bytes) in self.foreign() {
             pool.unreserve(bytes);
         }
@@ -322,13 +341,13 @@ impl Work<'_> {
         for &mapping in &self.mapped {
             device.pages.set_mapping(mapping);
         }
-        debug_assert!(!is_captured || moved == 0);
         device.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.number));
-        cache.lock(thread).add_span(self.place.start(), bytes);
+        let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
         device.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
             device.retired.push(Remains::Moved(from.mappings), from.until, &from.pool);
         }
+        offset
     }
 
     /// Puts everything back to where it was.
@@ -377,7 +396,7 @@ fn grow_segment(
     thread: u64,
     bytes: u64,
     source: &dyn SegmentSource,
-) -> Result<()> {
+) -> Result<u64> {
     let (device, pool) = (cache.device, &service.pool);
     let needed = cache.lock(thread).needed_for(bytes);
     let wanted = segment_bytes(needed);
@@ -391,15 +410,18 @@ fn grow_segment(
     }
     device.driver_calls.fetch_add(1, Ordering::Relaxed);
     let outcome = source.allocate(wanted, &service.stream).and_then(|address| {
-        device.add_segment(address, wanted, cache, thread).inspect_err(|_| {
+        device.add_segment(address, wanted, cache).inspect_err(|_| {
             let _ = source.free(address, wanted, &service.stream);
         })
     });
-    if outcome.is_err() {
-        pool.unreserve(wanted);
-        device.put_back_bytes(wanted);
+    match outcome {
+        Ok(start) => cache.add_and_allocate(thread, start, wanted, bytes).ok_or_else(too_many_blocks),
+        Err(error) => {
+            pool.unreserve(wanted);
+            device.put_back_bytes(wanted);
+            Err(error)
+        }
     }
-    outcome
 }
 
 impl DeviceMemory {
@@ -407,8 +429,8 @@ impl DeviceMemory {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
     }
 
-    /// Makes memory at a foreign address known, and the cache's.
-    fn add_segment(&self, address: u64, bytes: u64, cache: &ThreadCache, thread: u64) -> Result<()> {
+    /// Makes memory at a foreign address known, and the cache's. Answers its offset.
+    fn add_segment(&self, address: u64, bytes: u64, cache: &ThreadCache) -> Result<u64> {
         let alignment = super::heap::ALIGNMENT;
         if !address.is_multiple_of(alignment) {
             return Err(Error::invalid_value(format!(
@@ -431,8 +453,7 @@ impl DeviceMemory {
         }
         self.pages.set_segment(offset, bytes, address);
         self.pages.set_cache(offset, offset + bytes, Some(cache.number));
-        cache.lock(thread).add_span(offset, bytes);
-        Ok(())
+        Ok(offset)
     }
 
     fn insert_segment(&self, address: u64, segment: Segment) -> Result<()> {

@@ -225,7 +225,9 @@ impl Drop for MemPool {
 pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::device(device.ordinal() as i64)?;
     if id == PoolId::NONE || (id.0 != 0 && id.1 != 0) {
-        return Err(Error::invalid_value(format!("{id} is no pool's id; take one from graph_pool_handle() or a MemPool")));
+        return Err(Error::invalid_value(format!(
+            "{id} is no pool's id; take one from graph_pool_handle() or a MemPool"
+        )));
     }
     let memory = DeviceMemory::of(device)?;
     let known = memory.pools().into_iter().find(|pool| pool.id == id && pool.acquire());

@@ -40,7 +40,9 @@ pub use c_api::{Api, C_API};
 pub use capture::{CaptureScope, GraphMemory};
 pub use device_buffer::{DeviceBuffer, empty};
 pub use id::{PoolId, graph_pool_handle};
-pub use mem_pool::{MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
+pub use mem_pool::{
+    MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
+};
 pub use oom::{OomCallback, OomGuard, on_oom};
 pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
 pub use scope::{PoolScope, PoolToken};
@@ -86,7 +88,8 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
         return Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")));
     }
     let memory = device_memory::DeviceMemory::of(device)?;
-    let limit = if fraction == 1.0 { u64::MAX } else { (runtime::get()?.total_memory(device)? as f64 * fraction) as u64 };
+    let limit =
+        if fraction == 1.0 { u64::MAX } else { (runtime::get()?.total_memory(device)? as f64 * fraction) as u64 };
     memory.limit.store(limit, Ordering::Relaxed);
     Ok(())
 }

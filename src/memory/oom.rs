@@ -69,7 +69,7 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
         return Ok(found);
     }
     for effort in [Effort::Ready, Effort::Exact] {
-        if let Ok(found) = attempt(cache, &service, thread, bytes, effort, search)? {
+        if let Ok(found) = attempt(cache, &service, thread, bytes, effort)? {
             return Ok(found);
         }
     }
@@ -79,13 +79,13 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
         if let Some(found) = search(cache) {
             return Ok(found);
         }
-        if let Ok(found) = attempt(cache, &service, thread, bytes, effort, search)? {
+        if let Ok(found) = attempt(cache, &service, thread, bytes, effort)? {
             return Ok(found);
         }
     }
     // What cannot be moved into this pool may be given back to the driver, which can then give it here.
     release::trim_device(cache.device, thread, true)?;
-    let mut refused = match attempt(cache, &service, thread, bytes, Effort::Device, search)? {
+    let mut refused = match attempt(cache, &service, thread, bytes, Effort::Device)? {
         Ok(found) => return Ok(found),
         Err(error) => error,
     };
@@ -100,7 +100,7 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
         if let Some(found) = search(cache) {
             return Ok(found);
         }
-        match attempt(cache, &service, thread, bytes, Effort::Device, search)? {
+        match attempt(cache, &service, thread, bytes, Effort::Device)? {
             Ok(found) => return Ok(found),
             Err(error) => refused = error,
         }
@@ -108,20 +108,16 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
     Err(out_of_memory(&service, bytes, refused))
 }
 
-/// Grows and searches; the inner error is the one for a lack of memory.
+/// Grows; the inner error is the one for a lack of memory.
 fn attempt(
     cache: &'static ThreadCache,
     service: &Service,
     thread: u64,
     bytes: u64,
     effort: Effort,
-    search: impl Fn(&'static ThreadCache) -> Option<Allocation>,
 ) -> Result<Result<Allocation>> {
     match grow(cache, service, thread, bytes, effort) {
-        Ok(()) => {
-            let none = || Error::invalid_value("a thread cache holds more blocks than it can number");
-            search(cache).ok_or_else(none).map(Ok)
-        }
+        Ok(offset) => Ok(Ok(Allocation { cache, offset })),
         Err(error) if is_no_memory(&error) => Ok(Err(error)),
         Err(error) => Err(error),
     }

@@ -134,7 +134,10 @@ impl Pages {
     pub(super) fn mapping(&self, offset: u64) -> Option<Mapping> {
         let page = self.page(offset)?;
         let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
-        (pages > 0).then(|| Mapping { first, pages, physical: Physical::from_number(page.physical.load(Ordering::Relaxed)),
+        (pages > 0).then(|| Mapping {
+            first,
+            pages,
+            physical: Physical::from_number(page.physical.load(Ordering::Relaxed)),
         })
     }
 

@@ -51,7 +51,13 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(id: PoolId, number: u32, device: &'static DeviceMemory, rules: Rules, limit: Option<u64>) -> Self {
+    pub(super) fn new(
+        id: PoolId,
+        number: u32,
+        device: &'static DeviceMemory,
+        rules: Rules,
+        limit: Option<u64>,
+    ) -> Self {
         Self {
             id,
             number,

@@ -102,7 +102,13 @@ impl Server {
 }
 
 /// One thread's passes over the log; the barrier keeps the passes of all threads together.
-fn run(server: &Server, events: &[ReplayEvent], streams: &[Stream], slots: usize, barrier: &Barrier) -> Result<Vec<f64>> {
+fn run(
+    server: &Server,
+    events: &[ReplayEvent],
+    streams: &[Stream],
+    slots: usize,
+    barrier: &Barrier,
+) -> Result<Vec<f64>> {
     let runtime = runtime::get()?;
     let _bound = BoundDevice::new(runtime, server.device)?;
     let mut blocks: Vec<Option<(Block, u64, u32)>> = vec![None; slots];
@@ -124,7 +130,12 @@ fn run(server: &Server, events: &[ReplayEvent], streams: &[Stream], slots: usize
     outcome.map(|()| times)
 }
 
-fn pass(server: &Server, events: &[ReplayEvent], streams: &[Stream], blocks: &mut [Option<(Block, u64, u32)>]) -> Result<()> {
+fn pass(
+    server: &Server,
+    events: &[ReplayEvent],
+    streams: &[Stream],
+    blocks: &mut [Option<(Block, u64, u32)>],
+) -> Result<()> {
     for event in events {
         let stream = &streams[event.stream as usize];
         let slot = &mut blocks[event.slot as usize];

@@ -47,7 +47,7 @@ pub(super) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
     let mut segments = Vec::new();
     for cache in pool.caches() {
         let stream = cache.service().map_or(0, |service| service.stream.raw().address());
-        let spans = cache.lock(local::thread()).spans(&memory.pages);
+        let spans = cache.lock(local::thread()).views(&memory.pages);
         for span in spans {
             let Some(start) = span.first().map(|block| block.start) else { continue };
             segments.push(SegmentView {

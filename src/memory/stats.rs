@@ -136,7 +136,8 @@ pub(super) fn holders(device: Device) -> Vec<(String, usize, u64)> {
     let Some(memory) = DeviceMemory::all().find(|memory| memory.device == device) else { return Vec::new() };
     let describe = |pool: &Arc<Pool>| {
         let stats = PoolStats::of(pool);
-        let name = if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
+        let name =
+            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
         (name, stats.live_blocks as usize, stats.reserved_bytes)
     };
     memory.pools().iter().map(describe).filter(|(_, _, bytes)| *bytes > 0).collect()

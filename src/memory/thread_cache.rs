@@ -63,6 +63,8 @@ pub(super) struct ThreadCache {
     owner: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
+    /// The address of the stream that it serves, by which it is found.
+    stream: AtomicUsize,
     /// Blocks freed by other threads.
     inbox: Shared<Vec<u64>>,
     /// Further streams that use a block.
@@ -81,6 +83,7 @@ impl ThreadCache {
             owner: AtomicU64::new(0),
             heap: OwnerLock::new(Heap::new(true)),
             service: RwLock::new(None),
+            stream: AtomicUsize::new(0),
             inbox: Shared::default(),
             uses: Shared::default(),
             waiting: Shared::default(),
@@ -92,6 +95,7 @@ impl ThreadCache {
     pub(super) fn serve(&self, service: Service) {
         *self.heap.lock() = Heap::new(service.pool.is_split());
         self.is_closing.store(false, Ordering::Relaxed);
+        self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
     }
 
@@ -100,6 +104,13 @@ impl ThreadCache {
         self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether its blocks are used in this stream's order.
+    #[inline]
+    pub(super) fn is_of(&self, stream: &Stream) -> bool {
+        self.stream.load(Ordering::Relaxed) == normalized(stream.raw())
+    }
+
+    #[inline]
     pub(super) fn is_owned_by(&self, thread: u64) -> bool {
         self.owner.load(Ordering::Relaxed) == thread
     }
@@ -137,6 +148,13 @@ impl ThreadCache {
             self.collect(&mut heap);
         }
         heap
+    }
+
+    /// Adds free memory and takes a block at once, before another thread takes the pages away.
+    pub(super) fn add_and_allocate(&self, thread: u64, start: u64, bytes: u64, request: u64) -> Option<u64> {
+        let mut heap = self.lock(thread);
+        heap.add_span(start, bytes);
+        heap.allocate(&self.device.pages, request)
     }
 
     /// Takes in what other threads have freed.
@@ -246,6 +264,7 @@ impl ThreadCache {
 }
 
 /// The stream by which a cache is found: the two names of the legacy stream are one.
+#[inline]
 pub(super) const fn normalized(stream: RawStream) -> usize {
     if stream.address() == 1 { 0 } else { stream.address() }
 }

@@ -2,6 +2,8 @@
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
+/// In place of a neighbour's number: there is none, and the rest is the number of the span that ends here.
+pub(super) const EDGE: u32 = 1 << 31;
 
 /// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +23,7 @@ pub(in crate::memory) struct Block {
     /// Offset in the device's memory, in bytes.
     pub(super) start: u64,
     pub(super) size: u64,
-    /// The neighbours, where memory goes on without a gap.
+    /// The neighbours, or [`EDGE`] and the span's number.
     pub(super) previous: u32,
     pub(super) next: u32,
     /// Free: the bin's links. Live: the bytes asked for. Slab: its number. Vacant: the next vacant record.

@@ -121,25 +121,19 @@ impl FreeIndex {
         Some(word * 64 + self.used.get(word)?.trailing_zeros() as usize)
     }
 
-    /// Every free block of at least this size, the largest first.
-    pub(super) fn largest_first(&self, blocks: &[Block], least: u64) -> Vec<u32> {
+    /// Every free block of at least this size.
+    pub(super) fn at_least(&self, blocks: &[Block], size: u64) -> Vec<u32> {
         let mut found = Vec::new();
-        for word in (0..WORDS).rev() {
-            let mut bits = self.used[word];
-            while bits != 0 {
-                let bit = 63 - bits.leading_zeros() as usize;
-                bits &= !(1 << bit);
-                let mut id = self.heads[word * 64 + bit];
-                while id != NONE {
-                    if blocks[id as usize].size >= least {
-                        found.push(id);
-                    }
-                    id = blocks[id as usize].bin_links().1;
+        let mut bin = self.next_used(bin_of(size));
+        while let Some(this) = bin {
+            let mut id = self.heads[this];
+            while id != NONE {
+                if blocks[id as usize].size >= size {
+                    found.push(id);
                 }
+                id = blocks[id as usize].bin_links().1;
             }
-            if word < bin_of(least) / 64 {
-                break;
-            }
+            bin = self.next_used(this + 1);
         }
         found
     }

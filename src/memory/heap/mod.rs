@@ -7,15 +7,15 @@ mod block;
 mod free_index;
 mod size_class;
 pub(super) mod slab;
-
-use std::collections::HashMap;
+mod span;
 
 use super::pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
-use block::{Block, NONE, State};
+use block::{Block, EDGE, NONE, State};
 use free_index::FreeIndex;
 pub(super) use size_class::ALIGNMENT;
 use size_class::{CLASSES, SMALL_MAX, SizeClass};
 use slab::Slab;
+use span::{Span, Spans};
 
 /// Why an address cannot be freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,11 +77,8 @@ pub(super) struct Heap {
     vacant: u32,
     free: FreeIndex,
     /// For each small size the slabs with a free slot; the last is tried first.
-    slabs: [Vec<u32>; CLASSES],
-    /// The first block of each span, by its start.
-    firsts: HashMap<u64, u32>,
-    /// The last block of each span, by its end.
-    lasts: HashMap<u64, u32>,
+    slabs: [Vec<&'static Slab>; CLASSES],
+    spans: Spans,
     /// Bytes of pages that are mapped here.
     mapped: u64,
     is_split: bool,
@@ -96,8 +93,7 @@ impl Heap {
             vacant: NONE,
             free: FreeIndex::new(),
             slabs: [const { Vec::new() }; CLASSES],
-            firsts: HashMap::new(),
-            lasts: HashMap::new(),
+            spans: Spans::default(),
             mapped: 0,
             is_split,
             counts: Counts::default(),
@@ -137,18 +133,17 @@ impl Heap {
 
     /// A block of at least this many bytes, 1 or more; none if nothing fits.
     #[inline]
-    pub(super) fn allocate(&mut self, pages: &Pages, bytes: u64) -> Option<u64> {
+    pub(super) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         if bytes <= SMALL_MAX && self.is_split { self.take_slot(pages, bytes) } else { self.take_block(pages, bytes) }
     }
 
     #[inline]
-    fn take_slot(&mut self, pages: &Pages, bytes: u64) -> Option<u64> {
+    fn take_slot(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let class = SizeClass::of(bytes);
-        let number = match self.slabs[class.index()].last() {
-            Some(&number) => number,
+        let slab = match self.slabs[class.index()].last() {
+            Some(slab) => slab,
             None => self.new_slab(pages, class)?,
         };
-        let slab = pages.slabs.get(number)?;
         let slot = slab.take(bytes as u32)?;
         if slab.is_full() {
             self.slabs[class.index()].pop();
@@ -159,23 +154,22 @@ impl Heap {
     }
 
     #[cold]
-    fn new_slab(&mut self, pages: &Pages, class: SizeClass) -> Option<u32> {
+    fn new_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
         let bytes = class.slab_bytes();
         let id = self.find_aligned(bytes)?;
-        let number = pages.slabs.acquire()?;
+        let slab = pages.slabs.acquire()?;
         let start = self.blocks[id as usize].start.next_multiple_of(SMALL_MAX);
         let Some(id) = self.cut(id, start, bytes) else {
-            pages.slabs.release(number);
+            pages.slabs.release(slab);
             return None;
         };
-        let slab = pages.slabs.get(number)?;
         slab.reset(start, class, id);
         slab.set_listed(true);
         self.blocks[id as usize].state = State::Slab;
-        self.blocks[id as usize].set_payload(number.into());
-        pages.set_slab(start, bytes, Some(number));
-        self.slabs[class.index()].push(number);
-        Some(number)
+        self.blocks[id as usize].set_payload(slab.number().into());
+        pages.set_slab(start, bytes, Some(slab.number()));
+        self.slabs[class.index()].push(slab);
+        Some(slab)
     }
 
     /// A free block with room for `bytes` at a multiple of 64 KiB.
@@ -189,7 +183,7 @@ impl Heap {
     }
 
     #[inline]
-    fn take_block(&mut self, pages: &Pages, bytes: u64) -> Option<u64> {
+    fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
@@ -238,24 +232,33 @@ impl Heap {
         Some(id)
     }
 
-    /// Puts a free block between two neighbours, either of which may be missing.
+    /// Puts a free block between two neighbours, or at the edge of a span.
+    #[inline]
     fn insert_beside(&mut self, id: u32, mut block: Block, previous: u32, next: u32) {
         block.previous = previous;
         block.next = next;
-        match self.blocks.get_mut(previous as usize) {
-            Some(neighbour) => neighbour.next = id,
-            None => {
-                self.firsts.insert(block.start, id);
-            }
-        }
-        match self.blocks.get_mut(next as usize) {
-            Some(neighbour) => neighbour.previous = id,
-            None => {
-                self.lasts.insert(block.end(), id);
-            }
-        }
+        self.set_next(previous, id);
+        self.set_previous(next, id);
         self.blocks[id as usize] = block;
         self.free.insert(&mut self.blocks, id);
+    }
+
+    /// Tells a block, or a span, what comes after it, or first.
+    #[inline]
+    fn set_next(&mut self, id: u32, next: u32) {
+        match self.blocks.get_mut(id as usize) {
+            Some(block) => block.next = next,
+            None => self.spans.get_mut(id & !EDGE).first = next,
+        }
+    }
+
+    /// Tells a block, or a span, what comes before it, or last.
+    #[inline]
+    fn set_previous(&mut self, id: u32, previous: u32) {
+        match self.blocks.get_mut(id as usize) {
+            Some(block) => block.previous = previous,
+            None => self.spans.get_mut(id & !EDGE).last = previous,
+        }
     }
 
     #[inline]
@@ -281,7 +284,7 @@ impl Heap {
     /// # Errors
     /// [`Invalid`] if there is none.
     #[inline]
-    pub(super) fn free(&mut self, pages: &Pages, offset: u64) -> Result<(), Invalid> {
+    pub(super) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         match pages.entry(offset) {
             Entry::Block(id) => {
                 self.free_block(pages, id);
@@ -293,7 +296,7 @@ impl Heap {
                 if !slab.is_live(slot) {
                     return Err(Invalid::Freed);
                 }
-                self.free_slot(pages, number, slab, slot);
+                self.free_slot(pages, slab, slot);
                 Ok(())
             }
             Entry::Freed(_) => Err(Invalid::Freed),
@@ -302,13 +305,13 @@ impl Heap {
     }
 
     /// Frees a block that was marked as freed, or every such slot of the slab at the offset.
-    pub(super) fn collect(&mut self, pages: &Pages, offset: u64) {
+    pub(super) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
                 let Some(slab) = pages.slabs.get(number) else { return };
                 while let Some(slot) = slab.collect() {
-                    self.free_slot(pages, number, slab, slot);
+                    self.free_slot(pages, slab, slot);
                 }
             }
             Entry::Block(_) | Entry::Nothing => {}
@@ -316,70 +319,59 @@ impl Heap {
     }
 
     /// Frees a block that waited for streams.
-    pub(super) fn release(&mut self, pages: &Pages, offset: u64) {
+    pub(super) fn release(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
                 let Some(slab) = pages.slabs.get(number) else { return };
                 let Some(slot) = slab.slot_at(offset) else { return };
                 slab.end_waiting(slot);
-                self.free_slot(pages, number, slab, slot);
+                self.free_slot(pages, slab, slot);
             }
             Entry::Block(_) | Entry::Nothing => {}
         }
     }
 
     #[inline]
-    fn free_slot(&mut self, pages: &Pages, number: u32, slab: &Slab, slot: usize) {
+    fn free_slot(&mut self, pages: &'static Pages, slab: &'static Slab, slot: usize) {
         let class = slab.class();
         let requested = slab.put_back(slot);
         self.counts.free(u64::from(class.bytes()), requested.into());
+        let listed = &mut self.slabs[class.index()];
         if !slab.is_listed() {
             slab.set_listed(true);
-            self.slabs[class.index()].push(number);
+            listed.push(slab);
         }
-        if slab.is_empty() {
-            self.drop_slab_if_spare(pages, class, number);
-        }
-    }
-
-    /// Gives an empty slab back, unless it is the only one of its size with room.
-    fn drop_slab_if_spare(&mut self, pages: &Pages, class: SizeClass, number: u32) {
-        let listed = &mut self.slabs[class.index()];
-        if listed.len() > 1 {
-            listed.retain(|&other| other != number);
-            self.drop_slab(pages, number);
+        // One empty slab of each size stays, so that a pair of requests does not make and end one each time.
+        if listed.len() > 1 && slab.is_empty() {
+            listed.retain(|other| !std::ptr::eq(*other, slab));
+            self.drop_slab(pages, slab);
         }
     }
 
-    fn drop_slab(&mut self, pages: &Pages, number: u32) {
-        let Some(slab) = pages.slabs.get(number) else { return };
+    #[cold]
+    fn drop_slab(&mut self, pages: &'static Pages, slab: &'static Slab) {
         let id = slab.block();
         let block = &self.blocks[id as usize];
         pages.set_slab(block.start, block.size, None);
-        pages.slabs.release(number);
+        pages.slabs.release(slab);
         self.join(id);
     }
 
     /// Gives every empty slab back.
-    pub(super) fn drop_empty_slabs(&mut self, pages: &Pages) {
+    pub(super) fn drop_empty_slabs(&mut self, pages: &'static Pages) {
         for class in 0..CLASSES {
-            let mut empty = Vec::new();
-            self.slabs[class].retain(|&number| {
-                let is_empty = pages.slabs.get(number).is_some_and(Slab::is_empty);
-                if is_empty {
-                    empty.push(number);
-                }
-                !is_empty
-            });
-            for number in empty {
-                self.drop_slab(pages, number);
+            let (empty, kept) = self.slabs[class].drain(..).partition(|slab| slab.is_empty());
+            let empty: Vec<_> = empty;
+            self.slabs[class] = kept;
+            for slab in empty {
+                self.drop_slab(pages, slab);
             }
         }
     }
 
     #[inline]
-    fn free_block(&mut self, pages: &Pages, id: u32) {
+    fn free_block(&mut self, pages: &'static Pages, id: u32) {
         let block = &self.blocks[id as usize];
         pages.clear(block.start);
         self.counts.free(block.size, block.payload());
@@ -397,7 +389,7 @@ impl Heap {
             self.drop_record(gone);
             block.size += size;
             block.next = beyond;
-            self.relink_after(&block, keep);
+            self.set_previous(block.next, keep);
         }
         if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == State::Free) {
             let (kept, start, size, before) = (block.previous, previous.start, previous.size, previous.previous);
@@ -407,58 +399,36 @@ impl Heap {
             block.size += size;
             block.previous = before;
             keep = kept;
-            self.relink_after(&block, keep);
+            self.set_previous(block.next, keep);
         }
         block.state = State::Free;
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);
     }
 
-    /// Tells what follows the block that its previous neighbour has this number now.
-    #[inline]
-    fn relink_after(&mut self, block: &Block, id: u32) {
-        match self.blocks.get_mut(block.next as usize) {
-            Some(next) => next.previous = id,
-            None => {
-                self.lasts.insert(block.end(), id);
-            }
-        }
-    }
-
-    /// The bytes free just before the offset, up to which a span of this heap reaches.
-    pub(super) fn free_before(&self, offset: u64) -> u64 {
-        let last = self.lasts.get(&offset).and_then(|&id| self.blocks.get(id as usize));
-        last.filter(|block| block.state == State::Free).map_or(0, |block| block.size)
-    }
-
-    /// Where each span ends.
-    pub(super) fn ends(&self) -> impl Iterator<Item = u64> {
-        self.lasts.keys().copied()
+    /// Where each span ends, and the bytes free before its end; by address.
+    pub(super) fn tails(&self) -> Vec<(u64, u64)> {
+        let free = |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free);
+        let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size));
+        let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
+        tails.sort_unstable();
+        tails
     }
 
     /// Each span that starts below an offset: start and bytes.
     pub(super) fn spans_below(&self, limit: u64) -> Vec<(u64, u64)> {
-        let ranges = self.firsts.iter().filter(|(start, _)| **start < limit);
-        ranges.map(|(&start, &first)| (start, self.span_end(first) - start)).collect()
-    }
-
-    fn span_end(&self, first: u32) -> u64 {
-        let mut end = 0;
-        let mut id = first;
-        while let Some(block) = self.blocks.get(id as usize) {
-            end = block.end();
-            id = block.next;
-        }
-        end
+        let spans = self.spans.iter().filter(|(_, span)| span.start < limit);
+        spans.map(|(_, span)| (span.start, span.end - span.start)).collect()
     }
 
     /// Takes spans that are wholly free out of the heap: start and bytes of each.
-    pub(super) fn take_free_spans(&mut self, pages: &Pages) -> Vec<(u64, u64)> {
-        let is_whole = |id: u32| {
-            let block = self.blocks.get(id as usize)?;
-            (block.state == State::Free && block.next == NONE).then_some((id, block.start, block.size))
+    pub(super) fn take_free_spans(&mut self, pages: &'static Pages) -> Vec<(u64, u64)> {
+        let is_whole = |(_, span): (u32, Span)| {
+            let block = self.blocks.get(span.first as usize)?;
+            let is_free = block.state == State::Free && span.first == span.last;
+            is_free.then_some((span.first, block.start, block.size))
         };
-        let whole: Vec<_> = self.firsts.values().filter_map(|&id| is_whole(id)).collect();
+        let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();
         for &(id, start, size) in &whole {
             self.cut_out(id, start, start + size);
             pages.set_cache(start, start + size, None);
@@ -469,12 +439,36 @@ impl Heap {
     /// Adds free memory, joined with what is free beside it. False if there are too many blocks.
     pub(super) fn add_span(&mut self, start: u64, size: u64) -> bool {
         let Some(id) = self.new_record() else { return false };
-        let (mut previous, mut next) = (NONE, NONE);
+        let end = start + size;
         // Memory handed out whole is not joined.
-        if self.is_split {
-            previous = self.lasts.remove(&start).unwrap_or(NONE);
-            next = self.firsts.remove(&(start + size)).unwrap_or(NONE);
-        }
+        let left = self.spans.ending_at(start).filter(|_| self.is_split);
+        let right = self.spans.starting_at(end).filter(|_| self.is_split);
+        let (previous, next) = match (left, right) {
+            (None, None) => {
+                let edge = EDGE | self.spans.add(Span { start, end, first: id, last: id });
+                (edge, edge)
+            }
+            (Some(left), None) => {
+                let span = self.spans.get_mut(left);
+                span.end = end;
+                (span.last, EDGE | left)
+            }
+            (None, Some(right)) => {
+                let span = self.spans.get_mut(right);
+                span.start = start;
+                (EDGE | right, span.first)
+            }
+            (Some(left), Some(right)) => {
+                let gone = *self.spans.get_mut(right);
+                self.spans.remove(right);
+                let span = self.spans.get_mut(left);
+                let previous = span.last;
+                span.end = gone.end;
+                span.last = gone.last;
+                self.set_next(gone.last, EDGE | left);
+                (previous, gone.first)
+            }
+        };
         self.insert_beside(id, Block::free(start, size), previous, next);
         self.free.remove(&mut self.blocks, id);
         self.join(id);
@@ -484,11 +478,14 @@ impl Heap {
 
     /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there are.
     /// The block that ends at `kept` is left alone.
-    pub(super) fn take_mappings(&mut self, pages: &Pages, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
+    pub(super) fn take_mappings(&mut self, pages: &'static Pages, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
         let mut taken: Vec<(u32, Mapping)> = Vec::new();
         let mut spare: Vec<(u32, Mapping)> = Vec::new();
         let mut left = wanted;
-        for id in self.free.largest_first(&self.blocks, PAGE) {
+        let mut candidates = self.free.at_least(&self.blocks, PAGE);
+        // The lowest first, so that what is left stays together.
+        candidates.sort_unstable_by_key(|&id| self.blocks[id as usize].start);
+        for id in candidates {
             let block = &self.blocks[id as usize];
             let mut at = if block.end() == kept { kept } else { block.start.next_multiple_of(PAGE) };
             while at < block.end() {
@@ -536,42 +533,57 @@ impl Heap {
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and begins again after. Answers the number of
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Answers the number of
     /// the free block after it.
     fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
+        let Some(number) = self.spans.with(start) else { return NONE };
         let whole = self.blocks[id as usize].clone();
+        let old = *self.spans.get_mut(number);
         self.free.remove(&mut self.blocks, id);
         self.mapped -= end - start;
-        let (previous, next) = (whole.previous, whole.next);
-        let mut rest = NONE;
-        // The later part first: it may need a record, the earlier one keeps this one.
+        // The part before keeps the span, if there is one.
+        let mut span = Some(number);
         let mut record = Some(id);
-        if start > whole.start {
-            record = None;
-            self.insert_beside(id, Block::free(whole.start, start - whole.start), previous, NONE);
-        } else if let Some(block) = self.blocks.get_mut(previous as usize) {
-            block.next = NONE;
-            self.lasts.insert(start, previous);
-        } else {
-            self.firsts.remove(&whole.start);
-        }
-        if end < whole.end() {
-            // Records run out at eight million blocks; the rest of the page is then lost to use, not to giving back.
-            if let Some(id) = record.take().or_else(|| self.new_record()) {
-                self.insert_beside(id, Block::free(end, whole.end() - end), NONE, next);
-                rest = id;
-            } else if let Some(block) = self.blocks.get_mut(next as usize) {
-                block.previous = NONE;
-                let start = block.start;
-                self.firsts.insert(start, next);
+        if start > old.start {
+            span = None;
+            self.spans.get_mut(number).end = start;
+            self.spans.get_mut(number).last = whole.previous;
+            if start > whole.start {
+                record = None;
+                self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
             } else {
-                self.lasts.remove(&whole.end());
+                self.set_next(whole.previous, EDGE | number);
             }
-        } else if let Some(block) = self.blocks.get_mut(next as usize) {
-            block.previous = NONE;
-            self.firsts.insert(end, next);
-        } else {
-            self.lasts.remove(&whole.end());
+        }
+        let mut rest = NONE;
+        if end < old.end {
+            let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
+            let number = match span.take() {
+                Some(number) => {
+                    *self.spans.get_mut(number) = after;
+                    number
+                }
+                None => self.spans.add(after),
+            };
+            let edge = EDGE | number;
+            let next = if whole.next & EDGE == 0 { whole.next } else { edge };
+            if next != edge {
+                self.set_next(old.last, edge);
+                self.set_previous(next, edge);
+            }
+            if end < whole.end() {
+                match record.take().or_else(|| self.new_record()) {
+                    Some(id) => {
+                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
+                        rest = id;
+                    }
+                    // Records run out at eight million blocks; what is left of the block is then lost to use.
+                    None => self.spans.get_mut(number).start = whole.end(),
+                }
+            }
+        }
+        if let Some(number) = span {
+            self.spans.remove(number);
         }
         if let Some(id) = record {
             self.drop_record(id);
@@ -580,8 +592,8 @@ impl Heap {
     }
 
     /// Every span with its blocks, by address.
-    pub(super) fn spans(&self, pages: &Pages) -> Vec<Vec<BlockView>> {
-        let mut firsts: Vec<_> = self.firsts.iter().map(|(&start, &id)| (start, id)).collect();
+    pub(super) fn views(&self, pages: &'static Pages) -> Vec<Vec<BlockView>> {
+        let mut firsts: Vec<_> = self.spans.iter().map(|(_, span)| (span.start, span.first)).collect();
         firsts.sort_unstable();
         let mut spans = Vec::new();
         for (_, mut id) in firsts {

@@ -40,6 +40,29 @@ const SIZES: [u32; CLASSES] = {
     sizes
 };
 
+/// How many blocks of each class fit into its slab.
+const SLOTS: [u8; CLASSES] = {
+    let mut slots = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        let size = SizeClass(class as u8);
+        slots[class] = (size.slab_bytes() / size.bytes() as u64) as u8;
+        class += 1;
+    }
+    slots
+};
+
+/// 2^20 over each class's size in units of 512 bytes, rounded up: a division by a multiplication.
+const RECIPROCALS: [u32; CLASSES] = {
+    let mut reciprocals = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        reciprocals[class] = (1_u32 << 20).div_ceil(SIZES[class] / ALIGNMENT as u32);
+        class += 1;
+    }
+    reciprocals
+};
+
 const fn size_of(class: u8) -> u64 {
     let class = class as u64;
     if class < 8 {
@@ -79,8 +102,18 @@ impl SizeClass {
     }
 
     /// How many blocks fit into a slab.
+    #[inline]
     pub(super) const fn slots(self) -> usize {
-        (self.slab_bytes() / self.bytes() as u64) as usize
+        SLOTS[self.0 as usize] as usize
+    }
+
+    /// The slot of a slab that starts so many bytes after the slab does, if one does.
+    #[inline]
+    pub(super) const fn slot_at(self, within: u64) -> Option<usize> {
+        // Exact: a slab has at most 2^11 units, and a block 2^7.
+        let units = within / ALIGNMENT;
+        let slot = (units * RECIPROCALS[self.0 as usize] as u64) >> 20;
+        if slot * self.bytes() as u64 == within && slot < self.slots() as u64 { Some(slot as usize) } else { None }
     }
 }
 
@@ -90,13 +123,19 @@ mod tests {
 
     #[test]
     fn classes_hold_what_they_are_for_and_waste_little() {
-        for bytes in 1..=SMALL_MAX {
+        for bytes in (1..=SMALL_MAX).step_by(101) {
             let class = SizeClass::of(bytes);
             let taken = u64::from(class.bytes());
             assert!(taken >= bytes && taken.is_multiple_of(ALIGNMENT), "{bytes} in {taken}");
             assert!(taken - bytes < ALIGNMENT.max(taken / 8), "{bytes} in {taken}");
             assert!((16..=SLOTS_MAX).contains(&class.slots()), "{class:?}");
+            for within in (0..class.slab_bytes() + ALIGNMENT).step_by(256) {
+                let (slot, rest) = (within / taken, within % taken);
+                let expected = (rest == 0 && slot < class.slots() as u64).then_some(slot as usize);
+                assert_eq!(class.slot_at(within), expected, "{within} in {class:?}");
+            }
         }
+        assert_eq!(SizeClass::of(1).index(), 0);
         assert_eq!(SizeClass::of(SMALL_MAX).index(), CLASSES - 1);
     }
 }

@@ -21,8 +21,12 @@ pub(in crate::memory) struct Slab {
     class: AtomicU32,
     /// The block that is cut, in its cache.
     block: AtomicU32,
+    /// Its own number.
+    number: AtomicU32,
     /// Slots that a caller holds, those freed but not collected among them.
     live: [AtomicU64; WORDS],
+    /// The slots it has.
+    slots: [AtomicU64; WORDS],
     /// Slots freed by other threads.
     freed: [AtomicU64; WORDS],
     /// Slots freed that wait for streams.
@@ -38,7 +42,9 @@ impl Default for Slab {
             start: AtomicU64::new(0),
             class: AtomicU32::new(0),
             block: AtomicU32::new(0),
+            number: AtomicU32::new(0),
             live: [const { AtomicU64::new(0) }; WORDS],
+            slots: [const { AtomicU64::new(0) }; WORDS],
             freed: [const { AtomicU64::new(0) }; WORDS],
             waiting: [const { AtomicU64::new(0) }; WORDS],
             is_listed: AtomicBool::new(false),
@@ -63,11 +69,18 @@ impl Slab {
         for bits in self.live.iter().chain(&self.freed).chain(&self.waiting) {
             bits.store(0, Ordering::Relaxed);
         }
+        for (word, bits) in self.slots.iter().enumerate() {
+            bits.store(mask(word, class.slots()), Ordering::Relaxed);
+        }
     }
 
     #[inline]
     pub(super) fn class(&self) -> SizeClass {
         SizeClass::from_index(self.class.load(Ordering::Relaxed) as usize)
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
     }
 
     pub(super) fn block(&self) -> u32 {
@@ -90,19 +103,15 @@ impl Slab {
     /// The slot that starts at the offset, if one does.
     #[inline]
     pub(in crate::memory) fn slot_at(&self, offset: u64) -> Option<usize> {
-        let within = u32::try_from(offset.wrapping_sub(self.start.load(Ordering::Relaxed))).ok()?;
-        let (class, bytes) = (self.class(), self.class().bytes());
-        let slot = (within / bytes) as usize;
-        (within % bytes == 0 && slot < class.slots()).then_some(slot)
+        self.class().slot_at(offset.wrapping_sub(self.start.load(Ordering::Relaxed)))
     }
 
     /// Takes a free slot; for the owner.
     #[inline]
     pub(super) fn take(&self, requested: u32) -> Option<usize> {
-        let slots = self.class().slots();
         for (word, live) in self.live.iter().enumerate() {
             let taken = live.load(Ordering::Relaxed);
-            let free = !taken & mask(word, slots);
+            let free = !taken & self.slots[word].load(Ordering::Relaxed);
             if free != 0 {
                 let bit = free.trailing_zeros() as usize;
                 // Release: whoever is handed the address sees the slot as live.
@@ -171,14 +180,14 @@ impl Slab {
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        let slots = self.class().slots();
-        self.live.iter().enumerate().all(|(word, live)| live.load(Ordering::Relaxed) == mask(word, slots))
+        self.live.iter().zip(&self.slots).all(|(live, all)| live.load(Ordering::Relaxed) == all.load(Ordering::Relaxed))
     }
 
     /// The slots that callers hold: offset, bytes, bytes asked for.
     pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let bytes = u64::from(self.class().bytes());
-        let live = (0..self.class().slots()).filter(|&slot| self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1);
+        let live = (0..self.class().slots())
+            .filter(|&slot| self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1);
         live.map(move |slot| (self.offset_of(slot), bytes, u64::from(self.requested[slot].load(Ordering::Relaxed))))
     }
 }
@@ -206,18 +215,19 @@ impl Slabs {
         self.table.get(number as usize)
     }
 
-    /// A number for a new slab.
-    pub(super) fn acquire(&self) -> Option<u32> {
+    /// A slab that is not in use.
+    pub(super) fn acquire(&self) -> Option<&Slab> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let number = numbers.returned.pop().unwrap_or(numbers.next);
-        self.table.get_or_make(number as usize)?;
+        let slab = self.table.get_or_make(number as usize)?;
         if number == numbers.next {
+            slab.number.store(number, Ordering::Relaxed);
             numbers.next += 1;
         }
-        Some(number)
+        Some(slab)
     }
 
-    pub(super) fn release(&self, number: u32) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).returned.push(number);
+    pub(super) fn release(&self, slab: &Slab) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).returned.push(slab.number());
     }
 }
