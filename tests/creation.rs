@@ -12,7 +12,7 @@ use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
 use gpupool::library::host::{HOST, set_handle_bytes};
 use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream};
+use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream, Wanted};
 
 fn pool() -> HandlePool {
     HandlePool::new(&HOST).expect("a pool")
@@ -112,7 +112,8 @@ fn out_of_memory_for_good_says_what_is_needed_and_who_holds_it() {
     holder.handle(&stream).unwrap();
     let error = needy.handle(&stream).unwrap_err();
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
-    assert_eq!((out.device, out.needed, out.free, out.total), (device(0), MEMORY, 0, MEMORY));
+    assert_eq!((out.device, out.free, out.total), (device(0), 0, MEMORY));
+    assert_eq!(out.wanted, Wanted::Handle(MEMORY));
     assert!(out.holders.contains(&("host".to_owned(), 1, MEMORY)), "{:?}", out.holders);
     assert!(error.to_string().contains("HOST_ERROR_OUT_OF_MEMORY"), "{error}");
     holder.close().unwrap();

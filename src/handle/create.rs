@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
+use crate::holders;
 use crate::library::{Library, RawHandle};
 use crate::runtime::{BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
 use crate::stream::Device;
@@ -115,13 +116,7 @@ pub(super) fn is_for_want_of_memory(
 }
 
 /// Turns a refusal for want of memory into an error that says what is needed and who holds it.
-pub(super) fn explain(
-    runtime: &'static dyn Runtime,
-    library: &dyn Library,
-    device: Device,
-    error: Error,
-    holders: Vec<(String, usize, u64)>,
-) -> Error {
+pub(super) fn explain(runtime: &'static dyn Runtime, library: &dyn Library, device: Device, error: Error) -> Error {
     if !is_for_want_of_memory(runtime, library, device, &error) {
         return error;
     }
@@ -131,6 +126,7 @@ pub(super) fn explain(
     };
     let memory = BoundDevice::new(runtime, device).and_then(|_bound| runtime.memory_info());
     let (free, total) = memory.map_or((0, 0), |memory| (memory.free, memory.total));
+    let holders = holders::all(device);
     let wanted = Wanted::Handle(library.handle_bytes());
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::device_pool::DevicePool;
@@ -325,6 +325,8 @@ impl Shared {
 
     /// Creates a handle and books it as held. If memory runs out, every pool's idle handles are destroyed first.
     fn create(&self, runtime: &'static dyn Runtime, pool: &DevicePool, device: Device) -> Result<Arc<Record>> {
+        static TELLS: Once = Once::new();
+        TELLS.call_once(|| crate::holders::add(holders));
         let created = create::create(runtime, self.library, device).or_else(|error| {
             if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
                 return Err(error);
@@ -334,7 +336,7 @@ impl Shared {
                 let _ = other.trim(runtime, device);
             }
             create::create(runtime, self.library, device)
-                .map_err(|error| create::explain(runtime, self.library, device, error, holders(device)))
+                .map_err(|error| create::explain(runtime, self.library, device, error))
         });
         let created = match created {
             Ok(created) => created,

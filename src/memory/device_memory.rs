@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
 
 use super::address_space::AddressSpace;
 use super::id::PoolId;
@@ -16,6 +16,7 @@ use super::segment::DriverSegments;
 use super::table::Table;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, Result};
+use crate::holders;
 use crate::runtime;
 use crate::stream::Device;
 
@@ -109,6 +110,8 @@ impl DeviceMemory {
             // Another thread was first.
             memory.free_addresses();
         }
+        static TELLS: Once = Once::new();
+        TELLS.call_once(|| holders::add(super::stats::holders));
         DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
         let rules = Rules { source: kept.default_source(), ..Rules::default() };
         let pool = kept.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, kept, rules, None)));

@@ -149,11 +149,6 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> 
     found.unwrap_or_else(|_| Err(ending()))
 }
 
-/// The pool that this thread's requests on the device go to, if it is in a scope.
-pub(super) fn route(device: Device) -> Option<Route> {
-    LOCAL.try_with(|local| local.route(device)).ok().flatten()
-}
-
 /// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the number answered.
 pub(super) fn enter(pool: Arc<Pool>, is_captured: bool) -> Result<u64> {
     let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);

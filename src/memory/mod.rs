@@ -36,7 +36,7 @@ use crate::runtime::{self, Stream};
 use crate::stream::Device;
 use std::sync::atomic::Ordering;
 
-pub use c_api::{Api, C_API};
+pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, DeviceMemHandler};
 pub use capture::{CaptureScope, GraphMemory};
 pub use device_buffer::{DeviceBuffer, empty};
 pub use id::{PoolId, graph_pool_handle};

@@ -56,12 +56,19 @@ pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) ->
 /// `ErrorKind::OutOfMemory` once nothing is left to try; any other refusal of the driver.
 pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
     let Some(service) = cache.service() else { return Err(Error::invalid_value("the pool of this scope is gone")) };
+    let found = serve(cache, &service, thread, bytes)?;
+    // Where live memory grows beyond what there was, so that the pool knows its peak.
+    cache.tell_live(&service.pool, thread);
+    Ok(found)
+}
+
+fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
     let search = |cache: &'static ThreadCache| {
         let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
         Some(Allocation { cache, offset })
     };
     if bytes > cache.device.room().max(cache.device.total()) {
-        return Err(out_of_memory(&service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
+        return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
     }
 
     order::settle(cache, thread, false)?;
@@ -69,27 +76,27 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
         return Ok(found);
     }
     for effort in [Effort::Ready, Effort::Exact] {
-        if let Ok(found) = attempt(cache, &service, thread, bytes, effort)? {
+        if let Ok(found) = attempt(cache, service, thread, bytes, effort)? {
             return Ok(found);
         }
     }
     for effort in [Effort::Pool, Effort::Device] {
         // Blocks that wait for streams, then pages that do.
-        wait_for_streams(&service, thread, effort)?;
+        wait_for_streams(service, thread, effort)?;
         if let Some(found) = search(cache) {
             return Ok(found);
         }
-        if let Ok(found) = attempt(cache, &service, thread, bytes, effort)? {
+        if let Ok(found) = attempt(cache, service, thread, bytes, effort)? {
             return Ok(found);
         }
     }
     // What cannot be moved into this pool may be given back to the driver, which can then give it here.
     release::trim_device(cache.device, thread, true)?;
-    let mut refused = match attempt(cache, &service, thread, bytes, Effort::Device)? {
+    let mut refused = match attempt(cache, service, thread, bytes, Effort::Device)? {
         Ok(found) => return Ok(found),
         Err(error) => error,
     };
-    if let Some(found) = search_use_on_oom(&service, thread, bytes) {
+    if let Some(found) = search_use_on_oom(service, thread, bytes) {
         return Ok(found);
     }
     for (_, callback) in lock_callbacks().clone() {
@@ -100,12 +107,12 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
         if let Some(found) = search(cache) {
             return Ok(found);
         }
-        match attempt(cache, &service, thread, bytes, Effort::Device)? {
+        match attempt(cache, service, thread, bytes, Effort::Device)? {
             Ok(found) => return Ok(found),
             Err(error) => refused = error,
         }
     }
-    Err(out_of_memory(&service, bytes, refused))
+    Err(out_of_memory(service, bytes, refused))
 }
 
 /// Grows; the inner error is the one for a lack of memory.

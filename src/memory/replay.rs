@@ -73,10 +73,10 @@ struct Server {
 impl Server {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<Block> {
         let runtime = runtime::get()?;
-        // SAFETY: the stream is the replay's own.
         let address = match self.allocator {
             ReplayAllocator::Gpupool => return allocator::allocate(bytes, stream).map(Block::Ours),
             ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
+            // SAFETY: the stream is the replay's own.
             ReplayAllocator::Async => unsafe { runtime.memory_allocate_async(bytes, stream.raw()) }?,
         };
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -93,9 +93,10 @@ impl Server {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Relaxed);
         let runtime = runtime::get()?;
-        // SAFETY: the address came from `allocate`, and the stream is the replay's own.
         match self.allocator {
+            // SAFETY: the address came from `allocate`, and the stream is the replay's own.
             ReplayAllocator::Async => unsafe { runtime.memory_free_async(address, stream.raw()) },
+            // SAFETY: the address came from `allocate`.
             _ => unsafe { runtime.memory_free(address) },
         }
     }

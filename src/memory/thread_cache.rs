@@ -71,6 +71,8 @@ pub(super) struct ThreadCache {
     uses: Shared<HashMap<u64, Vec<Stream>>>,
     /// Freed blocks that wait for streams.
     pub(super) waiting: Shared<Vec<Waiting>>,
+    /// The live bytes that its pool was last told of.
+    told: AtomicU64,
     /// Whether its pool was dropped, so that what is freed leaves at once.
     is_closing: AtomicBool,
 }
@@ -87,6 +89,7 @@ impl ThreadCache {
             inbox: Shared::default(),
             uses: Shared::default(),
             waiting: Shared::default(),
+            told: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
         }
     }
@@ -95,6 +98,7 @@ impl ThreadCache {
     pub(super) fn serve(&self, service: Service) {
         *self.heap.lock() = Heap::new(service.pool.is_split());
         self.is_closing.store(false, Ordering::Relaxed);
+        self.told.store(0, Ordering::Relaxed);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
     }
@@ -155,6 +159,13 @@ impl ThreadCache {
         let mut heap = self.lock(thread);
         heap.add_span(start, bytes);
         heap.allocate(&self.device.pages, request)
+    }
+
+    /// Tells the pool how much is live here.
+    pub(super) fn tell_live(&self, pool: &Pool, thread: u64) {
+        let live = self.lock(thread).counts().live;
+        let told = self.told.swap(live, Ordering::Relaxed);
+        pool.tell_live(live.cast_signed().wrapping_sub(told.cast_signed()));
     }
 
     /// Takes in what other threads have freed.
