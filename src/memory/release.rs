@@ -8,6 +8,7 @@ use super::pool::{Pool, Source};
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
+use crate::runtime::Stream;
 
 /// Takes all that is free out of a cache, to go once the stream is done.
 fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()> {
@@ -93,6 +94,55 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: u64) -> Result<()> {
     let outcome = cache.device.end_retired(false).map(drop);
     forget_if_empty(&service.pool, thread);
     outcome
+}
+
+/// Ends the caches of streams that nobody but caches holds any more, so that streams made and dropped leave nothing behind:
+/// those that the thread owns, or nobody does, and in which nothing is live. Answers those that the thread must give up.
+pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static ThreadCache> {
+    let serving: Vec<_> = device
+        .pools()
+        .into_iter()
+        .flat_map(|pool| pool.caches())
+        .filter_map(|cache| Some((cache, cache.service().filter(|service| service.stream.clones().is_some())?)))
+        .collect();
+    let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
+    let mut ended = Vec::new();
+    for (cache, service) in &serving {
+        // Each cache holds one clone, and this list another.
+        let is_abandoned = service.stream.clones() == Some(2 * of(&service.stream));
+        if !is_abandoned {
+            continue;
+        }
+        let is_adopted = !cache.is_owned_by(thread);
+        if is_adopted && !cache.adopt(thread) {
+            continue;
+        }
+        if end_cache(cache, service, thread) {
+            ended.push(*cache);
+        } else if is_adopted {
+            cache.give_up(thread);
+        }
+    }
+    device.let_go(ended.clone());
+    ended
+}
+
+/// Takes a cache in which nothing is live out of its pool.
+fn end_cache(cache: &'static ThreadCache, service: &Service, thread: u64) -> bool {
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
+    if !is_idle || retire_free(cache, thread, service).is_err() {
+        return false;
+    }
+    let counts = {
+        let heap = cache.lock(thread);
+        if heap.mapped() > 0 {
+            return false;
+        }
+        heap.counts()
+    };
+    service.pool.remove_cache(cache, counts);
+    cache.end_service();
+    true
 }
 
 /// Lets go of a closed pool that has nothing left. Its caches serve others once their threads have given them up.
