@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
+use super::heap::BLOCK_BYTES_MAX;
 use super::pool::Pool;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release};
@@ -67,7 +68,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
         Some(Allocation { cache, offset })
     };
-    if bytes > cache.device.room().max(cache.device.total()) {
+    if bytes > cache.device.total().min(BLOCK_BYTES_MAX) {
         return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
     }
 
