@@ -116,6 +116,9 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     Err(out_of_memory(service, bytes, refused))
 }
 
+/// How often a request grows its cache before it gives up: each time but the last, another thread took pages meanwhile.
+const ATTEMPTS: usize = 100;
+
 /// Grows; the inner error is the one for a lack of memory.
 fn attempt(
     cache: &'static ThreadCache,
@@ -124,11 +127,15 @@ fn attempt(
     bytes: u64,
     effort: Effort,
 ) -> Result<Result<Allocation>> {
-    match grow(cache, service, thread, bytes, effort) {
-        Ok(offset) => Ok(Ok(Allocation { cache, offset })),
-        Err(error) if is_no_memory(&error) => Ok(Err(error)),
-        Err(error) => Err(error),
+    for _ in 0..ATTEMPTS {
+        match grow(cache, service, thread, bytes, effort) {
+            Ok(Some(offset)) => return Ok(Ok(Allocation { cache, offset })),
+            Ok(None) => {}
+            Err(error) if is_no_memory(&error) => return Ok(Err(error)),
+            Err(error) => return Err(error),
+        }
     }
+    Err(Error::invalid_value("a thread holds more blocks than gpupool can number; free some, or allocate larger ones"))
 }
 
 fn wait_for_streams(service: &Service, thread: u64, effort: Effort) -> Result<()> {

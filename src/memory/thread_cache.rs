@@ -126,6 +126,11 @@ impl ThreadCache {
         self.owner.load(Ordering::Relaxed) == thread
     }
 
+    /// The thread that allocates from it, if any does.
+    pub(super) fn owner(&self) -> Option<u64> {
+        Some(self.owner.load(Ordering::Relaxed)).filter(|&owner| owner != 0)
+    }
+
     /// Makes the thread the owner if the cache has none.
     pub(super) fn adopt(&self, thread: u64) -> bool {
         // Acquire: pairs with the release in `give_up`, so that the former owner's work is seen.

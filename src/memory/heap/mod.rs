@@ -113,6 +113,11 @@ impl Heap {
         self.mapped
     }
 
+    /// Bytes of pages in which nothing is live.
+    pub(super) fn unused(&self) -> u64 {
+        self.mapped - self.counts.live
+    }
+
     /// What a request really takes: a multiple of 512 bytes, for small ones that of their class.
     pub(super) fn round(&self, bytes: u64) -> u64 {
         if self.is_split && bytes <= SMALL_MAX {
