@@ -99,7 +99,9 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     if let Some(found) = search_use_on_oom(service, thread, bytes) {
         return Ok(found);
     }
-    for (_, callback) in lock_callbacks().clone() {
+    // A statement of its own, so that the lock is not held in the loop.
+    let callbacks = lock_callbacks().clone();
+    for (_, callback) in callbacks {
         if !callback(cache.device.device, bytes) {
             continue;
         }
