@@ -131,10 +131,15 @@ impl Heap {
         }
     }
 
-    /// A block of at least this many bytes, 1 or more; none if nothing fits.
+    /// A block of at least this many bytes; none if nothing fits, and for 0 bytes.
     #[inline]
     pub(super) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        if bytes <= SMALL_MAX && self.is_split { self.take_slot(pages, bytes) } else { self.take_block(pages, bytes) }
+        // 0 is not small here: it wraps.
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.is_split {
+            self.take_slot(pages, bytes)
+        } else {
+            self.take_block(pages, bytes)
+        }
     }
 
     #[inline]
@@ -184,7 +189,7 @@ impl Heap {
 
     #[inline]
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
         let (start, whole) = (block.start, block.size);
