@@ -33,7 +33,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
         let address = device.remove_segment(offset, bytes);
         let until = match until.take() {
             Some(until) => until,
-            None => Until::now(device, vec![service.stream.clone()])?,
+            None => Until::now_or_later(device, vec![service.stream.clone()]),
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         device.retired.push(remains, until, &service.pool);
