@@ -309,13 +309,14 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or every such slot of the slab at the offset.
+    /// Frees a block that was marked as freed, or a slot and those that were freed since.
     pub(super) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
                 let Some(slab) = pages.slabs.get(number) else { return };
-                while let Some(slot) = slab.collect() {
+                let Some(slot) = slab.slot_at(offset) else { return };
+                for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
