@@ -16,7 +16,7 @@ use super::retired::Remains;
 use super::segment::{SegmentSource, segment_bytes};
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, ErrorKind, Result, StatusKind};
-use crate::runtime::Stream;
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
 /// How far a request goes to find pages.
@@ -386,7 +386,12 @@ fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Re
     if other.stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    Ok(effort >= Effort::Pool || other.stream.query()?)
+    if effort >= Effort::Pool {
+        return Ok(true);
+    }
+    // The question spoils captures as an allocation does.
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    other.stream.query()
 }
 
 /// Adds a segment of the pool's own source.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::device_memory::DeviceMemory;
 use super::thread_cache::ThreadCache;
 use crate::error::Result;
-use crate::runtime::{Event, Stream};
+use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
 /// A freed block and what must happen before it is used again.
@@ -75,6 +75,11 @@ impl Until {
         match self {
             Self::Unrecorded(_) => Ok(false),
             Self::Events(events) => {
+                if events.is_empty() {
+                    return Ok(true);
+                }
+                // A question about an event spoils captures of this thread, and of others in global mode.
+                let _relaxed = RelaxedCapture::new(runtime::get()?)?;
                 while let Some(event) = events.last() {
                     if wait {
                         event.synchronize()?;
