@@ -162,7 +162,11 @@ fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effor
     let ends =
         tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
     let fitting = holes.chain(ends).filter_map(|(start, room)| {
-        let pages = pages_at(start).filter(|&pages| pages <= room)?;
+        // One at least: the search may have passed over what is free there.
+        let pages = pages_at(start)?.max(1);
+        if pages > room {
+            return None;
+        }
         Some((pages, room, (start / PAGE) as u32))
     });
     let best = fitting.min();
@@ -176,7 +180,7 @@ fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effor
     };
     let pages = if effort == Effort::Ready { pages.max(ahead(pool)).min(room) } else { pages };
     let taken = (pages + HANDLE_PAGES.1).min(room);
-    space.take(first, taken).then_some(Place { first, pages: pages.max(1), taken })
+    space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
 /// The fewest pages to create at a time.
