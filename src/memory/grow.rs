@@ -354,27 +354,22 @@ impl Work<'_> {
         offset
     }
 
-    /// Puts everything back to where it was.
-    fn undo(self) {
+    /// Puts everything back to where it was; what the driver refuses now is tried again later.
+    fn undo(mut self) {
         let device = self.device;
-        let mut is_clear = true;
-        for mapping in &self.mapped {
-            is_clear &= device.unmap(mapping.first, mapping.pages).is_ok();
-        }
-        for mapping in self.created {
-            // A handle that the driver does not take back stays counted.
-            if device.release(mapping.physical).is_ok() {
-                self.pool.unreserve(mapping.bytes());
-                device.put_back_bytes(mapping.bytes());
-            }
-        }
+        let at_once = || Until::Events(Vec::new());
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        // Created memory was mapped after what was gathered.
+        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
+        let created = self.mapped.split_off(moved);
+        let unmapped = self.created.split_off(created.len());
+        device.retired.push(Remains::Moved(self.mapped), at_once(), self.pool);
+        device.retired.push(Remains::Released { mapped: created, unmapped }, at_once(), self.pool);
         for from in self.gathered {
             from.put_back(device);
         }
-        // Addresses at which something may still stand are not used again.
-        if is_clear {
-            device.put_back_pages(self.place.first, self.place.taken);
-        }
+        device.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        let _ = device.end_retired(false);
     }
 }
 

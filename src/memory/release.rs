@@ -27,7 +27,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
     };
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::Events(Vec::new()));
-        device.retired.push(Remains::Released(mappings), until, &service.pool);
+        device.retired.push(Remains::Released { mapped: mappings, unmapped: Vec::new() }, until, &service.pool);
     }
     for (offset, bytes) in spans {
         let address = device.remove_segment(offset, bytes);
