@@ -57,6 +57,7 @@ pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
+    forget_if_empty(pool, thread);
     let released = pool.device.end_retired(wait)?;
     outcome.map(|()| released)
 }
@@ -80,9 +81,7 @@ pub(super) fn close(pool: &Arc<Pool>, thread: u64) -> Result<()> {
     for cache in pool.caches() {
         cache.close();
     }
-    let outcome = trim(pool, thread, false).map(drop);
-    forget_if_empty(pool, thread);
-    outcome
+    trim(pool, thread, false).map(drop)
 }
 
 /// A block of a closed pool's cache was freed: its pages go too.
