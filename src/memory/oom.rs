@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
-use super::pool::Pool;
+use super::pool::{Pool, Source};
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
@@ -127,7 +127,8 @@ fn attempt(
 ) -> Result<Result<Allocation>> {
     match grow(cache, service, thread, bytes, effort) {
         Ok(offset) => Ok(Ok(Allocation { cache, offset })),
-        Err(error) if is_no_memory(&error) => Ok(Err(error)),
+        // Whatever a pool's own allocator answers is taken for a lack of memory.
+        Err(error) if is_no_memory(&error) || !matches!(service.pool.rules.source, Source::Pages) => Ok(Err(error)),
         Err(error) => Err(error),
     }
 }
@@ -164,6 +165,9 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
 /// The error that says who holds the memory.
 #[cold]
 fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
+    if !is_no_memory(&refused) {
+        return refused;
+    }
     let device = service.pool.device;
     let info = runtime::get().and_then(|runtime| {
         let _bound = BoundDevice::new(runtime, device.device)?;
