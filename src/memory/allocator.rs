@@ -60,7 +60,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no block starts there or it was freed before; `ErrorKind::Library` if the driver refuses to
-/// record what the streams did: then the block is lost to use.
+/// take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
     let on = on.filter(|stream| !cache.is_of(stream));
@@ -88,7 +88,7 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
-        order::defer(cache, offset, streams)?;
+        order::defer(cache, offset, streams);
     }
     if cache.is_closing() {
         release::leave_closed(cache, thread)?;

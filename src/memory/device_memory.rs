@@ -99,26 +99,19 @@ impl DeviceMemory {
     fn make(device: Device) -> Result<&'static Self> {
         runtime::device(device.ordinal() as i64)?;
         let place = DEVICES.get(device.ordinal()).ok_or_else(|| too_many("devices"))?;
-        let memory = Self::reserve(device)?;
-        let mut ours = Some(memory);
-        let kept = place.get_or_init(|| match ours.take() {
-            Some(memory) => Box::leak(Box::new(memory)),
-            // Not reached: the closure runs once.
-            None => Box::leak(Box::new(Self::new(device, 0, 0, 0))),
-        });
-        if let Some(memory) = ours {
+        // Whole, with its default pool, before any other thread sees it.
+        let memory: &'static Self = Box::leak(Box::new(Self::reserve(device)?));
+        let rules = Rules { source: memory.default_source(), ..Rules::default() };
+        let pool = memory.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, memory, rules, None)));
+        memory.add_pool(pool);
+        let kept = *place.get_or_init(|| memory);
+        if !std::ptr::eq(kept, memory) {
             // Another thread was first.
             memory.free_addresses();
         }
         static TELLS: Once = Once::new();
         TELLS.call_once(|| holders::add(super::stats::holders));
         DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
-        let rules = Rules { source: kept.default_source(), ..Rules::default() };
-        let pool = kept.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, kept, rules, None)));
-        let mut pools = kept.lock_pools();
-        if pools.is_empty() {
-            pools.push(Arc::clone(pool));
-        }
         Ok(kept)
     }
 

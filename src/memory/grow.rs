@@ -16,7 +16,7 @@ use super::retired::Remains;
 use super::segment::{SegmentSource, segment_bytes};
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, ErrorKind, Result, StatusKind};
-use crate::runtime::Stream;
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
 /// How far a request goes to find pages.
@@ -184,7 +184,11 @@ fn find_place(
     let ends =
         tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
     let fitting = holes.chain(ends).filter_map(|(start, room)| {
-        let pages = pages_at(start).filter(|&pages| pages <= room)?;
+        // One at least: the search may have passed over what is free there.
+        let pages = pages_at(start)?.max(1);
+        if pages > room {
+            return None;
+        }
         Some((pages, room, (start / PAGE) as u32))
     });
     let best = fitting.min();
@@ -198,7 +202,7 @@ fn find_place(
     };
     let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + HANDLE_PAGES.1).min(room);
-    space.take(first, taken).then_some(Place { first, pages: pages.max(1), taken })
+    space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
 /// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver serves
@@ -394,27 +398,22 @@ impl Work<'_> {
         offset
     }
 
-    /// Puts everything back to where it was.
-    fn undo(self) {
+    /// Puts everything back to where it was; what the driver refuses now is tried again later.
+    fn undo(mut self) {
         let device = self.device;
-        let mut is_clear = true;
-        for mapping in &self.mapped {
-            is_clear &= device.unmap(mapping.first, mapping.pages).is_ok();
-        }
-        for mapping in self.created {
-            // A handle that the driver does not take back stays counted.
-            if device.release(mapping.physical).is_ok() {
-                self.pool.unreserve(mapping.bytes());
-                device.put_back_bytes(mapping.bytes());
-            }
-        }
+        let at_once = || Until::Events(Vec::new());
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        // Created memory was mapped after what was gathered.
+        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
+        let created = self.mapped.split_off(moved);
+        let unmapped = self.created.split_off(created.len());
+        device.retired.push(Remains::Moved(self.mapped), at_once(), self.pool);
+        device.retired.push(Remains::Released { mapped: created, unmapped }, at_once(), self.pool);
         for from in self.gathered {
             from.put_back(device);
         }
-        // Addresses at which something may still stand are not used again.
-        if is_clear {
-            device.put_back_pages(self.place.first, self.place.taken);
-        }
+        device.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        let _ = device.end_retired(false);
     }
 }
 
@@ -430,7 +429,12 @@ fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Re
     if other.stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    Ok(effort >= Effort::Pool || other.stream.query()?)
+    if effort >= Effort::Pool {
+        return Ok(true);
+    }
+    // The question spoils captures as an allocation does.
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    other.stream.query()
 }
 
 /// Adds a segment of the pool's own source.

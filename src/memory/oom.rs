@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
 use super::heap::BLOCK_BYTES_MAX;
-use super::pool::Pool;
+use super::pool::{Pool, Source};
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
@@ -100,7 +100,9 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     if let Some(found) = search_use_on_oom(service, thread, bytes) {
         return Ok(found);
     }
-    for (_, callback) in lock_callbacks().clone() {
+    // A statement of its own, so that the lock is not held in the loop.
+    let callbacks = lock_callbacks().clone();
+    for (_, callback) in callbacks {
         if !callback(cache.device.device, bytes) {
             continue;
         }
@@ -131,7 +133,10 @@ fn attempt(
         match grow(cache, service, thread, bytes, effort) {
             Ok(Some(offset)) => return Ok(Ok(Allocation { cache, offset })),
             Ok(None) => {}
-            Err(error) if is_no_memory(&error) => return Ok(Err(error)),
+            // Whatever a pool's own allocator answers is taken for a lack of memory.
+            Err(error) if is_no_memory(&error) || !matches!(service.pool.rules.source, Source::Pages) => {
+                return Ok(Err(error));
+            }
             Err(error) => return Err(error),
         }
     }
@@ -170,6 +175,9 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
 /// The error that says who holds the memory.
 #[cold]
 fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
+    if !is_no_memory(&refused) {
+        return refused;
+    }
     let device = service.pool.device;
     let info = runtime::get().and_then(|runtime| {
         let _bound = BoundDevice::new(runtime, device.device)?;

@@ -28,13 +28,13 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
     };
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::Events(Vec::new()));
-        device.retired.push(Remains::Released(mappings), until, &service.pool);
+        device.retired.push(Remains::Released { mapped: mappings, unmapped: Vec::new() }, until, &service.pool);
     }
     for (offset, bytes) in spans {
         let address = device.remove_segment(offset, bytes);
         let until = match until.take() {
             Some(until) => until,
-            None => Until::now(device, vec![service.stream.clone()])?,
+            None => Until::now_or_later(device, vec![service.stream.clone()]),
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         device.retired.push(remains, until, &service.pool);
@@ -58,6 +58,7 @@ pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
+    forget_if_empty(pool, thread);
     let released = pool.device.end_retired(wait)?;
     outcome.map(|()| released)
 }
@@ -81,9 +82,7 @@ pub(super) fn close(pool: &Arc<Pool>, thread: u64) -> Result<()> {
     for cache in pool.caches() {
         cache.close();
     }
-    let outcome = trim(pool, thread, false).map(drop);
-    forget_if_empty(pool, thread);
-    outcome
+    trim(pool, thread, false).map(drop)
 }
 
 /// A block of a closed pool's cache was freed: its pages go too.

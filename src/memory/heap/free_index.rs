@@ -93,7 +93,8 @@ impl FreeIndex {
     fn best_in(&self, blocks: &[Block], bin: usize, size: u64) -> u32 {
         let mut best = NONE;
         let mut best_key = (u64::MAX, u64::MAX);
-        let mut id = self.heads[bin];
+        // No bin is there for sizes that no memory has.
+        let mut id = self.heads.get(bin).copied().unwrap_or(NONE);
         for _ in 0..COMPARED {
             if id == NONE {
                 break;

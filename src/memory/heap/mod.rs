@@ -137,10 +137,15 @@ impl Heap {
         }
     }
 
-    /// A block of at least this many bytes, 1 or more; none if nothing fits.
+    /// A block of at least this many bytes; none if nothing fits, and for 0 bytes.
     #[inline]
     pub(super) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        if bytes <= SMALL_MAX && self.is_split { self.take_slot(pages, bytes) } else { self.take_block(pages, bytes) }
+        // 0 is not small here: it wraps.
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.is_split {
+            self.take_slot(pages, bytes)
+        } else {
+            self.take_block(pages, bytes)
+        }
     }
 
     #[inline]
@@ -190,7 +195,7 @@ impl Heap {
 
     #[inline]
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
         let (start, whole) = (block.start, block.size());
@@ -314,13 +319,14 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or every such slot of the slab at the offset.
+    /// Frees a block that was marked as freed, or a slot and those that were freed since.
     pub(super) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
                 let Some(slab) = pages.slabs.get(number) else { return };
-                while let Some(slot) = slab.collect() {
+                let Some(slot) = slab.slot_at(offset) else { return };
+                for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
