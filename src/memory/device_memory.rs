@@ -89,6 +89,12 @@ impl DeviceMemory {
         }
     }
 
+    /// The memory of the device, if it was used.
+    #[inline]
+    pub(super) fn known(device: Device) -> Option<&'static Self> {
+        DEVICES.get(device.ordinal())?.get().copied()
+    }
+
     /// Every device whose memory was used.
     pub(super) fn all() -> impl Iterator<Item = &'static Self> {
         let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
@@ -154,14 +160,15 @@ impl DeviceMemory {
         if offset < self.room { self.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
     }
 
-    /// The offset of an address, if it lies in this device's memory.
+    /// The offset of an address, if it lies in this device's address range.
     #[inline]
-    pub(super) fn offset(&self, address: u64) -> Option<u64> {
+    pub(super) fn page_offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.base);
-        if offset < self.room { Some(offset) } else { self.segment_offset(address) }
+        (offset < self.room).then_some(offset)
     }
 
-    fn segment_offset(&self, address: u64) -> Option<u64> {
+    /// The offset of an address, if it lies in one of this device's segments.
+    pub(super) fn segment_offset(&self, address: u64) -> Option<u64> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let (start, segment) = segments.range(..=address).next_back()?;
         (address - start < segment.bytes).then(|| segment.offset + (address - start))
