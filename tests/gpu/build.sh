@@ -19,7 +19,10 @@ for line in sys.stdin:
         print(built["executable"])' | tail -n 1
 }
 install -s "$(program test --release --test cuda)" "$out/bin/test_cuda"
+install -s "$(program test --release --test cuda_memory)" "$out/bin/test_cuda_memory"
+install -s "$(program test --release --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
 install -s "$(program bench --bench handle)" "$out/bin/bench_handle"
+install -s "$(program bench --bench memory)" "$out/bin/bench_memory"
 
 cp -r tests examples benches pyproject.toml "$out"
 cp tests/gpu/run.sh "$out"

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
-# short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output) and
-# peers.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves the measuring out.
+# short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
+# peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the
+# measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs to
+# replay than tests/data has.
 set -uo pipefail
 cd "$(dirname "$0")"
 results=$(realpath -m "${1:-results}")
@@ -23,6 +25,48 @@ step() {
   { echo "== $name"; cat "$log"; } >>"$results/log.txt"
 }
 
+# measure NAME COMMAND...: a step whose output are the lines of memory.json.
+measure() {
+  local name=$1
+  shift
+  # shellcheck disable=SC2016 # for the inner shell
+  step "$name" bash -c 'set -o pipefail; "${@:2}" | tee -a "$1"' _ "$results/memory.json" "$@"
+}
+
+# Where compute-sanitizer is, if anywhere.
+find_sanitizer() {
+  local place
+  for place in "$(command -v compute-sanitizer)" /usr/local/cuda*/bin/compute-sanitizer \
+    /usr/local/cuda*/compute-sanitizer/compute-sanitizer \
+    "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/nvidia/*/bin/compute-sanitizer; do
+    [ -x "$place" ] && echo "$place" && return
+  done
+}
+
+# What needs no Python: the promises about memory, then the figures.
+run_memory() {
+  local sanitizer traces work
+  step memory-tests timeout 300 bin/test_cuda_memory --nocapture --test-threads 1
+  step dead-streams timeout 120 bin/test_cuda_dead_stream --nocapture
+  sanitizer=$(find_sanitizer)
+  if [ -n "$sanitizer" ]; then
+    # Some virtual machines do not let it reach the device; then it says so and nothing is learnt.
+    GPUPOOL_SOAK_OPERATIONS=2000 step sanitizer timeout 240 "$sanitizer" --tool memcheck --error-exitcode 9 \
+      bin/test_cuda_memory --nocapture --test-threads 1 every_word
+  else
+    echo "no compute-sanitizer here"
+  fi
+  [ -z "${SKIP_BENCHES:-}" ] || return 0
+  GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda_memory --nocapture every_word
+  traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
+  for work in pair c_abi "mix 1 2 4 8 16" random; do
+    # shellcheck disable=SC2086 # several words
+    measure "bench-${work%% *}" timeout 120 bin/bench_memory $work
+  done
+  measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
+  measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
+}
+
 run_all() {
   local site cudss parallel
   site=$(mktemp -d)
@@ -38,6 +82,12 @@ run_all() {
   echo "bash run.sh"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   echo
+  run_memory
+  if [ "${ONLY:-}" = memory ]; then
+    step gpu-tests "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_memory.py
+    finish
+    return
+  fi
   step rust-tests bin/test_cuda
   # shellcheck disable=SC2086 # several words, or none
   step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel tests/gpu
@@ -58,6 +108,13 @@ run_all() {
     "$python" benches/table.py "$results/peers.json"
     echo
   fi
+  finish
+}
+
+finish() {
+  # What the tests saw, beside that they passed.
+  grep -ohE '(soak:|while a kernel runs|cuMemUnmap|CU_STREAM_CAPTURE_MODE_[A-Z_]*:) .*|^[a-z_]+: [a-z, ]+: .*' \
+    "$results/log.txt" | cut -c1-240
   if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}"
     return 1
@@ -66,5 +123,5 @@ run_all() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,peers.json}
+rm -f "$results"/{log.txt,peers.json,memory.json}
 run_all | tee "$results/run.txt"

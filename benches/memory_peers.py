@@ -1,0 +1,216 @@
+"""Allocating device memory: gpupool's Python API and its peers, in one run on one machine. One JSON object a line.
+
+    python benches/memory_peers.py [TRACE.csv.gz...]
+
+Times are nanoseconds. PyTorch's allocator is driven from C++ (benches/torch_mix.cpp, built here) as benches/memory.rs
+drives gpupool's, once with its default settings and once with expandable segments. Where that cannot be built, threads
+of Python stand in, and the line says so. A peer that is not installed is left out.
+"""
+
+import contextlib
+import glob
+import gzip
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from pathlib import Path
+
+CALLS = 20_000
+ROUNDS = 9
+THREADS = (1, 2, 4, 8, 16)
+CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def tell(**figures: object) -> None:
+    """Print one line of results."""
+    print(json.dumps(figures), flush=True)
+
+
+def nanoseconds(statement: str, **names: object) -> float:
+    """The median time of a statement, with what looping over it costs."""
+    rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
+    return round(statistics.median(rounds) / CALLS * 1e9, 1)
+
+
+def python_figures() -> None:
+    """Allocating 1 KiB and freeing it, from Python."""
+    tell(peer="python", work="empty lambda", ns=nanoseconds("f()", f=lambda: None))
+    with contextlib.suppress(ImportError):
+        import gpupool
+
+        if hasattr(gpupool, "empty"):
+            tell(peer="gpupool", work="empty(1024)", ns=nanoseconds("empty(1024)", empty=gpupool.empty))
+            names = {"empty": gpupool.empty, "stream": gpupool.Stream()}
+            tell(peer="gpupool", work="empty(1024, stream)", ns=nanoseconds("empty(1024, stream)", **names))
+    with contextlib.suppress(ImportError):
+        import cupy
+
+        tell(peer="cupy", work="cuda.alloc(1024)", ns=nanoseconds("alloc(1024)", alloc=cupy.cuda.alloc))
+        names = {"empty": cupy.empty, "uint8": cupy.uint8}
+        tell(peer="cupy", work="empty(1024, uint8)", ns=nanoseconds("empty(1024, uint8)", **names))
+    with contextlib.suppress(ImportError):
+        import torch
+
+        names = {"empty": torch.empty, "uint8": torch.uint8, "device": torch.device("cuda", 0)}
+        time_ = nanoseconds("empty(1024, dtype=uint8, device=device)", **names)
+        tell(peer="torch", work="empty(1024, uint8)", ns=time_)
+        names = {"alloc": torch.cuda.caching_allocator_alloc, "delete": torch.cuda.caching_allocator_delete}
+        tell(peer="torch", work="caching_allocator_alloc(1024)", ns=nanoseconds("delete(alloc(1024))", **names))
+    cuda_core_figures()
+
+
+def cuda_core_figures() -> None:
+    """The same through NVIDIA's own Python package, in either of the places that it has had."""
+    try:
+        try:
+            from cuda.core import Device, DeviceMemoryResource
+        except ImportError:
+            from cuda.core.experimental import Device, DeviceMemoryResource
+    except ImportError:
+        return
+    try:
+        device = Device(0)
+        device.set_current()
+        names = {"allocate": DeviceMemoryResource(device).allocate, "stream": device.create_stream()}
+        time_ = nanoseconds("allocate(1024, stream=stream).close()", **names)
+        tell(peer="cuda.core", work="allocate(1024)", ns=time_)
+    except Exception as error:
+        tell(peer="cuda.core", work="allocate(1024)", error=repr(error))
+
+
+def read_trace(path: str) -> tuple[list[int], list[int], list[int], int]:
+    """Slots, sizes (0 for a free) and stream numbers of a log, and the most bytes live."""
+    slots: list[int] = []
+    sizes: list[int] = []
+    numbers: list[int] = []
+    live: dict[str, tuple[int, int]] = {}
+    streams: dict[str, int] = {}
+    count = now = peak = 0
+    with gzip.open(path, "rt") as lines:
+        next(lines)
+        for line in lines:
+            _, _, action, pointer, size, stream = line.rstrip("\n").split(",")
+            number = streams.setdefault(stream, len(streams))
+            if action == "allocate":
+                live[pointer] = (count, int(size))
+                slot, bytes_ = count, int(size)
+                count += 1
+                now += bytes_
+                peak = max(peak, now)
+            elif pointer in live:
+                slot, freed = live.pop(pointer)
+                bytes_ = 0
+                now -= freed
+            else:
+                continue
+            slots.append(slot)
+            sizes.append(bytes_)
+            numbers.append(number)
+    return slots, sizes, numbers, peak
+
+
+def torch_extension() -> object:
+    """benches/torch_mix.cpp, built here."""
+    import nvidia
+    from torch.utils import cpp_extension
+
+    folders = [include for root in nvidia.__path__ for include in glob.glob(f"{root}/*/include")]
+    return cpp_extension.load(
+        "torch_mix",
+        [str(Path(__file__).with_name("torch_mix.cpp"))],
+        extra_include_paths=folders,
+        extra_cflags=["-O2", "-std=c++20"],
+        with_cuda=True,
+    )
+
+
+def python_mix(threads: int) -> float:
+    """The mix of benches/memory.rs through PyTorch's Python calls, where nothing can be built."""
+    import torch
+
+    steps = 2000
+    together = threading.Barrier(threads)
+    times = []
+
+    def run(index: int) -> None:
+        numbers, live = random.Random(42 + index), []
+
+        def step() -> None:
+            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
+                live.append(torch.cuda.caching_allocator_alloc(int(2 ** numbers.uniform(9, 23)), 0, 0))
+            else:
+                place = numbers.randrange(len(live))
+                torch.cuda.caching_allocator_delete(live[place])
+                live[place] = live[-1]
+                live.pop()
+
+        for _ in range(500):
+            step()
+        together.wait()
+        start = time.perf_counter_ns()
+        for _ in range(steps):
+            step()
+        times.append((time.perf_counter_ns() - start) / steps)
+        for pointer in live:
+            torch.cuda.caching_allocator_delete(pointer)
+
+    running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return max(times)
+
+
+def torch_figures(traces: list[str]) -> None:
+    """PyTorch's allocator with the settings of this process."""
+    import torch
+
+    torch.empty(1, device="cuda")
+    setting = os.environ.get(CONFIGURATION, "")
+    try:
+        mix = torch_extension()
+    except Exception as error:
+        why = str(error).strip().splitlines()[-1:] or [repr(error)]
+        tell(peer="torch", conf=setting, note="the C++ peer cannot be built here; Python threads instead", why=why[0])
+        for threads in THREADS:
+            tell(peer="torch", conf=setting, work="python mix", threads=threads, ns_per_step=python_mix(threads))
+        return
+    for size in (512, 65536, 1 << 20, 32 << 20):
+        tell(peer="torch", conf=setting, work="pair", size=size, ns_per_pair=round(mix.pair(size), 1))
+    for threads in THREADS:
+        tell(peer="torch", conf=setting, work="mix", threads=threads, ns_per_step=round(mix.mix(threads), 1))
+    for path in traces:
+        slots, sizes, numbers, peak = read_trace(path)
+        figures = mix.replay(slots, sizes, numbers)
+        ratio = round(figures["peak_reserved"] / peak, 4)
+        trace = {"peer": "torch", "conf": setting, "trace": Path(path).name, "events": len(slots), "peak_live": peak}
+        tell(**trace, ratio=ratio, **{name: round(figure, 1) for name, figure in figures.items()})
+
+
+def main() -> None:
+    """Measure everything that can be measured here."""
+    if sys.argv[1:2] == ["--torch"]:
+        torch_figures(sys.argv[2:])
+        return
+    python_figures()
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return
+    for setting in ("", "expandable_segments:True"):
+        # PyTorch reads its settings once, so each has a process of its own.
+        environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
+        if setting:
+            environment[CONFIGURATION] = setting
+        subprocess.run([sys.executable, __file__, "--torch", *sys.argv[1:]], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+// Drives PyTorch's own caching allocator as benches/memory.rs drives gpupool's, for benches/memory_peers.py.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/extension.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using Clock = std::chrono::steady_clock;
+
+static double nanoseconds(Clock::time_point start) {
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+static double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// Nanoseconds for an allocation and a free.
+static double pair(int64_t size) {
+  auto* torch = allocator::get();
+  std::vector<double> rounds;
+  for (int round = 0; round < 9; ++round) {
+    const auto start = Clock::now();
+    for (int i = 0; i < 200000; ++i) torch->raw_delete(torch->raw_alloc_with_stream(size, nullptr));
+    rounds.push_back(nanoseconds(start) / 200000);
+  }
+  return median(rounds);
+}
+
+// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for one
+// step of one thread.
+static double mix(int threads) {
+  const int steps = 20000;
+  auto* torch = allocator::get();
+  std::barrier together(threads);
+  std::vector<double> times(threads);
+  std::vector<std::thread> running;
+  for (int thread = 0; thread < threads; ++thread) {
+    running.emplace_back([&, thread] {
+      std::mt19937_64 random(42 + thread);
+      std::uniform_real_distribution<double> power(9, 23);
+      std::vector<void*> live;
+      auto step = [&] {
+        if (live.size() < 100 || (live.size() < 200 && (random() & 1))) {
+          live.push_back(torch->raw_alloc_with_stream(static_cast<size_t>(std::exp2(power(random))), nullptr));
+        } else {
+          const size_t place = random() % live.size();
+          torch->raw_delete(live[place]);
+          live[place] = live.back();
+          live.pop_back();
+        }
+      };
+      for (int i = 0; i < 5000; ++i) step();
+      together.arrive_and_wait();
+      const auto start = Clock::now();
+      for (int i = 0; i < steps; ++i) step();
+      times[thread] = nanoseconds(start) / steps;
+      for (void* pointer : live) torch->raw_delete(pointer);
+    });
+  }
+  for (auto& thread : running) thread.join();
+  return *std::max_element(times.begin(), times.end());
+}
+
+// Replays a log: slots, sizes (0 frees the slot) and stream numbers. Stream 0 is the default one.
+static std::map<std::string, double> replay(
+    const std::vector<int64_t>& slots, const std::vector<int64_t>& sizes, const std::vector<int64_t>& numbers) {
+  auto* torch = allocator::get();
+  std::vector<cudaStream_t> streams{nullptr};
+  const auto most = *std::max_element(numbers.begin(), numbers.end());
+  while (static_cast<int64_t>(streams.size()) <= most) streams.push_back(c10::cuda::getStreamFromPool(false, 0).stream());
+  std::vector<void*> live(*std::max_element(slots.begin(), slots.end()) + 1);
+  torch->emptyCache({0, 0});
+  torch->resetPeakStats(0);
+  const auto before = torch->getDeviceStats(0);
+  std::map<std::string, double> result;
+  std::vector<double> warm;
+  for (int pass = 0; pass < 4; ++pass) {
+    const auto start = Clock::now();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      void*& pointer = live[slots[i]];
+      if (sizes[i] > 0) {
+        pointer = torch->raw_alloc_with_stream(sizes[i], streams[numbers[i]]);
+      } else {
+        torch->raw_delete(pointer);
+        pointer = nullptr;
+      }
+    }
+    const double time = nanoseconds(start) / static_cast<double>(slots.size());
+    if (pass > 0) {
+      warm.push_back(time);
+    } else {
+      const auto after = torch->getDeviceStats(0);
+      result["cold_ns"] = time;
+      result["peak_reserved"] = static_cast<double>(after.reserved_bytes[0].peak);
+      const auto calls = after.num_device_alloc + after.num_device_free;
+      result["segments_made_or_freed"] = static_cast<double>(calls - before.num_device_alloc - before.num_device_free);
+    }
+    for (void*& pointer : live) {
+      if (pointer != nullptr) torch->raw_delete(pointer);
+      pointer = nullptr;
+    }
+  }
+  result["warm_ns"] = median(warm);
+  torch->emptyCache({0, 0});
+  return result;
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  const pybind11::call_guard<pybind11::gil_scoped_release> no_gil;
+  module.def("pair", &pair, no_gil);
+  module.def("mix", &mix, no_gil);
+  module.def("replay", &replay, no_gil);
+}

@@ -1,0 +1,272 @@
+"""Device memory of gpupool's in other people's hands: CuPy and PyTorch see it, order it by streams, and allocate from it."""
+
+import gc
+
+import gpupool
+import pytest
+from gpu_helpers import cupy, import_or_skip, run_python
+
+# The whole file waits for the memory API of the module.
+pytestmark = pytest.mark.skipif(not hasattr(gpupool, "empty"), reason="needs gpupool.empty")
+
+MIB = 1 << 20
+# About 20 ms of an H200.
+SLEEP_CYCLES = 40_000_000
+
+
+def totals():
+    """The statistics of device 0, all pools together."""
+    stats = gpupool.memory_stats(0)
+    return getattr(stats, "total", stats)
+
+
+@pytest.fixture
+def torch():
+    """PyTorch with its context made, or skip."""
+    torch = import_or_skip("torch")
+    torch.cuda.init()
+    torch.empty(1, device="cuda")
+    return torch
+
+
+def test_cupy_sees_a_buffer():
+    buffer = gpupool.empty(4096)
+    interface = buffer.__cuda_array_interface__
+    assert (interface["shape"], interface["data"][0]) == ((4096,), buffer.ptr)
+    assert interface["version"] >= 3
+    array = cupy.asarray(buffer)
+    assert (array.data.ptr, array.dtype, array.shape) == (buffer.ptr, cupy.uint8, (4096,))
+    array[:] = cupy.arange(4096, dtype=cupy.uint8)
+    again = cupy.asarray(buffer)
+    assert (again.get() == cupy.arange(4096, dtype=cupy.uint8).get()).all()
+
+
+def test_torch_sees_a_buffer(torch):
+    buffer = gpupool.empty(4096)
+    tensor = torch.as_tensor(buffer, device="cuda")
+    assert (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)) == (buffer.ptr, torch.uint8, (4096,))
+    tensor.fill_(7)
+    assert (cupy.asarray(buffer).get() == 7).all()
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_dlpack_shares_a_buffer_and_keeps_it_alive(library):
+    module = import_or_skip(library)
+    stream = gpupool.Stream()
+    buffer = gpupool.empty(3 * MIB, stream)
+    # 2 is DLPack's number for CUDA.
+    assert buffer.__dlpack_device__() == (2, 0)
+    before = totals().live_blocks
+    array = module.from_dlpack(buffer)
+    address = buffer.ptr
+    array[:] = 9
+    del buffer
+    gc.collect()
+    assert totals().live_blocks == before, "the consumer's memory was freed"
+    assert int(array.sum(dtype=module.int64)) == 9 * 3 * MIB
+    pointer = array.data.ptr if library == "cupy" else array.data_ptr()
+    assert pointer == address
+    del array
+    gc.collect()
+    stream.synchronize()
+    module.cuda.Device().synchronize() if library == "cupy" else module.cuda.synchronize()
+    gpupool.empty_cache()
+    assert totals().live_blocks == before - 1
+
+
+def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
+    stream = gpupool.Stream()
+    buffer = gpupool.empty(8 * MIB, stream)
+    producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
+    view = torch.as_tensor(buffer, device="cuda")
+    view.fill_(1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(producer):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        view.fill_(2)
+    with torch.cuda.stream(consumer):
+        tensor = torch.from_dlpack(buffer)
+        total = tensor.sum(dtype=torch.int64)
+    assert not producer.query(), "the producer was waited for on the host"
+    assert int(total) == 2 * 8 * MIB
+
+
+def test_memory_is_not_used_again_before_the_dlpack_consumers_stream_is_done(torch):
+    stream = gpupool.Stream()
+    producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
+    buffer = gpupool.empty(8 * MIB, stream)
+    with torch.cuda.stream(producer):
+        torch.as_tensor(buffer, device="cuda").fill_(1)
+    with torch.cuda.stream(consumer):
+        tensor = torch.from_dlpack(buffer)
+        torch.cuda._sleep(SLEEP_CYCLES)
+        total = tensor.sum(dtype=torch.int64)
+    del tensor, buffer
+    gc.collect()
+    with torch.cuda.stream(producer):
+        others = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
+        for other in others:
+            torch.as_tensor(other, device="cuda").fill_(3)
+    assert int(total) == 8 * MIB
+
+
+def test_cupy_allocates_from_gpupool():
+    make = cupy.cuda.memory.CFunctionAllocator
+    allocator = make(0, gpupool.c_api.cupy_malloc, gpupool.c_api.cupy_free, gpupool.c_api)
+    stream = gpupool.Stream()
+    before = totals().live_blocks
+    with gpupool.stream(stream), cupy.cuda.ExternalStream(stream.ptr), cupy.cuda.using_allocator(allocator.malloc):
+        arrays = [cupy.full(1000 + index, index, dtype=cupy.int64) for index in range(100)]
+        assert totals().live_blocks >= before + 100
+        assert all(int(array.sum()) == index * (1000 + index) for index, array in enumerate(arrays))
+        del arrays
+        gc.collect()
+    cupy.cuda.Device().synchronize()
+    assert totals().live_blocks == before
+
+
+TORCH_POOL = """
+import gc
+
+import gpupool
+import torch
+
+make = getattr(torch._C, "_cuda_customAllocator", None)
+if make is None:
+    print("no function")
+    raise SystemExit
+torch.empty(1, device="cuda")
+allocator = make(gpupool.c_api.malloc, gpupool.c_api.free)
+pool = torch.cuda.MemPool(allocator)
+
+def totals():
+    stats = gpupool.memory_stats(0)
+    return getattr(stats, "total", stats)
+
+before = totals().live_bytes
+with torch.cuda.use_mem_pool(pool):
+    tensors = [torch.full((1 << 20,), index, dtype=torch.int32, device="cuda") for index in range(32)]
+assert totals().live_bytes >= before + 32 * (4 << 20)
+assert all(int(tensor.sum()) == index << 20 for index, tensor in enumerate(tensors))
+# Beside it PyTorch's own memory is what it was.
+assert torch.cuda.memory_allocated() > 0
+del tensors
+del pool
+gc.collect()
+torch.cuda.empty_cache()
+torch.cuda.synchronize()
+assert totals().live_bytes == before, totals()
+print("ok")
+"""
+
+
+def test_torch_allocates_a_pool_from_gpupool():
+    import_or_skip("torch")
+    answer = run_python("-c", TORCH_POOL).strip()
+    if answer == "no function":
+        pytest.skip("this PyTorch takes no allocator by its address")
+    assert answer == "ok"
+
+
+GRAPH = """
+import gc
+
+import gpupool
+import torch
+
+MIB = 1 << 20
+torch.empty(1, device="cuda")
+pool = gpupool.MemPool()
+stream = torch.cuda.Stream()
+source = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+# Loads the kernels, which no capture survives.
+with torch.cuda.stream(stream):
+    (source + 1).add_(1)
+torch.cuda.synchronize()
+
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, stream=stream), pool.capture(stream) as memory:
+    first, second = gpupool.empty(MIB, stream), gpupool.empty(MIB, stream)
+    one, two = (torch.as_tensor(buffer, device="cuda") for buffer in (first, second))
+    one.copy_(source)
+    one.add_(1)
+    two.copy_(one)
+    two.mul_(2)
+
+addresses = first.ptr, second.ptr
+for value in range(20):
+    source.fill_(value)
+    torch.cuda.synchronize()
+    graph.replay()
+    # Others use memory meanwhile, and are given none of the graph's.
+    others = [gpupool.empty(MIB) for _ in range(20)]
+    assert not {other.ptr for other in others} & set(addresses)
+    torch.cuda.synchronize()
+    assert int(two.sum(dtype=torch.int64)) == 2 * (value + 1) * MIB
+# What is freed stays the graph's.
+del one, two, first, second, others
+gc.collect()
+with gpupool.use_mem_pool(pool):
+    other = gpupool.empty(MIB, stream)
+assert other.ptr not in addresses
+reserved = pool.stats().reserved_bytes
+pool.trim()
+assert pool.stats().reserved_bytes >= 2 * MIB
+graph.replay()
+torch.cuda.synchronize()
+del graph, other
+if hasattr(memory, "reset"):
+    memory.reset()
+del memory
+gc.collect()
+pool.trim()
+torch.cuda.synchronize()
+pool.trim()
+assert pool.stats().reserved_bytes == 0, (reserved, pool.stats())
+assert pool.use_count() == 1
+"""
+
+
+def test_torch_graph_over_a_pool():
+    import_or_skip("torch")
+    run_python("-c", GRAPH)
+
+
+def test_scopes_route_into_a_pool():
+    pool = gpupool.MemPool(limit=64 * MIB)
+    stream = gpupool.Stream()
+    with gpupool.use_mem_pool(pool):
+        inside = gpupool.empty(MIB, stream)
+    outside = gpupool.empty(MIB, stream)
+    assert (tuple(inside.pool_id), tuple(outside.pool_id)) == (tuple(pool.id), (0, 0))
+    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.OutOfMemory, match="limit"):
+        gpupool.empty(100 * MIB, stream)
+
+
+def test_out_of_memory_says_who_holds_it():
+    held = gpupool.empty(64 * MIB)
+    with pytest.raises(gpupool.OutOfMemory) as raised:
+        gpupool.empty(1 << 40)
+    assert isinstance(raised.value, MemoryError)
+    text = str(raised.value)
+    print(text)
+    assert "default memory pool" in text
+    assert held.nbytes == 64 * MIB
+
+
+def test_empty_cache_gives_free_memory_back():
+    stream = gpupool.Stream()
+    stream.synchronize()
+    gpupool.empty_cache()
+    before = totals().reserved_bytes
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    buffer = gpupool.empty(256 * MIB, stream)
+    assert totals().reserved_bytes >= before + 256 * MIB
+    assert cupy.cuda.runtime.memGetInfo()[0] <= free - 250 * MIB
+    del buffer
+    # Gone at once, or as soon as the GPU is done.
+    gpupool.empty_cache()
+    stream.synchronize()
+    gpupool.empty_cache()
+    assert totals().reserved_bytes == before
+    assert cupy.cuda.runtime.memGetInfo()[0] >= free - 8 * MIB
