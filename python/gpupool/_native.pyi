@@ -35,7 +35,7 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(Error, MemoryError):
-    """Device memory ran out while a handle was created, also after gpupool's own idle handles were destroyed."""
+    """Device memory ran out, also after gpupool gave back what it held and nobody used."""
 
     library: str
     function: str
@@ -218,6 +218,372 @@ class StreamScope:
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]: ...
+
+_PoolId: TypeAlias = tuple[int, int]
+
+@final
+class DeviceBuffer:
+    """Device memory, aligned to 512 bytes, freed in stream order when the object dies.
+
+    Arrays of CuPy and PyTorch are made from it without a copy, by ``__cuda_array_interface__`` (version 3) or by
+    ``__dlpack__``. Simulated memory has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The address; 0 for 0 bytes. Raises :class:`InvalidValue` once freed, as every attribute does."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes asked for."""
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+
+    @property
+    def stream(self) -> int:
+        """The address of the stream on which it was allocated."""
+
+    @property
+    def pool_id(self) -> _PoolId:
+        """The pool that it came from; ``(0, 0)`` is the device's default pool."""
+
+    def record_stream(self, stream: _StreamLike) -> None:
+        """Keep the memory, once freed, from being used again before this stream's work at that time is done.
+
+        The stream must live until the buffer is freed.
+        """
+
+    def free(self, stream: _StreamLike | None = None) -> None:
+        """Free the memory now, after what was submitted to ``stream`` so far; by default to the buffer's own stream.
+
+        Raises :class:`InvalidValue` if it was freed before, or is shared by DLPack.
+        """
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+
+def empty(nbytes: SupportsIndex, stream: _StreamLike | None = None) -> DeviceBuffer:
+    """Allocate device memory on the stream, not initialised; by default on this thread's current stream.
+
+    It comes from the pool whose scope the thread is in, else from the device's default pool. Raises
+    :class:`OutOfMemory` if there is not enough, also after everything that nobody uses was given back.
+    """
+
+@final
+class MemPool:
+    """A private pool of one device's memory.
+
+    What a thread allocates in a ``with use_mem_pool(pool):`` block comes from the pool and goes back to it. When the
+    pool dies, blocks that are alive stay valid; the rest goes back to the driver at once.
+    """
+
+    def __new__(
+        cls,
+        allocator: tuple[int, int]
+        | tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], Any]]
+        | None = None,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        limit: int | None = None,
+        device: SupportsIndex | None = None,
+        segments: bool = False,
+    ) -> MemPool:
+        """``allocator``: a pair ``malloc(size, device, stream) -> address`` and ``free(address, size, device, stream)``,
+        callables or addresses of C functions as PyTorch's pluggable allocators have them. ``use_on_oom``: requests for
+        the default pool may take free blocks of this one when the device has no more. ``no_split``: each block has a
+        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` instead of pages
+        that can move."""
+
+    @property
+    def id(self) -> _PoolId:
+        """``(0, n)``; never used twice."""
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+
+    @property
+    def allocator(self) -> Any:
+        """The argument, or None."""
+
+    @property
+    def use_on_oom(self) -> bool:
+        """The argument."""
+
+    @property
+    def no_split(self) -> bool:
+        """The argument."""
+
+    def use_count(self) -> int:
+        """1 for the object, and 1 for each scope that was entered and each capture that was not reset."""
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes to reserve. What is reserved beyond a new limit stays until it is freed and trimmed."""
+
+    @limit.setter
+    def limit(self, value: int | None) -> None: ...
+    def stats(self) -> PoolStats:
+        """What the pool holds and has done."""
+
+    def trim(self) -> int:
+        """Give free memory back and return the bytes that went. Pages that the GPU may still use go later."""
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments."""
+
+    def token(self) -> PoolToken:
+        """What lets another thread enter the pool: threads do not take over the scopes of those that start them."""
+
+    def capture(self, stream: _StreamLike) -> Capture:
+        """``with pool.capture(stream) as memory:`` around a graph's capture: what this thread allocates there is the graph's
+        until ``memory.reset()``. An exception in the block releases everything."""
+
+@final
+class PoolToken:
+    """Lets a thread enter a pool that another thread works in."""
+
+    @property
+    def id(self) -> _PoolId:
+        """The pool's id."""
+
+    @property
+    def device(self) -> int:
+        """The pool's device."""
+
+@final
+class PoolScope:
+    """A pool that the thread's allocations go to for a ``with`` block; see :func:`use_mem_pool`."""
+
+    def __enter__(self) -> MemPool | PoolToken: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]: ...
+
+def use_mem_pool(pool: MemPool | PoolToken) -> PoolScope:
+    """``with use_mem_pool(pool):`` routes what this thread allocates on the pool's device into the pool.
+
+    Blocks nest, the innermost wins, and any number of threads may be in the same pool.
+    """
+
+@final
+class Capture:
+    """Allocations that become parts of a graph; see :meth:`MemPool.capture`."""
+
+    def __enter__(self) -> GraphMemory: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]: ...
+
+@final
+class GraphMemory:
+    """The memory of a captured graph, which nothing else is given until it is reset or dies."""
+
+    @property
+    def pool_id(self) -> _PoolId:
+        """The pool's id."""
+
+    def reset(self) -> None:
+        """Let others use the memory: the graph is not replayed again."""
+
+@final
+class PoolStats:
+    """What a pool holds and has done."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of blocks that are held, as cut: multiples of 512, small ones rounded up by at most an eighth."""
+
+    @property
+    def peak_live_bytes(self) -> int:
+        """The most they were; with several threads, taken whenever one of them grows."""
+
+    @property
+    def requested_bytes(self) -> int:
+        """The bytes asked for, of the same blocks."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Physical bytes."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most they were."""
+
+    @property
+    def live_blocks(self) -> int:
+        """Blocks that are held."""
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that were freed and wait for other streams; they count as live."""
+
+    @property
+    def allocations(self) -> int:
+        """Blocks handed out so far."""
+
+    @property
+    def frees(self) -> int:
+        """Blocks that came back so far."""
+
+    def as_dict(self) -> dict[str, int]:
+        """The same by name."""
+
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+
+@final
+class MemoryStats:
+    """What a device's memory holds and has done, all pools together."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of blocks that are held, as cut: multiples of 512, small ones rounded up by at most an eighth."""
+
+    @property
+    def peak_live_bytes(self) -> int:
+        """The most they were; with several threads, taken whenever one of them grows."""
+
+    @property
+    def requested_bytes(self) -> int:
+        """The bytes asked for, of the same blocks."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Physical bytes."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most they were."""
+
+    @property
+    def live_blocks(self) -> int:
+        """Blocks that are held."""
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that were freed and wait for other streams; they count as live."""
+
+    @property
+    def allocations(self) -> int:
+        """Blocks handed out so far."""
+
+    @property
+    def frees(self) -> int:
+        """Blocks that came back so far."""
+
+    @property
+    def driver_calls(self) -> int:
+        """Calls of the driver's memory functions so far."""
+
+    @property
+    def moved_pages(self) -> int:
+        """Pages of 2 MiB that were moved so far."""
+
+    @property
+    def pools(self) -> int:
+        """How many pools there are, the default one among them."""
+
+    def as_dict(self) -> dict[str, int]:
+        """The same by name."""
+
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+
+@final
+class OomCallback:
+    """A callback that :func:`on_oom` registered, until it is removed or this object dies."""
+
+    def remove(self) -> None:
+        """Call it no more."""
+
+@final
+class CApi:
+    """Addresses of C functions, for plugs that take them."""
+
+    @property
+    def malloc(self) -> int:
+        """PyTorch's pluggable allocator: ``void *(ssize_t size, int device, cudaStream_t stream)``."""
+
+    @property
+    def free(self) -> int:
+        """PyTorch's pluggable allocator: ``void (void *, ssize_t size, int device, cudaStream_t stream)``."""
+
+    @property
+    def cupy_malloc(self) -> int:
+        """``cupy.cuda.CFunctionAllocator``: ``void *(void *, size_t size, int device)``."""
+
+    @property
+    def cupy_free(self) -> int:
+        """``cupy.cuda.CFunctionAllocator``: ``void (void *, void *pointer, int device)``."""
+
+    @property
+    def handler_alloc(self) -> int:
+        """A device memory handler of cuDSS or cuQuantum: ``int (void *, void **, size_t, cudaStream_t)``."""
+
+    @property
+    def handler_free(self) -> int:
+        """The same: ``int (void *, void *, size_t, cudaStream_t)``."""
+
+    @property
+    def handler(self) -> int:
+        """A whole ``cudssDeviceMemHandler_t``."""
+
+    @property
+    def capsule(self) -> Any:
+        """A PyCapsule named ``gpupool.c_api`` that points to a version and the six functions."""
+
+c_api: CApi
+
+def graph_pool_handle(user_created: bool = True) -> _PoolId:
+    """An id that no pool has yet, for :func:`begin_allocate_to_pool`."""
+
+def begin_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+    """Route this thread's allocations into the pool with this id, which is made if there is none; one use more."""
+
+def end_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+    """End what :func:`begin_allocate_to_pool` began, on the same thread."""
+
+def release_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+    """Take back one use of a pool; with the last its memory goes."""
+
+def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
+    """The uses of a pool; None if there is no such pool."""
+
+def empty_cache() -> int:
+    """Give free memory of every pool back, also inside scopes, and return the bytes that went."""
+
+def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
+    """What a device's memory holds and has done."""
+
+def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
+    """Start the peaks anew from what is held now."""
+
+def memory_snapshot() -> dict[str, Any]:
+    """The memory of every pool, block by block, in the form of PyTorch's snapshots."""
+
+def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
+    """Call ``callback(device, nbytes)`` when memory has run out; it answers whether it freed any."""
+
+def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
+    """Reserve at most this part, 0 to 1, of the device's memory."""
+
+def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> float:
+    """The part that was set; 1 if none was."""
+
+def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
+    """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later."""
 
 @final
 class ReplayResult:

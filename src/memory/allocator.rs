@@ -30,6 +30,7 @@ impl Allocation {
 /// or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
+    lifecycle::refuse_forked()?;
     let (cache, thread) = local::cache_for(stream)?;
     let offset = cache.lock(thread).allocate(&cache.device.pages, bytes);
     match offset {
@@ -38,9 +39,18 @@ pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
     }
 }
 
+/// [`allocate`] where the thread's cache has a block ready; none where more is to be done.
+#[cfg(feature = "python")]
+#[inline]
+pub(super) fn allocate_cached(bytes: u64, stream: &Stream) -> Result<Option<Allocation>> {
+    lifecycle::refuse_forked()?;
+    let (cache, thread) = local::cache_for(stream)?;
+    let offset = cache.lock(thread).allocate(&cache.device.pages, bytes);
+    Ok(offset.map(|offset| Allocation { cache, offset }))
+}
+
 #[cold]
 fn allocate_slowly(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
-    lifecycle::refuse_forked()?;
     if bytes == 0 {
         return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
     }

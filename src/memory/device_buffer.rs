@@ -32,6 +32,14 @@ pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
     Ok(DeviceBuffer { block, bytes: nbytes, stream: stream.view() })
 }
 
+/// [`empty`] where the thread's cache has a block ready: none where the driver may have to be asked.
+#[cfg(feature = "python")]
+#[inline]
+pub(crate) fn empty_if_cached(nbytes: u64, stream: &Stream) -> Result<Option<DeviceBuffer>> {
+    let block = if nbytes > 0 { allocator::allocate_cached(nbytes, stream)? } else { None };
+    Ok((nbytes == 0 || block.is_some()).then(|| DeviceBuffer { block, bytes: nbytes, stream: stream.view() }))
+}
+
 impl DeviceBuffer {
     /// The address on the device; 0 for an empty buffer.
     #[inline]

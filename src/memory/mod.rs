@@ -7,9 +7,11 @@
 mod address_space;
 mod allocator;
 mod c_api;
-mod capture;
+pub(crate) mod capture;
 mod device_buffer;
 mod device_memory;
+#[cfg(feature = "python")]
+pub(crate) mod dlpack;
 mod grow;
 mod heap;
 mod id;
@@ -24,7 +26,7 @@ mod pool;
 mod release;
 mod replay;
 mod retired;
-mod scope;
+pub(crate) mod scope;
 mod segment;
 mod snapshot;
 mod stats;
@@ -38,6 +40,8 @@ use std::sync::atomic::Ordering;
 
 pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, DeviceMemHandler};
 pub use capture::{CaptureScope, GraphMemory};
+#[cfg(feature = "python")]
+pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
 pub use id::{PoolId, graph_pool_handle};
 pub use mem_pool::{

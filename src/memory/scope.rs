@@ -7,6 +7,8 @@ use super::id::PoolId;
 use super::pool::Pool;
 use super::{local, mem_pool};
 use crate::error::{Error, Result};
+#[cfg(feature = "python")]
+use crate::runtime::Stream;
 use crate::stream::Device;
 
 /// A pool that the calling thread's allocations go to until this is dropped.
@@ -95,6 +97,12 @@ impl PoolToken {
     /// `ErrorKind::InvalidValue` if the pool was dropped.
     pub fn enter(&self) -> Result<PoolScope> {
         PoolScope::new(&self.pool)
+    }
+
+    /// [`MemPool::capture`](super::MemPool::capture) without a guard.
+    #[cfg(feature = "python")]
+    pub(crate) fn enter_capture(&self, stream: &Stream) -> Result<super::capture::Entered> {
+        super::capture::enter(&self.pool, stream)
     }
 
     /// [`PoolToken::enter`] without a guard.

@@ -48,7 +48,7 @@ impl Exceptions {
             )?,
             out_of_memory: also(
                 "OutOfMemory",
-                "Device memory ran out while a handle was created. Also a MemoryError.",
+                "Device memory ran out, also after gpupool gave back what nobody used. Also a MemoryError.",
                 py.get_type::<PyMemoryError>(),
             )?,
             forked: derived("Forked", "The process was forked after the GPU was first used, and this is the child.")?,

@@ -8,6 +8,7 @@
 mod callbacks;
 mod device;
 mod error;
+mod memory;
 mod pool;
 mod simulation;
 mod stats;
@@ -35,6 +36,14 @@ mod _native {
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
     #[pymodule_export]
+    use super::memory::{
+        PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
+        PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, enable_peer_access,
+        end_allocate_to_pool, get_per_process_memory_fraction, graph_pool_handle, memory_snapshot, memory_stats,
+        on_oom, pool_use_count, release_pool, replay, reset_peak_memory_stats, set_per_process_memory_fraction,
+        use_mem_pool,
+    };
+    #[pymodule_export]
     use super::pool::PyHandlePool;
     #[pymodule_export]
     use super::simulation::{
@@ -49,6 +58,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         error::add_exceptions(module)?;
+        module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [
             ("cudnn", Cudnn::pool()),

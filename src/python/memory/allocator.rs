@@ -1,0 +1,83 @@
+//! A user's own allocator for a pool: two functions, Python callables or addresses of C functions.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyInt;
+
+use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
+use crate::memory::{SegmentFunctions, SegmentSource};
+use crate::runtime::Stream;
+
+/// The source that an `allocator` argument names.
+pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSource>> {
+    let wrong = || {
+        Error::invalid_value(
+            "allocator must be a pair (malloc, free): callables malloc(size, device, stream) -> address and \
+             free(address, size, device, stream), or the addresses of C functions of these forms",
+        )
+    };
+    let (allocate, free): (Bound<'_, PyAny>, Bound<'_, PyAny>) = allocator.extract().map_err(|_| wrong())?;
+    if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
+        return Ok(Arc::new(SegmentFunctions::from_addresses(allocate.extract()?, free.extract()?)?));
+    }
+    if allocate.is_callable() && free.is_callable() {
+        return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));
+    }
+    Err(wrong().into())
+}
+
+struct Callables {
+    allocate: Py<PyAny>,
+    free: Py<PyAny>,
+}
+
+impl fmt::Debug for Callables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callables")
+    }
+}
+
+fn refused(function: &str, status: String, cause: Option<PyErr>) -> Error {
+    ErrorKind::Library(LibraryError {
+        library: "the pool's own allocator".to_owned(),
+        function: function.to_owned(),
+        status,
+        code: -1,
+        kind: StatusKind::OutOfMemory,
+        device: None,
+        path: None,
+        advice: None,
+        cause: cause.map(|raised| Box::new(raised) as _),
+    })
+    .into()
+}
+
+fn call<R>(function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
+    match Python::try_attach(call) {
+        Some(result) => result.map_err(|raised| refused(function, "an exception".to_owned(), Some(raised))),
+        None => Err(refused(function, "the interpreter is shutting down".to_owned(), None)),
+    }
+}
+
+impl SegmentSource for Callables {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        let arguments = (bytes, stream.device().ordinal(), stream.raw().address());
+        match call("malloc", |py| self.allocate.call1(py, arguments)?.extract(py))? {
+            0 => Err(refused("malloc", "a null pointer".to_owned(), None)),
+            address => Ok(address),
+        }
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        let arguments = (address, bytes, stream.device().ordinal(), stream.raw().address());
+        call("free", |py| {
+            if let Err(raised) = self.free.call1(py, arguments) {
+                // Nobody asked for this free, so there is nobody to raise it to.
+                raised.write_unraisable(py, Some(self.free.bind(py)));
+            }
+            Ok(())
+        })
+    }
+}

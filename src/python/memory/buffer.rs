@@ -1,0 +1,189 @@
+//! `DeviceBuffer` and `empty`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyOverflowError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::{Id, pair};
+use crate::error::Error;
+use crate::memory::{self, DeviceBuffer, dlpack};
+use crate::python::stream;
+use crate::runtime::{Event, Kind, Stream, get};
+use crate::stream::Device;
+
+/// A buffer, shared with those it was exported to; none once freed.
+#[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyDeviceBuffer(Mutex<Option<Arc<DeviceBuffer>>>);
+
+/// The number of bytes that an argument names.
+fn bytes(nbytes: &Bound<'_, PyAny>) -> PyResult<u64> {
+    nbytes.extract::<u64>().map_err(|error| {
+        if !error.is_instance_of::<PyOverflowError>(nbytes.py()) {
+            return error;
+        }
+        Error::invalid_value(format!("{nbytes} bytes cannot be allocated: give 0 to 2**64 - 1")).into()
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (nbytes, stream = None))]
+pub(in crate::python) fn empty(
+    py: Python<'_>,
+    nbytes: &Bound<'_, PyAny>,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PyDeviceBuffer> {
+    let nbytes = bytes(nbytes)?;
+    let stream = stream::resolve(py, stream, None)?;
+    let buffer = match memory::empty_if_cached(nbytes, &stream)? {
+        Some(buffer) => buffer,
+        None => py.detach(|| memory::empty(nbytes, &stream))?,
+    };
+    Ok(PyDeviceBuffer(Mutex::new(Some(Arc::new(buffer)))))
+}
+
+impl PyDeviceBuffer {
+    fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
+        let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
+        Ok(buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
+    }
+}
+
+#[pymethods]
+impl PyDeviceBuffer {
+    #[getter]
+    fn ptr(&self) -> PyResult<u64> {
+        Ok(self.shared()?.address())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.shared()?.nbytes())
+    }
+
+    #[getter]
+    fn device(&self) -> PyResult<usize> {
+        Ok(self.shared()?.device().ordinal())
+    }
+
+    #[getter]
+    fn stream(&self) -> PyResult<usize> {
+        Ok(self.shared()?.stream().raw().address())
+    }
+
+    #[getter]
+    fn pool_id(&self) -> PyResult<Id> {
+        Ok(pair(self.shared()?.pool_id()))
+    }
+
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::resolve(py, Some(stream), None)?;
+        Ok(self.shared()?.record_stream(&stream)?)
+    }
+
+    #[pyo3(signature = (stream = None))]
+    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
+        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        let buffer = place.take().ok_or_else(freed)?;
+        match Arc::try_unwrap(buffer) {
+            Ok(buffer) => {
+                drop(place);
+                let on = stream.unwrap_or_else(|| buffer.stream().clone());
+                Ok(py.detach(|| buffer.free_on(&on))?)
+            }
+            Err(shared) => {
+                *place = Some(shared);
+                let exported = "this buffer is shared by DLPack; it is freed when the last array that uses it dies";
+                Err(Error::invalid_value(exported).into())
+            }
+        }
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let buffer = self.shared()?;
+        if get()?.kind() != Kind::Cuda {
+            return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
+        }
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (buffer.nbytes(),))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (buffer.address(), false))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("version", 3)?;
+        // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
+        interface.set_item("stream", buffer.stream().raw().address().max(1))?;
+        Ok(interface)
+    }
+
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(dlpack::device(self.shared()?.as_ref()))
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let buffer = self.shared()?;
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a DeviceBuffer is not copied; ask with copy=None or False"));
+        }
+        let own = dlpack::device(&buffer);
+        if dl_device.is_some_and(|wanted| wanted != own) {
+            let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
+            return Err(PyBufferError::new_err(wrong));
+        }
+        if get()?.kind() == Kind::Cuda {
+            let device = buffer.device();
+            if let Some(consumer) = consumer(stream, device)? {
+                py.detach(|| wait(&consumer, buffer.stream()))?;
+            }
+        }
+        dlpack::export(py, buffer, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.shared() {
+            Ok(buffer) => format!(
+                "gpupool.DeviceBuffer(ptr={:#x}, nbytes={}, device={})",
+                buffer.address(),
+                buffer.nbytes(),
+                buffer.device().ordinal()
+            ),
+            Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
+        }
+    }
+}
+
+/// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
+fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
+    let number = stream.map_or(Ok(1), |stream| stream.extract::<i64>())?;
+    match number {
+        -1 => Ok(None),
+        1.. => Ok(Some(Stream::foreign(number as usize, Some(device))?)),
+        _ => Err(Error::invalid_value(format!(
+            "stream={number} is no stream of CUDA in DLPack: give -1, 1, 2 or an address; 0 is ambiguous"
+        ))
+        .into()),
+    }
+}
+
+/// Makes the consumer's stream wait for what was submitted to the buffer's so far.
+fn wait(consumer: &Stream, own: &Stream) -> crate::error::Result<()> {
+    if consumer.raw().address().max(1) == own.raw().address().max(1) {
+        return Ok(());
+    }
+    let event = Event::new(own.device())?;
+    event.record(own)?;
+    consumer.wait(&event)
+}

@@ -1,0 +1,86 @@
+//! `MemPool.capture`: the memory of a graph, for the `with` block in which it is captured.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use pyo3::prelude::*;
+
+use super::{Id, pair};
+use crate::error::Error;
+use crate::memory::capture::{Entered, leave};
+use crate::memory::{GraphMemory, PoolToken};
+use crate::runtime::Stream;
+
+/// Allocations of a `with` block that become parts of a graph.
+#[pyclass(name = "Capture", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyCapture {
+    token: PoolToken,
+    stream: Stream,
+    state: Mutex<Option<(ThreadId, Entered, Py<PyGraphMemory>)>>,
+}
+
+/// The memory of a captured graph; none before the block ends, and after the reset.
+#[pyclass(name = "GraphMemory", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyGraphMemory {
+    pool_id: Id,
+    memory: Mutex<Option<GraphMemory>>,
+}
+
+impl PyCapture {
+    pub(super) const fn new(token: PoolToken, stream: Stream) -> Self {
+        Self { token, stream, state: Mutex::new(None) }
+    }
+}
+
+#[pymethods]
+impl PyCapture {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyGraphMemory>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.is_some() {
+            return Err(Error::invalid_value("this capture was entered before; call MemPool.capture for each").into());
+        }
+        let memory = PyGraphMemory { pool_id: pair(self.token.id()), memory: Mutex::new(None) };
+        let memory = Py::new(py, memory)?;
+        let entered = self.token.enter_capture(&self.stream)?;
+        *state = Some((thread::current().id(), entered, memory.clone_ref(py)));
+        Ok(memory)
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let left = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.take_if(|(thread, _, _)| *thread == thread::current().id())
+        };
+        let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
+        let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;
+        let memory = leave(entered)?;
+        if kind.is_none() {
+            *place.get().memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory);
+        } else {
+            // The capture failed, so there will be no graph.
+            py.detach(|| drop(memory));
+        }
+        Ok(false)
+    }
+}
+
+#[pymethods]
+impl PyGraphMemory {
+    #[getter]
+    const fn pool_id(&self) -> Id {
+        self.pool_id
+    }
+
+    fn reset(&self, py: Python<'_>) {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(memory));
+    }
+}

@@ -1,0 +1,172 @@
+//! `MemPool`, and pools by their ids.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use super::allocator::source;
+use super::capture::PyCapture;
+use super::scope::PyPoolToken;
+use super::snapshot::segments;
+use super::stats::PyPoolStats;
+use super::{Id, pair};
+use crate::memory::{self, MemPool, PoolId};
+use crate::python::{device, stream};
+
+#[pyclass(name = "MemPool", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyMemPool {
+    /// Taken when the object dies, to let go of the pool without the GIL.
+    pool: MemPool,
+    allocator: Mutex<Option<Py<PyAny>>>,
+}
+
+impl PyMemPool {
+    pub(super) fn token(&self) -> memory::PoolToken {
+        self.pool.token()
+    }
+}
+
+#[pymethods]
+impl PyMemPool {
+    #[new]
+    #[pyo3(signature = (
+        allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false
+    ))]
+    fn new(
+        py: Python<'_>,
+        allocator: Option<&Bound<'_, PyAny>>,
+        use_on_oom: bool,
+        no_split: bool,
+        limit: Option<u64>,
+        device: Option<&Bound<'_, PyAny>>,
+        segments: bool,
+    ) -> PyResult<Self> {
+        let device = device::extract_or_current(py, device)?;
+        let mut builder =
+            MemPool::builder().device(device).use_on_oom(use_on_oom).no_split(no_split).segments(segments);
+        if let Some(limit) = limit {
+            builder = builder.limit(limit);
+        }
+        if let Some(allocator) = allocator {
+            builder = builder.allocator(source(allocator)?);
+        }
+        let pool = py.detach(|| builder.build())?;
+        Ok(Self { pool, allocator: Mutex::new(allocator.map(|allocator| allocator.clone().unbind())) })
+    }
+
+    #[getter]
+    fn id(&self) -> Id {
+        pair(self.pool.id())
+    }
+
+    #[getter]
+    fn device(&self) -> usize {
+        self.pool.device().ordinal()
+    }
+
+    #[getter]
+    fn allocator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let allocator = self.allocator.lock().unwrap_or_else(PoisonError::into_inner);
+        allocator.as_ref().map(|allocator| allocator.clone_ref(py))
+    }
+
+    #[getter]
+    fn use_on_oom(&self) -> bool {
+        self.pool.use_on_oom()
+    }
+
+    #[getter]
+    fn no_split(&self) -> bool {
+        self.pool.no_split()
+    }
+
+    fn use_count(&self) -> u32 {
+        self.pool.use_count()
+    }
+
+    #[getter]
+    fn limit(&self) -> Option<u64> {
+        self.pool.limit()
+    }
+
+    #[setter]
+    fn set_limit(&self, limit: Option<u64>) {
+        self.pool.set_limit(limit);
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyPoolStats {
+        py.detach(|| self.pool.stats()).into()
+    }
+
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| self.pool.trim())?)
+    }
+
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let found = py.detach(|| self.pool.snapshot());
+        segments(py, &found)
+    }
+
+    #[pyo3(name = "token")]
+    fn py_token(&self) -> PyPoolToken {
+        PyPoolToken::from(self.token())
+    }
+
+    fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
+        let stream = stream::resolve(slf.py(), Some(stream), None)?;
+        Ok(PyCapture::new(slf.get().token(), stream))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("gpupool.MemPool(id={:?}, device={})", self.id(), self.device())
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (user_created = true))]
+pub(in crate::python) fn graph_pool_handle(user_created: bool) -> Id {
+    pair(memory::graph_pool_handle(user_created))
+}
+
+#[pyfunction]
+pub(in crate::python) fn begin_allocate_to_pool(
+    py: Python<'_>,
+    device: &Bound<'_, PyAny>,
+    pool_id: Id,
+) -> PyResult<()> {
+    let device = device::extract(py, device)?;
+    Ok(memory::begin_allocate_to_pool(device, PoolId(pool_id.0, pool_id.1))?)
+}
+
+#[pyfunction]
+pub(in crate::python) fn end_allocate_to_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: Id) -> PyResult<()> {
+    let device = device::extract(py, device)?;
+    Ok(memory::end_allocate_to_pool(device, PoolId(pool_id.0, pool_id.1))?)
+}
+
+#[pyfunction]
+pub(in crate::python) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: Id) -> PyResult<()> {
+    let device = device::extract(py, device)?;
+    Ok(py.detach(|| memory::release_pool(device, PoolId(pool_id.0, pool_id.1)))?)
+}
+
+#[pyfunction]
+pub(in crate::python) fn pool_use_count(
+    py: Python<'_>,
+    device: &Bound<'_, PyAny>,
+    pool_id: Id,
+) -> PyResult<Option<u32>> {
+    let device = device::extract(py, device)?;
+    Ok(memory::pool_use_count(device, PoolId(pool_id.0, pool_id.1))?)
+}
+
+/// What `as_dict` of the statistics answers.
+pub(super) fn dict<'py>(py: Python<'py>, items: &[(&str, u64)]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in items {
+        dict.set_item(name, value)?;
+    }
+    Ok(dict)
+}

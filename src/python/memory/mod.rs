@@ -1,0 +1,34 @@
+//! Device memory for Python, one file a concept.
+
+mod allocator;
+mod buffer;
+mod capture;
+mod functions;
+mod mem_pool;
+mod replaying;
+mod scope;
+mod snapshot;
+mod stats;
+
+pub(super) use buffer::{PyDeviceBuffer, empty};
+pub(super) use capture::{PyCapture, PyGraphMemory};
+pub(super) use functions::{PyCApi, c_api};
+pub(super) use mem_pool::{
+    PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
+};
+pub(super) use replaying::{PyReplayResult, replay};
+pub(super) use scope::{PyPoolScope, PyPoolToken, use_mem_pool};
+pub(super) use snapshot::memory_snapshot;
+pub(super) use stats::{
+    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
+    memory_stats, on_oom, reset_peak_memory_stats, set_per_process_memory_fraction,
+};
+
+use crate::memory::PoolId;
+
+/// An id as Python sees it.
+type Id = (u64, u64);
+
+const fn pair(id: PoolId) -> Id {
+    (id.0, id.1)
+}

@@ -1,0 +1,86 @@
+//! `use_mem_pool`: a scope as a `with` block, and the tokens that take a pool to other threads.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use pyo3::prelude::*;
+
+use super::mem_pool::PyMemPool;
+use super::{Id, pair};
+use crate::error::Error;
+use crate::memory::PoolToken;
+use crate::memory::scope::{Entered, leave};
+
+#[pyclass(name = "PoolToken", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyPoolToken(PoolToken);
+
+impl From<PoolToken> for PyPoolToken {
+    fn from(token: PoolToken) -> Self {
+        Self(token)
+    }
+}
+
+#[pymethods]
+impl PyPoolToken {
+    #[getter]
+    fn id(&self) -> Id {
+        pair(self.0.id())
+    }
+
+    #[getter]
+    fn device(&self) -> usize {
+        self.0.device().ordinal()
+    }
+}
+
+/// A pool that the thread's allocations go to for a `with` block. One object may be entered again, also by another thread.
+#[pyclass(name = "PoolScope", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyPoolScope {
+    pool: Py<PyAny>,
+    token: PoolToken,
+    entered: Mutex<Vec<(ThreadId, Entered)>>,
+}
+
+/// Routes this thread's allocations into a pool for a `with` block.
+#[pyfunction]
+pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoolScope> {
+    let token = if let Ok(pool) = pool.cast::<PyMemPool>() {
+        pool.get().token()
+    } else if let Ok(token) = pool.cast::<PyPoolToken>() {
+        token.get().0.clone()
+    } else {
+        return Err(Error::invalid_value(format!("use_mem_pool takes a MemPool or its token(), not {pool}")).into());
+    };
+    Ok(PyPoolScope { pool: pool.clone().unbind(), token, entered: Mutex::new(Vec::new()) })
+}
+
+#[pymethods]
+impl PyPoolScope {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let entered = self.token.enter_scope()?;
+        let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+        stack.push((thread::current().id(), entered));
+        Ok(self.pool.clone_ref(py))
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let this = thread::current().id();
+        let entered = {
+            let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = stack.iter().rposition(|(thread, _)| *thread == this);
+            last.map(|index| stack.remove(index).1)
+        };
+        let left = "use_mem_pool was left on a thread that did not enter it; enter and leave it on one thread";
+        let entered = entered.ok_or_else(|| Error::invalid_value(left))?;
+        py.detach(|| leave(&entered))?;
+        Ok(false)
+    }
+}
