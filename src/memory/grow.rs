@@ -141,7 +141,7 @@ fn grow_pages(
         mapped: Vec::new(),
     };
     let outcome = (|| {
-        work.add(cache, &service.pool, &service.stream, own)?;
+        work.add(cache, service, thread, &service.stream, own)?;
         if may_move {
             work.gather(cache, service, thread, effort)?;
         }
@@ -250,15 +250,17 @@ impl Work<'_> {
     fn add(
         &mut self,
         cache: &'static ThreadCache,
-        pool: &Arc<Pool>,
-        stream: &Stream,
+        service: &Service,
+        thread: u64,
+        alive: &Stream,
         mappings: Vec<Mapping>,
     ) -> Result<()> {
         if mappings.is_empty() {
             return Ok(());
         }
-        self.gathered.push(Gathered { cache, pool: Arc::clone(pool), mappings, until: Until::Events(Vec::new()) });
-        let until = Until::now(self.device, vec![stream.clone()])?;
+        let pool = Arc::clone(&service.pool);
+        self.gathered.push(Gathered { cache, pool, mappings, until: Until::Events(Vec::new()) });
+        let until = Until::served(self.device, service, thread, Some(alive))?;
         if let Some(last) = self.gathered.last_mut() {
             last.until = until;
         }
@@ -295,8 +297,8 @@ impl Work<'_> {
                     let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
                     heap.take_mappings(&self.device.pages, wanted, slack, u64::MAX)
                 };
-                self.add(cache, pool, &other.stream, mappings)?;
-                if other.stream.raw() != service.stream.raw() {
+                self.add(cache, &other, thread, &service.stream, mappings)?;
+                if other.stream.raw() != service.stream.raw() || other.stream_of != service.stream_of {
                     self.pass_on(effort >= Effort::Pool)?;
                 }
             }
@@ -419,9 +421,12 @@ impl Work<'_> {
 
 /// Whether free pages of a cache can be taken for another one.
 fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Result<bool> {
-    // A graph may use them at any time; a thread's own default stream means another one here.
-    if (other.is_captured && other.pool.has_captures()) || (other.stream_of != 0 && other.stream_of != thread) {
+    // A graph may use them at any time.
+    if other.is_captured && other.pool.has_captures() {
         return Ok(false);
+    }
+    if !other.is_stream_usable(thread, Some(&asker.stream)) {
+        return Ok(effort >= Effort::Pool);
     }
     if other.stream.raw() == asker.stream.raw() {
         return Ok(true);

@@ -6,10 +6,10 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::device_memory::DeviceMemory;
-use super::thread_cache::ThreadCache;
+use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
-use crate::stream::CaptureStatus;
+use crate::stream::{CaptureStatus, Device};
 
 /// A freed block and what must happen before it is used again.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(super) enum Until {
     Events(Vec<Event>),
     /// Streams on which nothing could be recorded yet: one is being captured, or the driver refused.
     Unrecorded(Vec<Stream>),
+    /// All work on the device, which could not be recorded yet.
+    Device,
 }
 
 /// Events that are not in use.
@@ -35,14 +37,15 @@ pub(super) struct EventPool {
 
 impl EventPool {
     /// An event that has recorded the stream's work so far.
-    pub(super) fn record(&self, stream: &Stream) -> Result<Event> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let event = match idle {
-            Some(event) => event,
-            None => Event::new(stream.device())?,
-        };
+    fn record(&self, stream: &Stream) -> Result<Event> {
+        let event = self.take(stream.device())?;
         event.record(stream)?;
         Ok(event)
+    }
+
+    fn take(&self, device: Device) -> Result<Event> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| Event::new(device), Ok)
     }
 
     pub(super) fn put_back(&self, events: impl IntoIterator<Item = Event>) {
@@ -61,6 +64,31 @@ impl Until {
         streams.iter().map(|stream| device.events.record(stream)).collect::<Result<_>>().map(Self::Events)
     }
 
+    /// The work so far on the stream that a cache serves, for somebody whose own stream is alive. A foreign stream may have
+    /// been destroyed by now, and is not touched: all work on the device stands for its.
+    pub(super) fn served(
+        device: &DeviceMemory,
+        service: &Service,
+        thread: u64,
+        alive: Option<&Stream>,
+    ) -> Result<Self> {
+        if service.is_stream_usable(thread, alive) {
+            Self::now(device, vec![service.stream.clone()])
+        } else {
+            Self::all_work(device)
+        }
+    }
+
+    /// All work on the device so far. Not while a capture is known of, which that would spoil.
+    fn all_work(device: &DeviceMemory) -> Result<Self> {
+        if runtime::is_known_stream_capturing(runtime::get()?, device.device)? {
+            return Ok(Self::Device);
+        }
+        let event = device.events.take(device.device)?;
+        event.record_context()?;
+        Ok(Self::Events(vec![event]))
+    }
+
     /// [`Until::now`], or as soon as the driver records it, which is later and so never too early.
     pub(super) fn now_or_later(device: &DeviceMemory, streams: Vec<Stream>) -> Self {
         Self::now(device, streams.clone()).unwrap_or(Self::Unrecorded(streams))
@@ -68,12 +96,17 @@ impl Until {
 
     /// Whether all of it is done. With `wait`, waits for what is recorded.
     pub(super) fn is_done(&mut self, device: &DeviceMemory, wait: bool) -> Result<bool> {
-        if let Self::Unrecorded(streams) = self {
-            // A refusal leaves the streams here.
-            *self = Self::now(device, streams.clone())?;
+        // A refusal leaves them as they are.
+        match self {
+            // Those that may have been destroyed meanwhile are not touched again.
+            Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
+                *self = Self::now(device, streams.clone())?
+            }
+            Self::Unrecorded(_) | Self::Device => *self = Self::all_work(device)?,
+            Self::Events(_) => {}
         }
         match self {
-            Self::Unrecorded(_) => Ok(false),
+            Self::Unrecorded(_) | Self::Device => Ok(false),
             Self::Events(events) => {
                 if events.is_empty() {
                     return Ok(true);

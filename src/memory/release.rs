@@ -17,7 +17,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
     }
     let device = cache.device;
     // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
-    let mut until = Some(Until::now(device, vec![service.stream.clone()])?);
+    let mut until = Some(Until::served(device, service, thread, None)?);
     let (mappings, spans) = {
         let mut heap = cache.lock(thread);
         heap.drop_empty_slabs(&device.pages);
@@ -34,7 +34,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
         let address = device.remove_segment(offset, bytes);
         let until = match until.take() {
             Some(until) => until,
-            None => Until::now_or_later(device, vec![service.stream.clone()]),
+            None => Until::served(device, service, thread, None).unwrap_or(Until::Device),
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         device.retired.push(remains, until, &service.pool);

@@ -28,6 +28,16 @@ pub(super) struct Service {
     pub(super) stream_of: u64,
 }
 
+impl Service {
+    /// Whether the stream can be asked and recorded on by this thread: it lasts, or somebody has just given it.
+    pub(super) fn is_stream_usable(&self, thread: u64, alive: Option<&Stream>) -> bool {
+        if self.stream_of != 0 {
+            return self.stream_of == thread;
+        }
+        self.stream.is_lasting() || alive.is_some_and(|alive| alive.raw() == self.stream.raw())
+    }
+}
+
 /// A list that is asked whether it is empty far more often than used.
 #[derive(Debug, Default)]
 pub(super) struct Shared<T> {

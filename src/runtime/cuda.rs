@@ -63,6 +63,8 @@ const SYMBOLS: &[&CStr] = &[
 /// The CUDA driver and its devices.
 pub(super) struct Cuda {
     version: (u32, u32),
+    /// Whether the driver has `cuCtxRecordEvent`, which came with CUDA 12.5.
+    has_context_events: bool,
     devices: Vec<CudaDevice>,
 }
 
@@ -152,6 +154,7 @@ impl Cuda {
                 symbol.to_string_lossy()
             )));
         }
+        let has_context_events = shared_object::missing_symbol(&library, &[c"cuCtxRecordEvent"]).is_none();
         // The driver stays loaded for the life of the process.
         std::mem::forget(library);
 
@@ -176,7 +179,7 @@ impl Cuda {
             devices.push(CudaDevice { handle, primary: OnceLock::new() });
         }
         let version = version.unsigned_abs();
-        Ok(Self { version: (version / 1000, version % 1000 / 10), devices })
+        Ok(Self { version: (version / 1000, version % 1000 / 10), has_context_events, devices })
     }
 
     fn slot(&self, device: Device) -> Result<&CudaDevice> {
@@ -403,6 +406,17 @@ impl Runtime for Cuda {
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(as_event(event), as_stream(stream)) })
+    }
+
+    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
+        if !self.has_context_events {
+            return Err(refused("cuCtxRecordEvent", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a valid place for a context.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        // SAFETY: the context is current, and the caller promises that the event is alive.
+        check("cuCtxRecordEvent", unsafe { sys::cuCtxRecordEvent(context, as_event(event)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {

@@ -50,6 +50,14 @@ impl Event {
         unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
 
+    /// Records all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there.
+    pub(crate) fn record_context(&self) -> Result<()> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        // SAFETY: this event is ours and of the device just bound.
+        unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
     /// Whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Errors

@@ -159,6 +159,12 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// Both are alive, of this runtime and of one device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
+    /// Records all work of the current device's context so far (`cuCtxRecordEvent`). Spoils every capture of the context,
+    /// in any mode. Refused by drivers older than CUDA 12.5.
+    ///
+    /// # Safety
+    /// The event is alive, of this runtime and of the current device.
+    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()>;
     /// Whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Safety

@@ -99,6 +99,12 @@ impl Stream {
         Self { raw, device: actual, owned: None }.on(device)
     }
 
+    /// Whether it can be used at any time: a stream of our own, or the legacy default one. A foreign one may have been
+    /// destroyed since it was given, and no driver says so: it crashes.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
+    }
+
     /// How many clones there are of a stream of our own; none for a foreign one, whose end nobody tells.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)

@@ -292,6 +292,11 @@ impl Runtime for Host {
         timeline().record_event(event, Self::key(stream))
     }
 
+    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
+        check(Call::EventRecord)?;
+        timeline().record_device(event, Self::bound())
+    }
+
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         capture::check_unsafe_call()?;
         check(Call::EventQuery)?;

@@ -45,10 +45,10 @@ impl SimulatedStream {
 }
 
 /// What an event recorded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Recorded {
-    /// A stream's work up to this number.
-    Work(Key, u64),
+    /// The work of streams, each up to a number.
+    Work(Vec<(Key, u64)>),
     /// A point of the capture with this id: part of a graph, and never done.
     Captured(Key, u64),
 }
@@ -148,14 +148,13 @@ impl Timeline {
     }
 
     pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
-        let recorded = *self.event(event)?;
+        let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
-        match recorded {
-            Some(Recorded::Work(other, until)) if other != key => {
-                stream.waits.push(Wait { after: stream.submitted, other, until });
-            }
-            // A stream's own work comes in order, and a captured event is an edge of the graph.
-            _ => {}
+        // A captured event is an edge of the graph.
+        if let Some(Recorded::Work(work)) = recorded {
+            // A stream's own work comes in order.
+            let others = work.into_iter().filter(|(other, _)| *other != key);
+            stream.waits.extend(others.map(|(other, until)| Wait { after: stream.submitted, other, until }));
         }
         Ok(())
     }
@@ -176,17 +175,26 @@ impl Timeline {
         let stream = self.stream(key)?;
         let recorded = match &stream.capture {
             Some(capture) => Recorded::Captured(key, capture.id),
-            None => Recorded::Work(key, stream.submitted),
+            None => Recorded::Work(vec![(key, stream.submitted)]),
         };
         *self.event(event)? = Some(recorded);
         Ok(())
     }
 
+    /// Records the work of all streams of the device, which spoils every capture on it.
+    pub(super) fn record_device(&mut self, event: RawEvent, device: Device) -> Result<()> {
+        self.spoil_captures_on(device);
+        let streams = self.streams().iter().filter(|(_, stream)| stream.device == device);
+        let work = streams.map(|(&key, stream)| (key, stream.submitted)).collect();
+        *self.event(event)? = Some(Recorded::Work(work));
+        Ok(())
+    }
+
     /// The work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
-    fn recorded_work(&mut self, event: RawEvent) -> Result<Option<(Key, u64)>> {
-        match *self.event(event)? {
-            None => Ok(None),
-            Some(Recorded::Work(key, position)) => Ok(Some((key, position))),
+    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(Key, u64)>> {
+        match self.event(event)?.clone() {
+            None => Ok(Vec::new()),
+            Some(Recorded::Work(work)) => Ok(work),
             Some(Recorded::Captured(key, id)) => {
                 if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
                     && capture.id == id
@@ -201,14 +209,16 @@ impl Timeline {
 
     pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
         let recorded = self.recorded_work(event)?;
-        Ok(recorded.is_none_or(|(key, position)| self.completed(key) >= position))
+        Ok(recorded.into_iter().all(|(key, position)| self.completed(key) >= position))
     }
 
     pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
-        match self.recorded_work(event)? {
-            Some((key, position)) if self.completed(key) < position => self.complete(key, position),
-            _ => Ok(()),
+        for (key, position) in self.recorded_work(event)? {
+            if self.completed(key) < position {
+                self.complete(key, position)?;
+            }
         }
+        Ok(())
     }
 
     /// Completes all work of a device, or of every device.
