@@ -60,7 +60,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no block starts there or it was freed before; `ErrorKind::Library` if the driver refuses to
-/// record what the streams did: then the block is lost to use.
+/// take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
     let on = on.filter(|stream| !cache.is_of(stream));
@@ -88,7 +88,7 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
-        order::defer(cache, offset, streams)?;
+        order::defer(cache, offset, streams);
     }
     if cache.is_closing() {
         release::leave_closed(cache, thread)?;
@@ -114,13 +114,28 @@ pub(super) fn record_stream(cache: &ThreadCache, offset: u64, stream: &Stream) -
 /// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's.
 #[inline]
 pub(super) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
-    for memory in DeviceMemory::all() {
-        if let Some(offset) = memory.offset(address)
+    let paged = match device {
+        Some(device) => DeviceMemory::known(device).and_then(|memory| paged_block(memory, address)),
+        None => DeviceMemory::all().find_map(|memory| paged_block(memory, address)),
+    };
+    match paged {
+        Some(block) => Ok(block),
+        None => find_in_segments(address, device),
+    }
+}
+
+#[inline]
+fn paged_block(memory: &'static DeviceMemory, address: u64) -> Option<Allocation> {
+    let offset = memory.page_offset(address)?;
+    Some(Allocation { cache: memory.cache_of(offset)?, offset })
+}
+
+#[cold]
+fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
+    for memory in DeviceMemory::all().filter(|memory| device.is_none_or(|device| device == memory.device)) {
+        if let Some(offset) = memory.segment_offset(address)
             && let Some(cache) = memory.cache_of(offset)
         {
-            if device.is_some_and(|device| device != memory.device) {
-                break;
-            }
             return Ok(Allocation { cache, offset });
         }
     }

@@ -73,7 +73,7 @@ impl DeviceBuffer {
     /// Frees the memory after what was submitted to this stream so far.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to record that: then the memory is not used again.
+    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all the same.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         match self.block.take() {
             Some(block) => allocator::free(block.cache, block.offset, Some(stream)),
@@ -93,7 +93,7 @@ impl Drop for DeviceBuffer {
         if let Some(block) = self.block.take()
             && !lifecycle::is_forked()
         {
-            // Only a driver that refuses to record an event makes this fail: then the memory is not used again.
+            // What the driver refuses to take back is tried again whenever memory is given back.
             let _ = allocator::free(block.cache, block.offset, None);
         }
     }

@@ -89,6 +89,12 @@ impl DeviceMemory {
         }
     }
 
+    /// The memory of the device, if it was used.
+    #[inline]
+    pub(super) fn known(device: Device) -> Option<&'static Self> {
+        DEVICES.get(device.ordinal())?.get().copied()
+    }
+
     /// Every device whose memory was used.
     pub(super) fn all() -> impl Iterator<Item = &'static Self> {
         let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
@@ -99,26 +105,19 @@ impl DeviceMemory {
     fn make(device: Device) -> Result<&'static Self> {
         runtime::device(device.ordinal() as i64)?;
         let place = DEVICES.get(device.ordinal()).ok_or_else(|| too_many("devices"))?;
-        let memory = Self::reserve(device)?;
-        let mut ours = Some(memory);
-        let kept = place.get_or_init(|| match ours.take() {
-            Some(memory) => Box::leak(Box::new(memory)),
-            // Not reached: the closure runs once.
-            None => Box::leak(Box::new(Self::new(device, 0, 0, 0))),
-        });
-        if let Some(memory) = ours {
+        // Whole, with its default pool, before any other thread sees it.
+        let memory: &'static Self = Box::leak(Box::new(Self::reserve(device)?));
+        let rules = Rules { source: memory.default_source(), ..Rules::default() };
+        let pool = memory.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, memory, rules, None)));
+        memory.add_pool(pool);
+        let kept = *place.get_or_init(|| memory);
+        if !std::ptr::eq(kept, memory) {
             // Another thread was first.
             memory.free_addresses();
         }
         static TELLS: Once = Once::new();
         TELLS.call_once(|| holders::add(super::stats::holders));
         DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
-        let rules = Rules { source: kept.default_source(), ..Rules::default() };
-        let pool = kept.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, kept, rules, None)));
-        let mut pools = kept.lock_pools();
-        if pools.is_empty() {
-            pools.push(Arc::clone(pool));
-        }
         Ok(kept)
     }
 
@@ -161,14 +160,15 @@ impl DeviceMemory {
         if offset < self.room { self.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
     }
 
-    /// The offset of an address, if it lies in this device's memory.
+    /// The offset of an address, if it lies in this device's address range.
     #[inline]
-    pub(super) fn offset(&self, address: u64) -> Option<u64> {
+    pub(super) fn page_offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.base);
-        if offset < self.room { Some(offset) } else { self.segment_offset(address) }
+        (offset < self.room).then_some(offset)
     }
 
-    fn segment_offset(&self, address: u64) -> Option<u64> {
+    /// The offset of an address, if it lies in one of this device's segments.
+    pub(super) fn segment_offset(&self, address: u64) -> Option<u64> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let (start, segment) = segments.range(..=address).next_back()?;
         (address - start < segment.bytes).then(|| segment.offset + (address - start))

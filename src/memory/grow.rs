@@ -16,7 +16,7 @@ use super::retired::Remains;
 use super::segment::{SegmentSource, segment_bytes};
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, ErrorKind, Result, StatusKind};
-use crate::runtime::Stream;
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
 /// How far a request goes to find pages.
@@ -38,6 +38,8 @@ const HANDLE_PART: u64 = 256;
 const HANDLE_PAGES: (u32, u32) = (4, 16);
 /// At least this part of what the pool has is created at a time, up to one handle.
 const AHEAD_PART: u64 = 512;
+/// More pages than this are not created ahead.
+const AHEAD_MOST: u64 = 64;
 
 /// Where new pages will stand.
 #[derive(Clone, Copy, Debug)]
@@ -82,16 +84,13 @@ fn out_of_addresses(device: &DeviceMemory) -> Error {
     )
 }
 
-fn too_many_blocks() -> Error {
-    Error::invalid_value("a thread holds more blocks than gpupool can number; free some, or allocate larger ones")
-}
-
 /// Whether an error means that memory ran out, so that freeing some may help.
 pub(super) fn is_no_memory(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory)
 }
 
-/// Adds memory to the cache and serves a request of this many bytes from it: the offset of the block.
+/// Adds memory to the cache and serves a request of this many bytes from it: the offset of the block. None if another
+/// thread took pages that the request was to use, so that it must be tried again.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it
@@ -102,29 +101,45 @@ pub(super) fn grow(
     thread: u64,
     bytes: u64,
     effort: Effort,
-) -> Result<u64> {
+) -> Result<Option<u64>> {
     match &service.pool.rules.source {
         Source::Pages => grow_pages(cache, service, thread, bytes, effort),
         Source::Segments(source) => grow_segment(cache, service, thread, bytes, source.as_ref()),
     }
 }
 
-fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64, effort: Effort) -> Result<u64> {
+fn grow_pages(
+    cache: &'static ThreadCache,
+    service: &Service,
+    thread: u64,
+    bytes: u64,
+    effort: Effort,
+) -> Result<Option<u64>> {
     let device = cache.device;
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
     let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
+    let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
     let (place, own) = {
         let mut heap = cache.lock(thread);
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&device.pages);
         }
-        let place = find_place(device, &heap, &service.pool, bytes, effort).ok_or_else(|| out_of_addresses(device))?;
+        let place =
+            find_place(device, &heap, &service.pool, bytes, effort, rivals).ok_or_else(|| out_of_addresses(device))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
+        let (wanted, slack) = spare(&heap, wanted, slack, rivals);
         let own = if may_move { heap.take_mappings(&device.pages, wanted, slack, place.start()) } else { Vec::new() };
         (place, own)
     };
-    let mut work =
-        Work { device, pool: &service.pool, place, gathered: Vec::new(), created: Vec::new(), mapped: Vec::new() };
+    let mut work = Work {
+        device,
+        pool: &service.pool,
+        place,
+        rivals,
+        gathered: Vec::new(),
+        created: Vec::new(),
+        mapped: Vec::new(),
+    };
     let outcome = (|| {
         work.add(cache, &service.pool, &service.stream, own)?;
         if may_move {
@@ -138,7 +153,7 @@ fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes
             let offset = work.finish(cache, thread, bytes);
             // What the driver refuses here it refuses again later, where somebody asked for it.
             let _ = device.end_retired(false);
-            offset.ok_or_else(too_many_blocks)
+            Ok(offset)
         }
         Err(error) => {
             work.undo();
@@ -149,7 +164,14 @@ fn grow_pages(cache: &'static ThreadCache, service: &Service, thread: u64, bytes
 
 /// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a hole
 /// rather than in new space.
-fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effort: Effort) -> Option<Place> {
+fn find_place(
+    device: &DeviceMemory,
+    heap: &Heap,
+    pool: &Pool,
+    bytes: u64,
+    effort: Effort,
+    rivals: u64,
+) -> Option<Place> {
     let needed = heap.needed_for(bytes);
     let tails = heap.tails();
     let pages_at = |offset: u64| {
@@ -162,7 +184,11 @@ fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effor
     let ends =
         tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
     let fitting = holes.chain(ends).filter_map(|(start, room)| {
-        let pages = pages_at(start).filter(|&pages| pages <= room)?;
+        // One at least: the search may have passed over what is free there.
+        let pages = pages_at(start)?.max(1);
+        if pages > room {
+            return None;
+        }
         Some((pages, room, (start / PAGE) as u32))
     });
     let best = fitting.min();
@@ -174,14 +200,31 @@ fn find_place(device: &DeviceMemory, heap: &Heap, pool: &Pool, bytes: u64, effor
             (pages, space.free_at(first), first)
         }
     };
-    let pages = if effort == Effort::Ready { pages.max(ahead(pool)).min(room) } else { pages };
+    let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + HANDLE_PAGES.1).min(room);
-    space.take(first, taken).then_some(Place { first, pages: pages.max(1), taken })
+    space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
-/// The fewest pages to create at a time.
-fn ahead(pool: &Pool) -> u32 {
-    ((pool.reserved() / PAGE / AHEAD_PART) as u32).clamp(1, HANDLE_PAGES.1)
+/// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver serves
+/// one at a time, so with each thread moving pages costs all of them more.
+fn rivals(pool: &Pool) -> u64 {
+    let mut owners: Vec<_> = pool.caches().iter().filter_map(|cache| cache.owner()).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    (owners.len() as u64).saturating_sub(1).pow(2).min(8)
+}
+
+/// The bytes to take from a heap, and how many more may be, such that it keeps what its thread is likely to need again.
+fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
+    let kept = heap.mapped() / 32 * 3 * rivals;
+    (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
+}
+
+/// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
+fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
+    let part = (pool.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
+    let growing = heap.mapped() / 64 * rivals / PAGE;
+    part.max(growing).min(AHEAD_MOST) as u32
 }
 
 /// One growth under way: what was taken and done so far, so that all of it can be undone.
@@ -190,6 +233,7 @@ struct Work<'a> {
     device: &'static DeviceMemory,
     pool: &'a Arc<Pool>,
     place: Place,
+    rivals: u64,
     gathered: Vec<Gathered>,
     /// New handles, with the bytes counted for each.
     created: Vec<Mapping>,
@@ -240,13 +284,16 @@ impl Work<'_> {
                 if !is_ready(&other, service, thread, effort)? {
                     continue;
                 }
+                let is_at_work = !cache.is_owned_by(thread) && !cache.is_owned_by(0);
                 let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
                 let mappings = {
                     let mut heap = cache.lock(thread);
                     if effort > Effort::Exact {
                         heap.drop_empty_slabs(&self.device.pages);
                     }
-                    heap.take_mappings(&self.device.pages, u64::from(missing) * PAGE, slack, u64::MAX)
+                    let rivals = if is_at_work { self.rivals } else { 0 };
+                    let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
+                    heap.take_mappings(&self.device.pages, wanted, slack, u64::MAX)
                 };
                 self.add(cache, pool, &other.stream, mappings)?;
                 if other.stream.raw() != service.stream.raw() {
@@ -271,8 +318,9 @@ impl Work<'_> {
     /// Creates the physical memory that is missing.
     fn create(&mut self) -> Result<()> {
         let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
-        let wanted = ((self.pool.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
-        let most = wanted.min(self.place.pages.next_power_of_two());
+        let part = ((self.pool.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
+        let part = if self.rivals > 0 { HANDLE_PAGES.1 } else { part };
+        let most = part.min(self.place.pages.next_power_of_two());
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
@@ -350,27 +398,22 @@ impl Work<'_> {
         offset
     }
 
-    /// Puts everything back to where it was.
-    fn undo(self) {
+    /// Puts everything back to where it was; what the driver refuses now is tried again later.
+    fn undo(mut self) {
         let device = self.device;
-        let mut is_clear = true;
-        for mapping in &self.mapped {
-            is_clear &= device.unmap(mapping.first, mapping.pages).is_ok();
-        }
-        for mapping in self.created {
-            // A handle that the driver does not take back stays counted.
-            if device.release(mapping.physical).is_ok() {
-                self.pool.unreserve(mapping.bytes());
-                device.put_back_bytes(mapping.bytes());
-            }
-        }
+        let at_once = || Until::Events(Vec::new());
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        // Created memory was mapped after what was gathered.
+        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
+        let created = self.mapped.split_off(moved);
+        let unmapped = self.created.split_off(created.len());
+        device.retired.push(Remains::Moved(self.mapped), at_once(), self.pool);
+        device.retired.push(Remains::Released { mapped: created, unmapped }, at_once(), self.pool);
         for from in self.gathered {
             from.put_back(device);
         }
-        // Addresses at which something may still stand are not used again.
-        if is_clear {
-            device.put_back_pages(self.place.first, self.place.taken);
-        }
+        device.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        let _ = device.end_retired(false);
     }
 }
 
@@ -386,7 +429,12 @@ fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Re
     if other.stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    Ok(effort >= Effort::Pool || other.stream.query()?)
+    if effort >= Effort::Pool {
+        return Ok(true);
+    }
+    // The question spoils captures as an allocation does.
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    other.stream.query()
 }
 
 /// Adds a segment of the pool's own source.
@@ -396,7 +444,7 @@ fn grow_segment(
     thread: u64,
     bytes: u64,
     source: &dyn SegmentSource,
-) -> Result<u64> {
+) -> Result<Option<u64>> {
     let (device, pool) = (cache.device, &service.pool);
     let needed = cache.lock(thread).needed_for(bytes);
     let wanted = segment_bytes(needed);
@@ -415,7 +463,7 @@ fn grow_segment(
         })
     });
     match outcome {
-        Ok(start) => cache.add_and_allocate(thread, start, wanted, bytes).ok_or_else(too_many_blocks),
+        Ok(start) => Ok(cache.add_and_allocate(thread, start, wanted, bytes)),
         Err(error) => {
             pool.unreserve(wanted);
             device.put_back_bytes(wanted);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::device_memory::DeviceMemory;
 use super::id::PoolId;
 use super::pool::Pool;
+use super::release;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
@@ -88,22 +89,33 @@ impl Local {
         let cache = match known {
             Some(cache) => cache,
             None => {
+                self.forget_unused(device)?;
                 let cache = self.acquire(device, route, stream)?;
-                let mut caches = self.caches.borrow_mut();
-                // Those of pools that are gone serve others.
-                caches.retain(|(_, cache)| {
-                    let is_gone = cache.is_closing() && cache.lock(self.thread).mapped() == 0;
-                    if is_gone {
-                        cache.give_up(self.thread);
-                    }
-                    !is_gone
-                });
-                caches.push((key, cache));
+                self.caches.borrow_mut().push((key, cache));
                 cache
             }
         };
         self.last.set(Some((key, cache)));
         Ok(cache)
+    }
+
+    /// Gives up the caches of pools that are gone, and of streams that nobody else holds.
+    fn forget_unused(&self, device: Device) -> Result<()> {
+        let ended = release::end_abandoned(DeviceMemory::of(device)?, self.thread);
+        let is_gone = |cache: &'static ThreadCache| {
+            ended.iter().any(|other| std::ptr::eq(*other, cache))
+                || (cache.is_closing() && cache.lock(self.thread).mapped() == 0)
+        };
+        self.last.set(None);
+        self.caches.borrow_mut().retain(|(_, cache)| {
+            !is_gone(cache) || {
+                cache.give_up(self.thread);
+                false
+            }
+        });
+        // Those that were adopted just to end them.
+        ended.into_iter().for_each(|cache| cache.give_up(self.thread));
+        Ok(())
     }
 
     /// A cache without an owner that serves the same, else a new one.

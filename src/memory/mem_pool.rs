@@ -1,7 +1,7 @@
 //! Private pools of device memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::capture::CaptureScope;
 use super::device_memory::DeviceMemory;
@@ -230,11 +230,15 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
         )));
     }
     let memory = DeviceMemory::of(device)?;
+    // Two threads that begin at once get one pool.
+    static BEGINNING: Mutex<()> = Mutex::new(());
+    let beginning = BEGINNING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = memory.pools().into_iter().find(|pool| pool.id == id && pool.acquire());
     let pool = match known {
         Some(pool) => pool,
         None => make(device, id, Rules { source: memory.default_source(), ..Rules::default() }, None)?,
     };
+    drop(beginning);
     let is_captured = id.0 != 0;
     if is_captured {
         pool.begin_capture();

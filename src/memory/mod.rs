@@ -63,7 +63,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the
-/// driver refuses to record what the other stream did: then the block is not used again.
+/// driver refuses to take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     let block = allocator::find(address, on.map(Stream::device))?;

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
-use super::pool::Pool;
+use super::heap::BLOCK_BYTES_MAX;
+use super::pool::{Pool, Source};
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
@@ -67,7 +68,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
         Some(Allocation { cache, offset })
     };
-    if bytes > cache.device.room().max(cache.device.total()) {
+    if bytes > cache.device.total().min(BLOCK_BYTES_MAX) {
         return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
     }
 
@@ -99,7 +100,9 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     if let Some(found) = search_use_on_oom(service, thread, bytes) {
         return Ok(found);
     }
-    for (_, callback) in lock_callbacks().clone() {
+    // A statement of its own, so that the lock is not held in the loop.
+    let callbacks = lock_callbacks().clone();
+    for (_, callback) in callbacks {
         if !callback(cache.device.device, bytes) {
             continue;
         }
@@ -115,6 +118,9 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     Err(out_of_memory(service, bytes, refused))
 }
 
+/// How often a request grows its cache before it gives up: each time but the last, another thread took pages meanwhile.
+const ATTEMPTS: usize = 100;
+
 /// Grows; the inner error is the one for a lack of memory.
 fn attempt(
     cache: &'static ThreadCache,
@@ -123,11 +129,18 @@ fn attempt(
     bytes: u64,
     effort: Effort,
 ) -> Result<Result<Allocation>> {
-    match grow(cache, service, thread, bytes, effort) {
-        Ok(offset) => Ok(Ok(Allocation { cache, offset })),
-        Err(error) if is_no_memory(&error) => Ok(Err(error)),
-        Err(error) => Err(error),
+    for _ in 0..ATTEMPTS {
+        match grow(cache, service, thread, bytes, effort) {
+            Ok(Some(offset)) => return Ok(Ok(Allocation { cache, offset })),
+            Ok(None) => {}
+            // Whatever a pool's own allocator answers is taken for a lack of memory.
+            Err(error) if is_no_memory(&error) || !matches!(service.pool.rules.source, Source::Pages) => {
+                return Ok(Err(error));
+            }
+            Err(error) => return Err(error),
+        }
     }
+    Err(Error::invalid_value("a thread holds more blocks than gpupool can number; free some, or allocate larger ones"))
 }
 
 fn wait_for_streams(service: &Service, thread: u64, effort: Effort) -> Result<()> {
@@ -162,6 +175,9 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
 /// The error that says who holds the memory.
 #[cold]
 fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
+    if !is_no_memory(&refused) {
+        return refused;
+    }
     let device = service.pool.device;
     let info = runtime::get().and_then(|runtime| {
         let _bound = BoundDevice::new(runtime, device.device)?;

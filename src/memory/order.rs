@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::device_memory::DeviceMemory;
 use super::thread_cache::ThreadCache;
 use crate::error::Result;
-use crate::runtime::{Event, Stream};
+use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
 /// A freed block and what must happen before it is used again.
@@ -23,8 +23,8 @@ pub(super) struct Waiting {
 pub(super) enum Until {
     /// Work recorded on streams.
     Events(Vec<Event>),
-    /// Streams that are being captured: nothing can be recorded on them before that ends.
-    Captures(Vec<Stream>),
+    /// Streams on which nothing could be recorded yet: one is being captured, or the driver refused.
+    Unrecorded(Vec<Stream>),
 }
 
 /// Events that are not in use.
@@ -55,20 +55,31 @@ impl Until {
     pub(super) fn now(device: &DeviceMemory, streams: Vec<Stream>) -> Result<Self> {
         for stream in &streams {
             if stream.capture_status()? != CaptureStatus::None {
-                return Ok(Self::Captures(streams));
+                return Ok(Self::Unrecorded(streams));
             }
         }
         streams.iter().map(|stream| device.events.record(stream)).collect::<Result<_>>().map(Self::Events)
     }
 
+    /// [`Until::now`], or as soon as the driver records it, which is later and so never too early.
+    pub(super) fn now_or_later(device: &DeviceMemory, streams: Vec<Stream>) -> Self {
+        Self::now(device, streams.clone()).unwrap_or(Self::Unrecorded(streams))
+    }
+
     /// Whether all of it is done. With `wait`, waits for what is recorded.
     pub(super) fn is_done(&mut self, device: &DeviceMemory, wait: bool) -> Result<bool> {
-        if let Self::Captures(streams) = self {
-            *self = Self::now(device, std::mem::take(streams))?;
+        if let Self::Unrecorded(streams) = self {
+            // A refusal leaves the streams here.
+            *self = Self::now(device, streams.clone())?;
         }
         match self {
-            Self::Captures(_) => Ok(false),
+            Self::Unrecorded(_) => Ok(false),
             Self::Events(events) => {
+                if events.is_empty() {
+                    return Ok(true);
+                }
+                // A question about an event spoils captures of this thread, and of others in global mode.
+                let _relaxed = RelaxedCapture::new(runtime::get()?)?;
                 while let Some(event) = events.last() {
                     if wait {
                         event.synchronize()?;
@@ -120,15 +131,10 @@ pub(super) fn settle(cache: &ThreadCache, thread: u64, wait: bool) -> Result<()>
 }
 
 /// Keeps a freed block back until the streams that use it are done.
-///
-/// # Errors
-/// `ErrorKind::Library` if an event cannot be recorded: then the block stays allocated, for it is not known when the
-/// streams are done.
-pub(super) fn defer(cache: &ThreadCache, offset: u64, streams: Vec<Stream>) -> Result<()> {
-    let until = Until::now(cache.device, streams)?;
+pub(super) fn defer(cache: &ThreadCache, offset: u64, streams: Vec<Stream>) {
+    let until = Until::now_or_later(cache.device, streams);
     cache.waiting.change(|waiting| {
         waiting.push(Waiting { offset, until });
         (waiting.len(), ())
     });
-    Ok(())
 }

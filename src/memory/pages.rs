@@ -25,11 +25,11 @@ pub(super) struct Page {
     /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.
     first: AtomicU32,
     pages: AtomicU32,
-    /// The physical memory.
-    physical: AtomicU64,
-    /// Address minus offset.
-    delta: AtomicU64,
-    /// The blocks that start in it; made when the first one does.
+    /// The physical memory; where the page cannot be moved, address minus offset.
+    place: AtomicU64,
+    /// The first block that starts in it: its unit plus one in the upper half, and what `units` would say of it.
+    only: AtomicU64,
+    /// The further blocks that start in it; made when there are any.
     units: OnceLock<Box<[AtomicU32; UNITS]>>,
 }
 
@@ -82,6 +82,50 @@ const fn place(offset: u64) -> u32 {
     ((offset % UNIT / ALIGNMENT) as u32) << 23
 }
 
+/// The unit of its page that an offset lies in.
+#[inline]
+const fn unit_of(offset: u64) -> usize {
+    (offset % PAGE / UNIT) as usize
+}
+
+impl Page {
+    /// `only` for a unit that says this.
+    #[inline]
+    const fn only(unit: usize, value: u32) -> u64 {
+        (unit as u64 + 1) << 32 | value as u64
+    }
+
+    #[inline]
+    fn value(&self, unit: usize) -> Option<u32> {
+        let only = self.only.load(Ordering::Relaxed);
+        if only >> 32 == unit as u64 + 1 {
+            return Some(only as u32);
+        }
+        Some(self.units.get()?[unit].load(Ordering::Relaxed))
+    }
+
+    /// For the owner of the page's cache alone.
+    #[inline]
+    fn set_value(&self, unit: usize, value: u32) {
+        let only = self.only.load(Ordering::Relaxed);
+        if only >> 32 == unit as u64 + 1 || (only == 0 && self.units.get().is_none()) {
+            self.only.store(if value == 0 { 0 } else { Self::only(unit, value) }, Ordering::Relaxed);
+        } else {
+            self.units.get_or_init(Default::default)[unit].store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// From any thread: whether the unit said `old`, and now says `new`.
+    fn exchange_value(&self, unit: usize, old: u32, new: u32) -> bool {
+        let (old_only, new_only) = (Self::only(unit, old), Self::only(unit, new));
+        if self.only.compare_exchange(old_only, new_only, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return true;
+        }
+        let units = self.units.get();
+        units.is_some_and(|units| units[unit].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    }
+}
+
 /// The pages and the slabs of one device.
 #[derive(Debug)]
 pub(super) struct Pages {
@@ -108,7 +152,7 @@ impl Pages {
 
     /// Address minus offset.
     pub(super) fn delta(&self, offset: u64) -> u64 {
-        self.page(offset).map_or(0, |page| page.delta.load(Ordering::Relaxed))
+        self.page(offset).map_or(0, |page| page.place.load(Ordering::Relaxed))
     }
 
     /// Notes a mapping that can be moved.
@@ -117,7 +161,7 @@ impl Pages {
             let Some(page) = self.table.get_or_make(index as usize) else { return };
             page.first.store(mapping.first, Ordering::Relaxed);
             page.pages.store(mapping.pages, Ordering::Relaxed);
-            page.physical.store(mapping.physical.number(), Ordering::Relaxed);
+            page.place.store(mapping.physical.number(), Ordering::Relaxed);
         }
     }
 
@@ -126,7 +170,7 @@ impl Pages {
         for index in start / PAGE..(start + bytes).div_ceil(PAGE) {
             let Some(page) = self.table.get_or_make(index as usize) else { return };
             page.pages.store(0, Ordering::Relaxed);
-            page.delta.store(address.wrapping_sub(start), Ordering::Relaxed);
+            page.place.store(address.wrapping_sub(start), Ordering::Relaxed);
         }
     }
 
@@ -137,7 +181,7 @@ impl Pages {
         (pages > 0).then(|| Mapping {
             first,
             pages,
-            physical: Physical::from_number(page.physical.load(Ordering::Relaxed)),
+            physical: Physical::from_number(page.place.load(Ordering::Relaxed)),
         })
     }
 
@@ -150,16 +194,10 @@ impl Pages {
         }
     }
 
-    #[inline]
-    fn unit(&self, offset: u64) -> Option<&AtomicU32> {
-        self.page(offset)?.units.get()?.get((offset % PAGE / UNIT) as usize)
-    }
-
     /// What starts at the offset.
     #[inline]
     pub(super) fn entry(&self, offset: u64) -> Entry {
-        let Some(unit) = self.unit(offset) else { return Entry::Nothing };
-        let value = unit.load(Ordering::Relaxed);
+        let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else { return Entry::Nothing };
         if value & TAG == SLAB {
             return Entry::Slab(value & !TAG);
         }
@@ -175,9 +213,9 @@ impl Pages {
 
     #[inline]
     fn set_unit(&self, offset: u64, value: u32) {
-        let Some(page) = self.page(offset) else { return };
-        let units = page.units.get_or_init(Default::default);
-        units[(offset % PAGE / UNIT) as usize].store(value, Ordering::Relaxed);
+        if let Some(page) = self.page(offset) {
+            page.set_value(unit_of(offset), value);
+        }
     }
 
     /// Notes a live block.
@@ -194,9 +232,9 @@ impl Pages {
 
     /// Marks a live block as freed, once: false if it was already.
     pub(super) fn mark_freed(&self, offset: u64, number: u32) -> bool {
-        let Some(unit) = self.unit(offset) else { return false };
+        let Some(page) = self.page(offset) else { return false };
         let (live, freed) = (BLOCK | place(offset) | number, FREED | place(offset) | number);
-        unit.compare_exchange(live, freed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        page.exchange_value(unit_of(offset), live, freed)
     }
 
     /// Notes a slab in all the units it covers, or its end.

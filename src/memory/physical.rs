@@ -95,10 +95,12 @@ impl DeviceMemory {
             }
             peers.push(peer);
         }
-        for (start, bytes) in self.mapped_ranges() {
-            self.set_access(start, bytes)?;
+        let outcome = self.mapped_ranges().into_iter().try_for_each(|(start, bytes)| self.set_access(start, bytes));
+        if outcome.is_err() {
+            // So that asking again does it again.
+            self.peers.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != peer);
         }
-        Ok(())
+        outcome
     }
 
     /// Every range that is mapped for a cache.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device_memory::DeviceMemory;
+use super::heap::Counts;
 use super::id::PoolId;
 use super::segment::SegmentSource;
 use super::thread_cache::ThreadCache;
@@ -48,6 +49,8 @@ pub(super) struct Pool {
     live: AtomicU64,
     peak_live: AtomicU64,
     caches: Mutex<Vec<&'static ThreadCache>>,
+    /// What caches that are gone have counted.
+    past: Mutex<Counts>,
 }
 
 impl Pool {
@@ -72,6 +75,7 @@ impl Pool {
             live: AtomicU64::new(0),
             peak_live: AtomicU64::new(0),
             caches: Mutex::default(),
+            past: Mutex::default(),
         }
     }
 
@@ -130,6 +134,7 @@ impl Pool {
     pub(super) fn reset_peaks(&self) {
         self.peak_reserved.store(self.reserved(), Ordering::Relaxed);
         self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).peak = 0;
     }
 
     /// Counts bytes in, unless the limit forbids it.
@@ -166,6 +171,20 @@ impl Pool {
 
     pub(super) fn add_cache(&self, cache: &'static ThreadCache) {
         self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
+    }
+
+    /// Forgets a cache in which nothing is live, but not what it has counted.
+    pub(super) fn remove_cache(&self, cache: &ThreadCache, counts: Counts) {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !std::ptr::eq(*other, cache));
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.allocations += counts.allocations;
+        past.frees += counts.frees;
+        past.peak = past.peak.max(counts.peak);
+    }
+
+    /// What caches that are gone have counted.
+    pub(super) fn past(&self) -> Counts {
+        *self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn take_caches(&self) -> Vec<&'static ThreadCache> {

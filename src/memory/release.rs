@@ -8,6 +8,7 @@ use super::pool::{Pool, Source};
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
+use crate::runtime::Stream;
 
 /// Takes all that is free out of a cache, to go once the stream is done.
 fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()> {
@@ -27,13 +28,13 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
     };
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::Events(Vec::new()));
-        device.retired.push(Remains::Released(mappings), until, &service.pool);
+        device.retired.push(Remains::Released { mapped: mappings, unmapped: Vec::new() }, until, &service.pool);
     }
     for (offset, bytes) in spans {
         let address = device.remove_segment(offset, bytes);
         let until = match until.take() {
             Some(until) => until,
-            None => Until::now(device, vec![service.stream.clone()])?,
+            None => Until::now_or_later(device, vec![service.stream.clone()]),
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         device.retired.push(remains, until, &service.pool);
@@ -57,6 +58,7 @@ pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
+    forget_if_empty(pool, thread);
     let released = pool.device.end_retired(wait)?;
     outcome.map(|()| released)
 }
@@ -80,9 +82,7 @@ pub(super) fn close(pool: &Arc<Pool>, thread: u64) -> Result<()> {
     for cache in pool.caches() {
         cache.close();
     }
-    let outcome = trim(pool, thread, false).map(drop);
-    forget_if_empty(pool, thread);
-    outcome
+    trim(pool, thread, false).map(drop)
 }
 
 /// A block of a closed pool's cache was freed: its pages go too.
@@ -93,6 +93,55 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: u64) -> Result<()> {
     let outcome = cache.device.end_retired(false).map(drop);
     forget_if_empty(&service.pool, thread);
     outcome
+}
+
+/// Ends the caches of streams that nobody but caches holds any more, so that streams made and dropped leave nothing behind:
+/// those that the thread owns, or nobody does, and in which nothing is live. Answers those that the thread must give up.
+pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static ThreadCache> {
+    let serving: Vec<_> = device
+        .pools()
+        .into_iter()
+        .flat_map(|pool| pool.caches())
+        .filter_map(|cache| Some((cache, cache.service().filter(|service| service.stream.clones().is_some())?)))
+        .collect();
+    let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
+    let mut ended = Vec::new();
+    for (cache, service) in &serving {
+        // Each cache holds one clone, and this list another.
+        let is_abandoned = service.stream.clones() == Some(2 * of(&service.stream));
+        if !is_abandoned {
+            continue;
+        }
+        let is_adopted = !cache.is_owned_by(thread);
+        if is_adopted && !cache.adopt(thread) {
+            continue;
+        }
+        if end_cache(cache, service, thread) {
+            ended.push(*cache);
+        } else if is_adopted {
+            cache.give_up(thread);
+        }
+    }
+    device.let_go(ended.clone());
+    ended
+}
+
+/// Takes a cache in which nothing is live out of its pool.
+fn end_cache(cache: &'static ThreadCache, service: &Service, thread: u64) -> bool {
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
+    if !is_idle || retire_free(cache, thread, service).is_err() {
+        return false;
+    }
+    let counts = {
+        let heap = cache.lock(thread);
+        if heap.mapped() > 0 {
+            return false;
+        }
+        heap.counts()
+    };
+    service.pool.remove_cache(cache, counts);
+    cache.end_service();
+    true
 }
 
 /// Lets go of a closed pool that has nothing left. Its caches serve others once their threads have given them up.

@@ -17,8 +17,8 @@ use crate::runtime::Stream;
 pub(super) enum Remains {
     /// The pages stand elsewhere now.
     Moved(Vec<Mapping>),
-    /// The physical memory goes too.
-    Released(Vec<Mapping>),
+    /// The physical memory goes too, as that of mappings which are unmapped already.
+    Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// A segment at an offset, to go back to its source.
     Segment { address: u64, bytes: u64, stream: Stream },
 }
@@ -94,17 +94,18 @@ impl DeviceMemory {
         match remains {
             Remains::Moved(mappings) => {
                 while !mappings.is_empty() {
-                    self.unmap_run(mappings, |_| Ok(()))?;
+                    self.unmap_run(mappings)?;
                 }
             }
-            Remains::Released(mappings) => {
-                while !mappings.is_empty() {
-                    self.unmap_run(mappings, |mapping| {
+            Remains::Released { mapped, unmapped } => {
+                while !(mapped.is_empty() && unmapped.is_empty()) {
+                    while let Some(mapping) = unmapped.last() {
                         self.release(mapping.physical)?;
                         self.put_back_bytes(mapping.bytes());
                         pool.unreserve(mapping.bytes());
-                        Ok(())
-                    })?;
+                        unmapped.pop();
+                    }
+                    unmapped.extend(self.unmap_run(mapped)?);
                 }
             }
             Remains::Segment { address, bytes, stream } => {
@@ -120,21 +121,17 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Unmaps the last mappings of the list that stand in a row.
-    fn unmap_run(&self, mappings: &mut Vec<Mapping>, then: impl Fn(Mapping) -> Result<()>) -> Result<()> {
+    /// Unmaps the last mappings of the list that stand in a row, and takes them out of it.
+    fn unmap_run(&self, mappings: &mut Vec<Mapping>) -> Result<Vec<Mapping>> {
         let mut from = mappings.len().saturating_sub(1);
         while from > 0 && mappings[from - 1].end() == mappings[from].start() {
             from -= 1;
         }
-        let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(()) };
+        let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(Vec::new()) };
         let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
         self.unmap(first, pages)?;
-        let mut outcome = Ok(());
-        for mapping in mappings.split_off(from) {
-            outcome = outcome.and(then(mapping));
-        }
         self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
-        outcome
+        Ok(mappings.split_off(from))
     }
 }
 
@@ -143,14 +140,15 @@ impl Remains {
     fn bytes(&self) -> u64 {
         match self {
             Self::Moved(_) => 0,
-            Self::Released(mappings) => mappings.iter().map(|mapping| mapping.bytes()).sum(),
+            Self::Released { mapped, unmapped } => mapped.iter().chain(unmapped).map(|mapping| mapping.bytes()).sum(),
             Self::Segment { bytes, .. } => *bytes,
         }
     }
 
     fn is_left(&self) -> bool {
         match self {
-            Self::Moved(mappings) | Self::Released(mappings) => !mappings.is_empty(),
+            Self::Moved(mappings) => !mappings.is_empty(),
+            Self::Released { mapped, unmapped } => !(mapped.is_empty() && unmapped.is_empty()),
             Self::Segment { bytes, .. } => *bytes > 0,
         }
     }

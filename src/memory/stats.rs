@@ -50,11 +50,13 @@ pub struct MemoryStats {
 impl PoolStats {
     pub(super) fn of(pool: &Pool) -> Self {
         let thread = local::thread();
-        let caches = pool.caches();
+        let (caches, past) = (pool.caches(), pool.past());
         let mut stats = Self {
+            allocations: past.allocations,
+            frees: past.frees,
             reserved_bytes: pool.reserved(),
             peak_reserved_bytes: pool.peak_reserved(),
-            peak_live_bytes: if caches.len() > 1 { pool.peak_live() } else { 0 },
+            peak_live_bytes: if caches.len() > 1 { pool.peak_live().max(past.peak) } else { past.peak },
             ..Self::default()
         };
         for cache in caches {

@@ -103,6 +103,13 @@ impl ThreadCache {
         *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
     }
 
+    /// Makes an empty cache serve nobody, and let its stream go.
+    pub(super) fn end_service(&self) {
+        let ended = self.service.write().unwrap_or_else(PoisonError::into_inner).take();
+        // Outside the lock: the last clone of a stream destroys it.
+        drop(ended);
+    }
+
     /// What it serves, if anything.
     pub(super) fn service(&self) -> Option<Service> {
         self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -117,6 +124,11 @@ impl ThreadCache {
     #[inline]
     pub(super) fn is_owned_by(&self, thread: u64) -> bool {
         self.owner.load(Ordering::Relaxed) == thread
+    }
+
+    /// The thread that allocates from it, if any does.
+    pub(super) fn owner(&self) -> Option<u64> {
+        Some(self.owner.load(Ordering::Relaxed)).filter(|&owner| owner != 0)
     }
 
     /// Makes the thread the owner if the cache has none.

@@ -15,8 +15,8 @@ use crate::stream::{CaptureStatus, Device, RawStream};
 pub struct Stream {
     raw: RawStream,
     device: Device,
-    /// Held for its `Drop` alone.
-    _owned: Option<Arc<Owned>>,
+    /// Held for its `Drop`.
+    owned: Option<Arc<Owned>>,
 }
 
 /// Every stream of our own that is alive: those that can be asked whether they are captured.
@@ -53,17 +53,17 @@ impl Stream {
         let mut all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|stream| stream.strong_count() > 0);
         all.push(Arc::downgrade(&owned));
-        Ok(Self { raw, device, _owned: Some(owned) })
+        Ok(Self { raw, device, owned: Some(owned) })
     }
 
     /// The device's legacy default stream.
     pub const fn legacy(device: Device) -> Self {
-        Self { raw: RawStream::LEGACY, device, _owned: None }
+        Self { raw: RawStream::LEGACY, device, owned: None }
     }
 
     /// The calling thread's own default stream on the device.
     pub const fn per_thread(device: Device) -> Self {
-        Self { raw: RawStream::PER_THREAD, device, _owned: None }
+        Self { raw: RawStream::PER_THREAD, device, owned: None }
     }
 
     /// A view of somebody else's stream: a `CUstream` or `cudaStream_t`, of a device's primary context. The driver is
@@ -84,7 +84,7 @@ impl Stream {
     /// # Safety
     /// As [`Stream::from_raw`], and the stream belongs to the device.
     pub unsafe fn from_raw_on(raw: *mut c_void, device: Device) -> Self {
-        Self { raw: RawStream::from_address(raw.addr()), device, _owned: None }
+        Self { raw: RawStream::from_address(raw.addr()), device, owned: None }
     }
 
     /// [`Stream::from_raw`] for addresses that a user of another language vouches for. A default stream is that of
@@ -92,11 +92,16 @@ impl Stream {
     pub(crate) fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
         let raw = RawStream::from_address(address);
         if let (true, Some(device)) = (raw.is_default(), device) {
-            return Ok(Self { raw, device, _owned: None });
+            return Ok(Self { raw, device, owned: None });
         }
         // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }?;
-        Self { raw, device: actual, _owned: None }.on(device)
+        Self { raw, device: actual, owned: None }.on(device)
+    }
+
+    /// How many clones there are of a stream of our own; none for a foreign one, whose end nobody tells.
+    pub(crate) fn clones(&self) -> Option<usize> {
+        self.owned.as_ref().map(Arc::strong_count)
     }
 
     /// The same stream, if it is one of the device that a caller asked for.
@@ -113,7 +118,7 @@ impl Stream {
     /// A view of this stream for a caller that keeps it alive meanwhile.
     #[inline]
     pub(crate) const fn view(&self) -> Self {
-        Self { raw: self.raw, device: self.device, _owned: None }
+        Self { raw: self.raw, device: self.device, owned: None }
     }
 
     /// The calling thread's current stream: that of the innermost [`Stream::enter`] for its current device, else the
@@ -127,7 +132,7 @@ impl Stream {
 
     /// The calling thread's current stream on this device.
     pub fn current_on(device: Device) -> Self {
-        Self { raw: scope::current(device), device, _owned: None }
+        Self { raw: scope::current(device), device, owned: None }
     }
 
     /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped.

@@ -43,7 +43,7 @@ impl FreeIndex {
 
     #[inline]
     pub(super) fn insert(&mut self, blocks: &mut [Block], id: u32) {
-        let bin = bin_of(blocks[id as usize].size);
+        let bin = bin_of(blocks[id as usize].size());
         let head = std::mem::replace(&mut self.heads[bin], id);
         blocks[id as usize].set_bin_links(NONE, head);
         if head != NONE {
@@ -64,7 +64,7 @@ impl FreeIndex {
             blocks[previous as usize].set_bin_next(next);
             return;
         }
-        let bin = bin_of(blocks[id as usize].size);
+        let bin = bin_of(blocks[id as usize].size());
         self.heads[bin] = next;
         if next == NONE {
             self.used[bin / 64] &= !(1 << (bin % 64));
@@ -93,14 +93,15 @@ impl FreeIndex {
     fn best_in(&self, blocks: &[Block], bin: usize, size: u64) -> u32 {
         let mut best = NONE;
         let mut best_key = (u64::MAX, u64::MAX);
-        let mut id = self.heads[bin];
+        // No bin is there for sizes that no memory has.
+        let mut id = self.heads.get(bin).copied().unwrap_or(NONE);
         for _ in 0..COMPARED {
             if id == NONE {
                 break;
             }
             let block = &blocks[id as usize];
-            let key = (block.size, block.start);
-            if block.size >= size && key < best_key {
+            let key = (block.size(), block.start);
+            if block.size() >= size && key < best_key {
                 best = id;
                 best_key = key;
             }
@@ -128,7 +129,7 @@ impl FreeIndex {
         while let Some(this) = bin {
             let mut id = self.heads[this];
             while id != NONE {
-                if blocks[id as usize].size >= size {
+                if blocks[id as usize].size() >= size {
                     found.push(id);
                 }
                 id = blocks[id as usize].bin_links().1;

@@ -10,6 +10,7 @@ pub(super) mod slab;
 mod span;
 
 use super::pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
+pub(super) use block::BLOCK_BYTES_MAX;
 use block::{Block, EDGE, NONE, State};
 use free_index::FreeIndex;
 pub(super) use size_class::ALIGNMENT;
@@ -112,6 +113,11 @@ impl Heap {
         self.mapped
     }
 
+    /// Bytes of pages in which nothing is live.
+    pub(super) fn unused(&self) -> u64 {
+        self.mapped - self.counts.live
+    }
+
     /// What a request really takes: a multiple of 512 bytes, for small ones that of their class.
     pub(super) fn round(&self, bytes: u64) -> u64 {
         if self.is_split && bytes <= SMALL_MAX {
@@ -131,10 +137,15 @@ impl Heap {
         }
     }
 
-    /// A block of at least this many bytes, 1 or more; none if nothing fits.
+    /// A block of at least this many bytes; none if nothing fits, and for 0 bytes.
     #[inline]
     pub(super) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        if bytes <= SMALL_MAX && self.is_split { self.take_slot(pages, bytes) } else { self.take_block(pages, bytes) }
+        // 0 is not small here: it wraps.
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.is_split {
+            self.take_slot(pages, bytes)
+        } else {
+            self.take_block(pages, bytes)
+        }
     }
 
     #[inline]
@@ -166,7 +177,7 @@ impl Heap {
         slab.reset(start, class, id);
         slab.set_listed(true);
         self.blocks[id as usize].state = State::Slab;
-        self.blocks[id as usize].set_payload(slab.number().into());
+        self.blocks[id as usize].set_number(slab.number());
         pages.set_slab(start, bytes, Some(slab.number()));
         self.slabs[class.index()].push(slab);
         Some(slab)
@@ -184,15 +195,15 @@ impl Heap {
 
     #[inline]
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
-        let (start, whole) = (block.start, block.size);
+        let (start, whole) = (block.start, block.size());
         let size = if self.is_split { size } else { whole };
         let id = self.cut(id, start, size)?;
         let block = &mut self.blocks[id as usize];
         block.state = State::Live;
-        block.set_payload(bytes);
+        block.set_requested(bytes);
         pages.set_block(start, id);
         self.counts.allocate(size, bytes);
         Some(start)
@@ -222,7 +233,7 @@ impl Heap {
         self.free.remove(&mut self.blocks, id);
         let block = &mut self.blocks[id as usize];
         block.start = start;
-        block.size = size;
+        block.set_size(size);
         if before > 0 {
             self.insert_beside(spare[0], Block::free(whole.start, before), whole.previous, id);
         }
@@ -264,9 +275,13 @@ impl Heap {
     #[inline]
     fn new_record(&mut self) -> Option<u32> {
         if let Some(record) = self.blocks.get(self.vacant as usize) {
-            return Some(std::mem::replace(&mut self.vacant, record.payload() as u32));
+            return Some(std::mem::replace(&mut self.vacant, record.number()));
         }
         let id = u32::try_from(self.blocks.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
+        if self.blocks.len() == self.blocks.capacity() {
+            // By a quarter rather than by half: there is a record for each live block.
+            self.blocks.reserve_exact(self.blocks.len() / 4 + 64);
+        }
         self.blocks.push(Block::free(0, 0));
         Some(id)
     }
@@ -276,7 +291,7 @@ impl Heap {
         let vacant = std::mem::replace(&mut self.vacant, id);
         let record = &mut self.blocks[id as usize];
         record.state = State::Vacant;
-        record.set_payload(vacant.into());
+        record.set_number(vacant);
     }
 
     /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`].
@@ -304,13 +319,14 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or every such slot of the slab at the offset.
+    /// Frees a block that was marked as freed, or a slot and those that were freed since.
     pub(super) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
                 let Some(slab) = pages.slabs.get(number) else { return };
-                while let Some(slot) = slab.collect() {
+                let Some(slot) = slab.slot_at(offset) else { return };
+                for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
@@ -353,7 +369,7 @@ impl Heap {
     fn drop_slab(&mut self, pages: &'static Pages, slab: &'static Slab) {
         let id = slab.block();
         let block = &self.blocks[id as usize];
-        pages.set_slab(block.start, block.size, None);
+        pages.set_slab(block.start, block.size(), None);
         pages.slabs.release(slab);
         self.join(id);
     }
@@ -374,7 +390,7 @@ impl Heap {
     fn free_block(&mut self, pages: &'static Pages, id: u32) {
         let block = &self.blocks[id as usize];
         pages.clear(block.start);
-        self.counts.free(block.size, block.payload());
+        self.counts.free(block.size(), block.requested());
         self.join(id);
     }
 
@@ -384,19 +400,19 @@ impl Heap {
         let mut block = self.blocks[id as usize].clone();
         let mut keep = id;
         if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == State::Free) {
-            let (gone, size, beyond) = (block.next, next.size, next.next);
+            let (gone, size, beyond) = (block.next, next.size(), next.next);
             self.free.remove(&mut self.blocks, gone);
             self.drop_record(gone);
-            block.size += size;
+            block.set_size(block.size() + size);
             block.next = beyond;
             self.set_previous(block.next, keep);
         }
         if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == State::Free) {
-            let (kept, start, size, before) = (block.previous, previous.start, previous.size, previous.previous);
+            let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
             self.free.remove(&mut self.blocks, kept);
             self.drop_record(keep);
             block.start = start;
-            block.size += size;
+            block.set_size(block.size() + size);
             block.previous = before;
             keep = kept;
             self.set_previous(block.next, keep);
@@ -409,7 +425,7 @@ impl Heap {
     /// Where each span ends, and the bytes free before its end; by address.
     pub(super) fn tails(&self) -> Vec<(u64, u64)> {
         let free = |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free);
-        let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size));
+        let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
         tails.sort_unstable();
         tails
@@ -426,7 +442,7 @@ impl Heap {
         let is_whole = |(_, span): (u32, Span)| {
             let block = self.blocks.get(span.first as usize)?;
             let is_free = block.state == State::Free && span.first == span.last;
-            is_free.then_some((span.first, block.start, block.size))
+            is_free.then_some((span.first, block.start, block.size()))
         };
         let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();
         for &(id, start, size) in &whole {
@@ -600,11 +616,11 @@ impl Heap {
             let mut span = Vec::new();
             while let Some(block) = self.blocks.get(id as usize) {
                 match block.state {
-                    State::Slab => push_slots(&mut span, block, pages.slabs.get(block.payload() as u32)),
+                    State::Slab => push_slots(&mut span, block, pages.slabs.get(block.number())),
                     state => span.push(BlockView {
                         start: block.start,
-                        size: block.size,
-                        requested: if state == State::Live { block.payload() } else { 0 },
+                        size: block.size(),
+                        requested: if state == State::Live { block.requested() } else { 0 },
                         is_live: state == State::Live,
                     }),
                 }

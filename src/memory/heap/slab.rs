@@ -139,15 +139,16 @@ impl Slab {
         self.requested[slot].load(Ordering::Relaxed)
     }
 
-    /// Frees a live slot from any thread: whether it was live, and whether it is the first that waits to be collected.
+    /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits to
+    /// be collected. Whoever frees that one tells the owner, once for all that are freed until the owner comes.
     pub(in crate::memory) fn mark_freed(&self, slot: usize) -> Option<bool> {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
         if !self.is_live(slot) {
             return None;
         }
-        let is_first = self.freed.iter().all(|bits| bits.load(Ordering::Relaxed) == 0);
+        let before = self.freed[word].fetch_or(bit, Ordering::AcqRel);
         // Of two threads that free the same slot, one sees the other's bit.
-        (self.freed[word].fetch_or(bit, Ordering::AcqRel) & bit == 0).then_some(is_first)
+        (before & bit == 0).then_some(before == 0)
     }
 
     /// Marks a live slot as freed and waiting for streams: whether it was live.
@@ -160,17 +161,16 @@ impl Slab {
         self.waiting[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
     }
 
-    /// The next slot that another thread has freed.
-    pub(super) fn collect(&self) -> Option<usize> {
-        for (word, freed) in self.freed.iter().enumerate() {
-            let bits = freed.load(Ordering::Acquire);
-            if bits != 0 {
-                let bit = bits.trailing_zeros();
-                freed.fetch_and(!(1 << bit), Ordering::AcqRel);
-                return Some(word * 64 + bit as usize);
-            }
-        }
-        None
+    /// The slots of a word, that of this slot, that other threads have freed; for the owner, once each time it is told. No
+    /// other word, so that each call is answered for and none comes when the slab is gone.
+    pub(super) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
+        let word = slot / 64;
+        let mut bits = self.freed[word].swap(0, Ordering::AcqRel);
+        std::iter::from_fn(move || {
+            let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+            bits &= bits - 1;
+            Some(word * 64 + bit)
+        })
     }
 
     #[inline]

@@ -1,0 +1,64 @@
+//! Streams and threads come and go, and leave nothing behind.
+
+mod common;
+
+use common::{device, host, on_thread, stream};
+use gpupool::memory::{empty_cache, memory_stats};
+use gpupool::{DeviceBuffer, MemPool, empty};
+
+fn reserved() -> u64 {
+    memory_stats(device(0)).unwrap().total.reserved_bytes
+}
+
+#[test]
+fn memory_of_streams_that_were_dropped_is_used_by_others() {
+    let _host = host();
+    for _ in 0..200 {
+        let stream = stream(0);
+        drop(empty(20 << 20, &stream).unwrap());
+    }
+    // Two generations at most: one is given back when the next is made.
+    assert!(reserved() <= 64 << 20, "{}", reserved());
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn a_buffer_outlives_its_stream() {
+    let _host = host();
+    let buffers: Vec<DeviceBuffer> = (0..20).map(|_| empty(1 << 20, &stream(0)).unwrap()).collect();
+    let addresses: std::collections::HashSet<u64> = buffers.iter().map(DeviceBuffer::address).collect();
+    assert_eq!(addresses.len(), 20);
+    drop(buffers);
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn a_thread_takes_over_the_memory_of_one_that_ended() {
+    let _host = host();
+    let stream = stream(0);
+    for _ in 0..50 {
+        let stream = stream.clone();
+        on_thread(move || drop(empty(4 << 20, &stream).unwrap()));
+    }
+    assert!(reserved() <= 8 << 20, "{}", reserved());
+    empty_cache().unwrap();
+}
+
+#[test]
+fn pools_made_and_dropped_by_one_thread_leave_nothing() {
+    let _host = host();
+    let stream = stream(0);
+    let kept = empty(1 << 20, &stream).unwrap();
+    for _ in 0..100 {
+        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let scope = pool.enter().unwrap();
+        drop(empty(3 << 20, &stream).unwrap());
+        drop(scope);
+    }
+    assert_eq!(memory_stats(device(0)).unwrap().pools, 1);
+    drop(kept);
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
