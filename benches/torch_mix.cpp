@@ -38,8 +38,8 @@ static double pair(int64_t size) {
   return median(rounds);
 }
 
-// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for one
-// step of one thread.
+// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for
+// one step of one thread.
 static double mix(int threads) {
   const int steps = 20000;
   auto* torch = allocator::get();
@@ -79,7 +79,9 @@ static std::map<std::string, double> replay(
   auto* torch = allocator::get();
   std::vector<cudaStream_t> streams{nullptr};
   const auto most = *std::max_element(numbers.begin(), numbers.end());
-  while (static_cast<int64_t>(streams.size()) <= most) streams.push_back(c10::cuda::getStreamFromPool(false, 0).stream());
+  while (static_cast<int64_t>(streams.size()) <= most) {
+    streams.push_back(c10::cuda::getStreamFromPool(false, 0).stream());
+  }
   std::vector<void*> live(*std::max_element(slots.begin(), slots.end()) + 1);
   torch->emptyCache({0, 0});
   torch->resetPeakStats(0);

@@ -1,5 +1,5 @@
-//! A foreign stream that was destroyed although gpupool has memory of it: no later call crashes. Each case runs in a process
-//! of its own and prints what the driver answers. Without a GPU the test says so and passes.
+//! A foreign stream that was destroyed although gpupool has memory of it: no later call crashes. Each case runs in a
+//! process of its own and prints what the driver answers. Without a GPU the test says so and passes.
 
 mod driver;
 

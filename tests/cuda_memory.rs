@@ -194,8 +194,8 @@ fn every_word_is_right_while_threads_and_streams_share_the_memory() {
     let moved = after.moved_pages - before.1.moved_pages;
     let refused = soak.refused.load(Ordering::Relaxed);
     println!(
-        "soak: {operations} operations in {:.1} s, {wrong} wrong words, {moved} pages moved, {} driver calls, at most {} \
-         of {} MiB reserved, {refused} requests refused",
+        "soak: {operations} operations in {:.1} s, {wrong} wrong words, {moved} pages moved, {} driver calls, \
+         at most {} of {} MiB reserved, {refused} requests refused",
         start.elapsed().as_secs_f64(),
         after.driver_calls - before.1.driver_calls,
         after.total.peak_reserved_bytes / MIB,

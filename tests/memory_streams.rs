@@ -62,3 +62,19 @@ fn pools_made_and_dropped_by_one_thread_leave_nothing() {
     empty_cache().unwrap();
     assert_eq!(reserved(), 0);
 }
+
+#[test]
+fn blocks_of_every_size_come_back_from_other_streams_and_threads() {
+    let _host = host();
+    let (first, second) = (stream(0), stream(0));
+    for bytes in [512, 90 << 10, 1 << 20, (3 << 20) + 512, 24 << 20] {
+        let (recorded, sent) = (empty(bytes, &first).unwrap(), empty(bytes, &first).unwrap());
+        recorded.record_stream(&second).unwrap();
+        drop(recorded);
+        empty(bytes, &first).unwrap().free_on(&second).unwrap();
+        on_thread(move || drop(sent));
+    }
+    empty_cache().unwrap();
+    let stats = memory_stats(device(0)).unwrap().total;
+    assert_eq!((stats.live_blocks, stats.waiting_blocks, stats.reserved_bytes), (0, 0, 0), "{stats:?}");
+}

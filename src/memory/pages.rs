@@ -201,7 +201,7 @@ impl Pages {
         if value & TAG == SLAB {
             return Entry::Slab(value & !TAG);
         }
-        if value & (TAG - 1) & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
+        if value & !TAG & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
             return Entry::Nothing;
         }
         match value & TAG {

@@ -15,8 +15,8 @@ pub const DEVICE: Device = Device::from_ordinal(0);
 pub const MIB: u64 = 1 << 20;
 const DEVICES: usize = 16;
 
-/// A test's turn: they run one at a time, since a capture in global mode forbids some calls to every other thread. None,
-/// and a line that says so, without a GPU.
+/// A test's turn: they run one at a time, since a capture in global mode forbids some calls to every other thread.
+/// None, and a line that says so, without a GPU.
 pub fn turn() -> Option<MutexGuard<'static, ()>> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

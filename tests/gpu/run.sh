@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the
-# measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs to
+# peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out
+# the measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs to
 # replay than tests/data has.
 set -uo pipefail
 cd "$(dirname "$0")"

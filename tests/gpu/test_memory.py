@@ -1,4 +1,4 @@
-"""Device memory of gpupool's in other people's hands: CuPy and PyTorch see it, order it by streams, and allocate from it."""
+"""Device memory of gpupool's in other people's hands: CuPy and PyTorch see it, order it and allocate from it."""
 
 import gc
 
