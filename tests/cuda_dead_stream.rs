@@ -13,7 +13,7 @@ use gpupool::memory::set_per_process_memory_fraction;
 use gpupool::{MemPool, Stream, empty, empty_cache, memory_snapshot, memory_stats, runtime};
 
 const CASE: &str = "GPUPOOL_DEAD_STREAM_CASE";
-const CASES: [&str; 7] = ["query", "empty_cache", "taken", "grow", "waiting", "pool", "live"];
+const CASES: [&str; 5] = ["empty_cache", "taken", "grow", "pool", "live"];
 
 /// A stream that gpupool knows by its address alone.
 fn foreign() -> Stream {
@@ -48,20 +48,8 @@ fn run(case: &str) {
     if case != "live" {
         live = None;
     }
-    let waiting = (case == "waiting").then(|| empty(8 * MIB, &alive).unwrap());
-    if let Some(block) = &waiting {
-        block.record_stream(&dead).unwrap();
-    }
     destroy(&dead);
     match case {
-        "query" => {
-            tell("asking whether it is done", dead.query().map(|done| done.to_string()));
-            tell("asking whether it is captured", dead.capture_status().map(|status| format!("{status:?}")));
-            tell(
-                "recording an event",
-                gpupool::Event::new(DEVICE).and_then(|e| e.record(&dead)).map(|()| String::new()),
-            );
-        }
         "empty_cache" => {
             for _ in 0..2 {
                 tell("giving memory back", empty_cache().map(|bytes| bytes.to_string()));
@@ -77,10 +65,6 @@ fn run(case: &str) {
         }
         // There is enough, but its pages are looked at first.
         "grow" => tell("growing beside its pages", empty(64 * MIB, &alive).map(|buffer| buffer.nbytes().to_string())),
-        "waiting" => {
-            drop(waiting);
-            tell("allocating what waits for it", empty(8 * MIB, &alive).map(|buffer| buffer.nbytes().to_string()));
-        }
         "pool" => {
             drop(pool);
             tell("after dropping its pool, giving back", empty_cache().map(|bytes| bytes.to_string()));
