@@ -88,6 +88,7 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
         tensor = torch.from_dlpack(buffer)
         total = tensor.sum(dtype=torch.int64)
     assert not producer.query(), "the producer was waited for on the host"
+    consumer.synchronize()
     assert int(total) == 2 * 8 * MIB
 
 
