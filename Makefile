@@ -22,8 +22,10 @@ help: ## list the targets
 	@touch $@
 
 .PHONY: demo
-demo: .venv/built ## threads come and go and share handles, on a GPU if there is one
+demo: .venv/built ## threads share handles and recorded allocations are replayed, on a GPU if there is one
 	@$(BIN)/gpupool demo
+	@echo
+	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
 
 .PHONY: test
 test: .venv/built ## all tests; those that need a GPU skip without one
