@@ -34,7 +34,7 @@ pub(super) enum Effort {
 
 /// Physical memory comes in handles, which are what is moved and given back. Small ones waste less, large ones need fewer
 /// driver calls: so their size is a part of what the pool has, between these many pages.
-const HANDLE_PART: u64 = 256;
+const HANDLE_PART: u64 = 180;
 const HANDLE_PAGES: (u32, u32) = (4, 16);
 /// At least this part of what the pool has is created at a time, up to one handle.
 const AHEAD_PART: u64 = 512;
