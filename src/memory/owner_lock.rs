@@ -190,3 +190,52 @@ mod barrier {
         fence(Ordering::SeqCst);
     }
 }
+
+#[cfg(all(test, loom))]
+mod tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, Ordering};
+    use loom::thread;
+
+    use super::OwnerLock;
+
+    /// Increments through an owner and a visitor: none is lost, so the two are never in at once and
+    /// each sees what the other wrote.
+    #[test]
+    fn an_owner_and_a_visitor_take_turns() {
+        loom::model(|| {
+            let lock = Arc::new(OwnerLock::new(0));
+            let visitor = {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || *lock.lock() += 1)
+            };
+            for _ in 0..2 {
+                // SAFETY: this thread is the only owner and holds no guard.
+                *unsafe { lock.lock_as_owner() } += 1;
+            }
+            visitor.join().unwrap();
+            assert_eq!(*lock.lock(), 3);
+        });
+    }
+
+    #[test]
+    fn a_new_owner_sees_what_the_former_one_did() {
+        loom::model(|| {
+            let lock = Arc::new(OwnerLock::new(0));
+            let has_owner = Arc::new(AtomicBool::new(true));
+            let former = {
+                let (lock, has_owner) = (Arc::clone(&lock), Arc::clone(&has_owner));
+                thread::spawn(move || {
+                    // SAFETY: this thread is the owner until it says otherwise.
+                    *unsafe { lock.lock_as_owner() } += 1;
+                    has_owner.store(false, Ordering::Release);
+                })
+            };
+            if has_owner.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                // SAFETY: the former owner has given up, and this thread took its place.
+                assert_eq!(*unsafe { lock.lock_as_owner() }, 1);
+            }
+            former.join().unwrap();
+        });
+    }
+}
