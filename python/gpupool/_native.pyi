@@ -299,11 +299,14 @@ class MemPool:
         device: SupportsIndex | None = None,
         segments: bool = False,
     ) -> MemPool:
-        """``allocator``: a pair ``malloc(size, device, stream) -> address`` and ``free(address, size, device, stream)``,
+        """Make a pool; it takes no memory before it is used.
+
+        ``allocator``: a pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``,
         callables or addresses of C functions as PyTorch's pluggable allocators have them. ``use_on_oom``: requests for
         the default pool may take free blocks of this one when the device has no more. ``no_split``: each block has a
-        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` instead of pages
-        that can move."""
+        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` rather than
+        pages that can move.
+        """
 
     @property
     def id(self) -> _PoolId:
@@ -347,8 +350,11 @@ class MemPool:
         """What lets another thread enter the pool: threads do not take over the scopes of those that start them."""
 
     def capture(self, stream: _StreamLike) -> Capture:
-        """``with pool.capture(stream) as memory:`` around a graph's capture: what this thread allocates there is the graph's
-        until ``memory.reset()``. An exception in the block releases everything."""
+        """``with pool.capture(stream) as memory:`` around a graph's capture.
+
+        What this thread allocates in the block is the graph's until ``memory.reset()``. An exception in the block
+        releases everything.
+        """
 
 @final
 class PoolToken:

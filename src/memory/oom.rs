@@ -91,15 +91,15 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
             return Ok(found);
         }
     }
+    if let Some(found) = search_use_on_oom(service, thread, bytes) {
+        return Ok(found);
+    }
     // What cannot be moved into this pool may be given back to the driver, which can then give it here.
     release::trim_device(cache.device, thread, true)?;
     let mut refused = match attempt(cache, service, thread, bytes, Effort::Device)? {
         Ok(found) => return Ok(found),
         Err(error) => error,
     };
-    if let Some(found) = search_use_on_oom(service, thread, bytes) {
-        return Ok(found);
-    }
     // A statement of its own, so that the lock is not held in the loop.
     let callbacks = lock_callbacks().clone();
     for (_, callback) in callbacks {

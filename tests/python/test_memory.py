@@ -1,0 +1,350 @@
+"""Device memory on the simulated device: buffers, pools, scopes, captures, limits and the C interface."""
+
+import ctypes
+import gc
+import sys
+import threading
+
+import gpupool
+import pytest
+from gpupool import _native
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    gc.collect()
+    gpupool.empty_cache()
+    before = gpupool.memory_stats()
+    yield
+    gpupool.set_per_process_memory_fraction(1.0)
+    gc.collect()
+    gpupool.empty_cache()
+    after = gpupool.memory_stats()
+    assert (after.live_blocks, after.reserved_bytes) == (before.live_blocks, before.reserved_bytes)
+
+
+def test_a_buffer_is_aligned_memory_that_comes_back():
+    before = gpupool.memory_stats()
+    buffers = [gpupool.empty(size) for size in (1, 513, 70_000, 3 * MIB)]
+    assert all(buffer.ptr % 512 == 0 for buffer in buffers)
+    assert len({buffer.ptr for buffer in buffers}) == 4
+    assert gpupool.memory_stats().live_blocks == before.live_blocks + 4
+    ctypes.memset(buffers[3].ptr, 7, 3 * MIB)
+    assert ctypes.string_at(buffers[3].ptr, 3) == b"\x07\x07\x07"
+    del buffers
+    assert gpupool.memory_stats().live_blocks == before.live_blocks
+
+
+def test_zero_bytes_take_no_memory():
+    buffer = gpupool.empty(0)
+    assert (buffer.ptr, buffer.nbytes) == (0, 0)
+    buffer.free()
+
+
+@pytest.mark.parametrize("size", [-1, 2**64])
+def test_sizes_that_cannot_be(size):
+    with pytest.raises(gpupool.InvalidValue, match="cannot be allocated"):
+        gpupool.empty(size)
+
+
+def test_a_size_beyond_the_device_is_out_of_memory():
+    with pytest.raises(gpupool.OutOfMemory, match=r"tried to allocate .* from pool \(0, 0\)") as raised:
+        gpupool.empty(2**63)
+    assert isinstance(raised.value, MemoryError)
+
+
+def test_a_buffer_is_freed_once_and_then_says_so():
+    buffer = gpupool.empty(MIB)
+    buffer.free()
+    with pytest.raises(gpupool.InvalidValue, match="freed before"):
+        buffer.free()
+    with pytest.raises(gpupool.InvalidValue, match="was freed"):
+        _ = buffer.ptr
+    assert "freed" in repr(buffer)
+
+
+def test_memory_freed_on_another_stream_waits_for_it():
+    stream, other = gpupool.Stream(), gpupool.Stream()
+    work = _native.host_submit(other)
+    buffer = gpupool.empty(4 * MIB, stream)
+    address = buffer.ptr
+    buffer.free(other)
+    next_one = gpupool.empty(4 * MIB, stream)
+    assert next_one.ptr != address
+    _native.host_complete(other, work)
+    # The thread's cache looks when it has nothing else.
+    assert address in [gpupool.empty(4 * MIB, stream).ptr, *[gpupool.empty(4 * MIB, stream).ptr for _ in range(2)]]
+
+
+def test_a_recorded_stream_keeps_a_block_back():
+    stream, other = gpupool.Stream(), gpupool.Stream()
+    buffer = gpupool.empty(4 * MIB, stream)
+    buffer.record_stream(other)
+    work = _native.host_submit(other)
+    address = buffer.ptr
+    del buffer
+    assert gpupool.memory_stats().waiting_blocks == 1
+    kept = gpupool.empty(4 * MIB, stream)
+    assert kept.ptr != address
+    _native.host_complete(other, work)
+    del kept
+
+
+def test_simulated_memory_is_no_cuda_array_but_dlpack_of_the_cpu():
+    buffer = gpupool.empty(16)
+    assert not hasattr(buffer, "__cuda_array_interface__")
+    assert buffer.__dlpack_device__() == (1, 0)
+    assert "dltensor_versioned" in repr(buffer.__dlpack__(max_version=(1, 0)))
+    assert '"dltensor"' in repr(buffer.__dlpack__())
+    with pytest.raises(BufferError):
+        buffer.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        buffer.__dlpack__(dl_device=(2, 0))
+
+
+def test_an_exported_buffer_lives_as_long_as_its_capsule():
+    before = gpupool.memory_stats().live_blocks
+    buffer = gpupool.empty(MIB)
+    capsule = buffer.__dlpack__(max_version=(1, 0))
+    with pytest.raises(gpupool.InvalidValue, match="shared by DLPack"):
+        buffer.free()
+    del buffer
+    assert gpupool.memory_stats().live_blocks == before + 1
+    del capsule
+    assert gpupool.memory_stats().live_blocks == before
+
+
+def test_pools_have_ids_and_use_counts():
+    first, second = gpupool.MemPool(), gpupool.MemPool()
+    assert first.id[0] == 0
+    assert second.id[1] > first.id[1]
+    assert first.use_count() == 1
+    with gpupool.use_mem_pool(first):
+        assert first.use_count() == 2
+        with gpupool.use_mem_pool(first):
+            assert first.use_count() == 3
+    assert first.use_count() == 1
+    with pytest.raises(RuntimeError), gpupool.use_mem_pool(first):
+        raise RuntimeError
+    assert first.use_count() == 1
+
+
+def test_the_innermost_scope_serves():
+    outer, inner = gpupool.MemPool(), gpupool.MemPool()
+    with gpupool.use_mem_pool(outer):
+        with gpupool.use_mem_pool(inner):
+            assert gpupool.empty(MIB).pool_id == inner.id
+        assert gpupool.empty(MIB).pool_id == outer.id
+    assert gpupool.empty(MIB).pool_id == (0, 0)
+
+
+def test_threads_do_not_inherit_a_scope_but_a_token_takes_them_in():
+    pool, found = gpupool.MemPool(), []
+
+    def work(token):
+        found.append(gpupool.empty(MIB).pool_id)
+        with gpupool.use_mem_pool(token):
+            found.append(gpupool.empty(MIB).pool_id)
+
+    with gpupool.use_mem_pool(pool):
+        thread = threading.Thread(target=work, args=(pool.token(),))
+        thread.start()
+        thread.join()
+    assert found == [(0, 0), pool.id]
+
+
+def test_a_scope_left_on_another_thread_is_refused_and_stays():
+    pool, errors = gpupool.MemPool(), []
+    scope = gpupool.use_mem_pool(pool)
+    scope.__enter__()
+
+    def leave():
+        try:
+            scope.__exit__(None, None, None)
+        except gpupool.InvalidValue as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    assert gpupool.empty(MIB).pool_id == pool.id
+    scope.__exit__(None, None, None)
+
+
+def test_a_limit_is_kept_and_can_be_raised():
+    pool = gpupool.MemPool(limit=4 * MIB)
+    with gpupool.use_mem_pool(pool):
+        with pytest.raises(gpupool.OutOfMemory, match=r"whose limit is 4\.0 MiB"):
+            gpupool.empty(8 * MIB)
+        pool.limit = None
+        assert gpupool.empty(8 * MIB).pool_id == pool.id
+
+
+def test_blocks_outlive_their_pool():
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(3 * MIB)
+    del pool
+    gc.collect()
+    ctypes.memset(buffer.ptr, 1, 3 * MIB)
+    assert gpupool.memory_stats().pools == 2
+    del buffer
+    assert gpupool.memory_stats().pools == 1
+
+
+class Allocator:
+    """Makes addresses up: memory on the simulated device is not touched here."""
+
+    def __init__(self):
+        self.calls, self.live, self.next = [], {}, 1 << 44
+
+    def malloc(self, size, device, stream):
+        address = self.next
+        self.next += 1 << 30
+        self.live[address] = size
+        self.calls.append((size, device, stream))
+        return address
+
+    def free(self, address, size, device, stream):
+        assert self.live.pop(address) == size
+
+
+def test_an_own_allocator_supplies_and_takes_back():
+    own = Allocator()
+    pool = gpupool.MemPool(allocator=(own.malloc, own.free))
+    with gpupool.use_mem_pool(pool):
+        first = gpupool.empty(100_000)
+        second = gpupool.empty(100_000)
+        assert len(own.calls) == 1
+        assert own.calls[0][1:] == (0, 0)
+        third = gpupool.empty(2 * MIB)
+        assert len(own.calls) == 2
+    del first, second, third
+    assert pool.trim() > 0
+    assert own.live == {}
+
+
+def test_an_own_allocator_that_fails_is_the_cause():
+    def malloc(size, device, stream):
+        raise RuntimeError("no")
+
+    pool = gpupool.MemPool(allocator=(malloc, lambda *_: None))
+    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.OutOfMemory) as raised:
+        gpupool.empty(MIB)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert pool.stats().reserved_bytes == 0
+
+
+@pytest.mark.parametrize("stands_in", [True, False])
+def test_a_pool_stands_in_when_memory_has_run_out(stands_in):
+    own = Allocator()
+    pool = gpupool.MemPool(allocator=(own.malloc, own.free), use_on_oom=stands_in)
+    with gpupool.use_mem_pool(pool):
+        held = gpupool.empty(8 * MIB)
+    address = held.ptr
+    del held
+    gpupool.set_per_process_memory_fraction(0.0)
+    if stands_in:
+        served = gpupool.empty(8 * MIB)
+        assert (served.ptr, served.pool_id) == (address, pool.id)
+    else:
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(8 * MIB)
+
+
+def test_a_graphs_memory_is_handed_out_again_only_after_its_reset():
+    pool, stream = gpupool.MemPool(), gpupool.Stream()
+    with pool.capture(stream) as memory:
+        buffer = gpupool.empty(4 * MIB, stream)
+        address = buffer.ptr
+    del buffer
+    assert pool.use_count() == 2
+    with gpupool.use_mem_pool(pool):
+        eager = gpupool.empty(4 * MIB, stream)
+    assert eager.ptr != address
+    assert pool.trim() == 0
+    memory.reset()
+    assert pool.use_count() == 1
+    assert pool.trim() > 0
+
+
+def test_a_failed_capture_releases_everything():
+    pool, stream = gpupool.MemPool(), gpupool.Stream()
+    capture = pool.capture(stream)
+    capture.__enter__()
+    gpupool.empty(4 * MIB, stream)
+    capture.__exit__(RuntimeError, RuntimeError(), None)
+    assert pool.use_count() == 1
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_pools_by_id():
+    pool_id = gpupool.graph_pool_handle()
+    gpupool.begin_allocate_to_pool(0, pool_id)
+    assert gpupool.empty(MIB).pool_id == pool_id
+    gpupool.end_allocate_to_pool(0, pool_id)
+    assert gpupool.pool_use_count(0, pool_id) == 1
+    gpupool.release_pool(0, pool_id)
+    assert gpupool.pool_use_count(0, pool_id) is None
+    with pytest.raises(gpupool.InvalidValue, match="does not allocate"):
+        gpupool.end_allocate_to_pool(0, pool_id)
+    with pytest.raises(gpupool.InvalidValue):
+        gpupool.begin_allocate_to_pool(0, (0, 0))
+
+
+def test_empty_cache_works_inside_a_scope():
+    with gpupool.use_mem_pool(gpupool.MemPool()):
+        del_me = gpupool.empty(8 * MIB)
+        del del_me
+        assert gpupool.empty_cache() >= 8 * MIB
+
+
+def test_a_callback_is_asked_before_a_request_fails(monkeypatch):
+    gpupool.set_per_process_memory_fraction(0.0)
+    asked, raised = [], []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+
+    def free_some(device, nbytes):
+        asked.append((device, nbytes))
+        gpupool.set_per_process_memory_fraction(1.0)
+        return True
+
+    def fail(device, nbytes):
+        raise RuntimeError
+
+    failing, callback = gpupool.on_oom(fail), gpupool.on_oom(free_some)
+    gpupool.empty(MIB)
+    assert asked == [(0, MIB)]
+    assert len(raised) == 1
+    failing.remove()
+    callback.remove()
+    gpupool.set_per_process_memory_fraction(0.0)
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(32 * MIB)
+    assert len(asked) == 1
+
+
+def test_a_snapshot_has_pytorchs_form():
+    buffer = gpupool.empty(MIB)
+    segments = gpupool.memory_snapshot()["segments"]
+    block = next(b for segment in segments for b in segment["blocks"] if b["address"] == buffer.ptr)
+    assert (block["requested_size"], block["state"]) == (MIB, "active_allocated")
+
+
+def test_the_c_interface_allocates_frees_and_fails_with_null():
+    api = gpupool.c_api
+    malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(api.malloc)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(api.free)
+    address = malloc(MIB, 0, None)
+    assert address % 512 == 0
+    free(address, MIB, 0, None)
+    free(address, MIB, 0, None)
+    assert malloc(1 << 62, 0, None) is None
+    assert malloc(0, 0, None) is None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    assert ctypes.c_uint64.from_address(pointer(api.capsule, b"gpupool.c_api")).value == 1
