@@ -1,8 +1,8 @@
 //! Device memory: a caching allocator, and private pools on top of it.
 //!
-//! A request goes from the thread's cache ([`thread_cache`]) to a block of its heap ([`heap`]); only where none fits do the
-//! pages move or grow ([`grow`]), and only where there are none left do the steps of [`oom`] follow. Freed blocks are
-//! used again in stream order ([`order`]). Nothing here touches the memory itself.
+//! A request goes from the thread's cache (`thread_cache`) to a block of its heap (`heap`); only where none fits do the
+//! pages move or grow (`grow`), and only where there are none left do the steps of `oom` follow. Freed blocks are
+//! used again in stream order (`order`). Nothing here touches the memory itself.
 
 mod address_space;
 mod allocator;
