@@ -422,9 +422,11 @@ impl Heap {
         self.free.insert(&mut self.blocks, keep);
     }
 
-    /// Where each span ends, and the bytes free before its end; by address.
+    /// Where each span ends, and the bytes before its end that join what is added there; by address.
     pub(super) fn tails(&self) -> Vec<(u64, u64)> {
-        let free = |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free);
+        // Memory handed out whole is not joined.
+        let free =
+            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free && self.is_split);
         let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
         tails.sort_unstable();

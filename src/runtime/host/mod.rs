@@ -164,15 +164,6 @@ pub fn driver_calls() -> u64 {
     DRIVER_CALLS.load(Ordering::Relaxed)
 }
 
-/// The number up to which the stream's work is done.
-///
-/// # Errors
-/// As [`submit`].
-pub fn completed(stream: &Stream) -> Result<u64> {
-    super::require(Kind::Host)?;
-    timeline().completed_work(Key::new(stream.raw(), stream.device()))
-}
-
 /// Starts recording the stream's work (`cuStreamBeginCapture`).
 ///
 /// # Errors

@@ -116,10 +116,6 @@ impl Timeline {
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
 
-    pub(super) fn completed_work(&mut self, key: Key) -> Result<u64> {
-        self.stream(key).map(|stream| stream.completed)
-    }
-
     fn completed(&mut self, key: Key) -> u64 {
         // A destroyed stream's work is taken as done: nobody can tell it to complete any more.
         self.stream(key).map_or(u64::MAX, |stream| stream.completed)
