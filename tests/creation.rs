@@ -92,29 +92,33 @@ fn the_current_device_stays_what_it_was() {
 #[test]
 fn out_of_memory_destroys_idle_handles_of_every_pool_and_tries_again() {
     let _host = host();
-    set_handle_bytes(MEMORY / 2);
+    // Not all of the memory: threads of other tests that are just ending may hold a little.
+    let bytes = MEMORY / 8 * 3;
+    set_handle_bytes(bytes);
     let (hoarder, needy) = (pool(), pool());
     assert_eq!(hoarder.warm(2, device(0)).unwrap(), 2);
     let stream = stream(0);
     needy.handle(&stream).unwrap();
     let stats = hoarder.stats(None).unwrap();
     assert_eq!((stats.idle, stats.destroyed), (0, 2));
-    assert_eq!(needy.stats(None).unwrap().device_bytes, MEMORY / 2);
+    assert_eq!(needy.stats(None).unwrap().device_bytes, bytes);
     needy.close().unwrap();
 }
 
 #[test]
 fn out_of_memory_for_good_says_what_is_needed_and_who_holds_it() {
     let _host = host();
-    set_handle_bytes(MEMORY);
+    let bytes = MEMORY / 4 * 3;
+    set_handle_bytes(bytes);
     let (holder, needy) = (pool(), pool());
     let stream = stream(0);
     holder.handle(&stream).unwrap();
     let error = needy.handle(&stream).unwrap_err();
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
-    assert_eq!((out.device, out.free, out.total), (device(0), 0, MEMORY));
-    assert_eq!(out.wanted, Wanted::Handle(MEMORY));
-    assert!(out.holders.contains(&("host".to_owned(), 1, MEMORY)), "{:?}", out.holders);
+    assert_eq!((out.device, out.total), (device(0), MEMORY));
+    assert!(out.free <= MEMORY - bytes, "{}", out.free);
+    assert_eq!(out.wanted, Wanted::Handle(bytes));
+    assert!(out.holders.contains(&("host".to_owned(), 1, bytes)), "{:?}", out.holders);
     assert!(error.to_string().contains("HOST_ERROR_OUT_OF_MEMORY"), "{error}");
     holder.close().unwrap();
     needy.handle(&stream).unwrap();
