@@ -348,3 +348,25 @@ def test_the_c_interface_allocates_frees_and_fails_with_null():
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     assert ctypes.c_uint64.from_address(pointer(api.capsule, b"gpupool.c_api")).value == 1
+
+
+@pytest.mark.parametrize("last", ["buffer", "pool"])
+def test_an_exception_passes_what_is_freed_on_its_way(last):
+    own = Allocator()
+    alive = [gpupool.MemPool((own.malloc, own.free))]
+    with gpupool.use_mem_pool(alive[0]):
+        buffer = gpupool.empty(1000)
+    if last == "buffer":
+        alive = [buffer]
+    del buffer
+    assert own.live
+    with pytest.raises(ZeroDivisionError):
+        # The interpreter lets go of the first argument while the exception of the second is set.
+        print(alive.pop(), 1 // 0)
+    assert own.live == {}
+
+
+@pytest.mark.parametrize("pair", [(-1, 5), (5, 2**64), (0, 5), (5, int), [int, int], (int,), 5])
+def test_allocators_that_cannot_be(pair):
+    with pytest.raises(gpupool.InvalidValue, match="allocator"):
+        gpupool.MemPool(pair)

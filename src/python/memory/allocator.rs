@@ -20,7 +20,8 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
     };
     let (allocate, free): (Bound<'_, PyAny>, Bound<'_, PyAny>) = allocator.extract().map_err(|_| wrong())?;
     if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
-        return Ok(Arc::new(SegmentFunctions::from_addresses(allocate.extract()?, free.extract()?)?));
+        let address = |function: &Bound<'_, PyAny>| function.extract().map_err(|_| wrong());
+        return Ok(Arc::new(SegmentFunctions::from_addresses(address(&allocate)?, address(&free)?)?));
     }
     if allocate.is_callable() && free.is_callable() {
         return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));
@@ -73,9 +74,14 @@ impl SegmentSource for Callables {
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let arguments = (address, bytes, stream.device().ordinal(), stream.raw().address());
         call("free", |py| {
+            // A buffer may die while an exception is on its way, under which no Python code can run.
+            let under_way = PyErr::take(py);
             if let Err(raised) = self.free.call1(py, arguments) {
                 // Nobody asked for this free, so there is nobody to raise it to.
                 raised.write_unraisable(py, Some(self.free.bind(py)));
+            }
+            if let Some(raised) = under_way {
+                raised.restore(py);
             }
             Ok(())
         })

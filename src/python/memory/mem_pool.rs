@@ -17,7 +17,6 @@ use crate::python::{device, stream};
 #[pyclass(name = "MemPool", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
-    /// Taken when the object dies, to let go of the pool without the GIL.
     pool: MemPool,
     allocator: Mutex<Option<Py<PyAny>>>,
 }
