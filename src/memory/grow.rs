@@ -464,7 +464,10 @@ fn grow_segment(
     device.driver_calls.fetch_add(1, Ordering::Relaxed);
     let outcome = source.allocate(wanted, &service.stream).and_then(|address| {
         device.add_segment(address, wanted, cache).inspect_err(|_| {
-            let _ = source.free(address, wanted, &service.stream);
+            // To free what starts where a segment does would take that segment's memory away from who holds it.
+            if !device.has_segment(address) {
+                let _ = source.free(address, wanted, &service.stream);
+            }
         })
     });
     match outcome {
@@ -524,6 +527,11 @@ impl DeviceMemory {
         }
         segments.insert(address, segment);
         Ok(())
+    }
+
+    /// Whether a segment starts at this address.
+    fn has_segment(&self, address: u64) -> bool {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).contains_key(&address)
     }
 
     /// Forgets a segment; its address, for its source.

@@ -370,3 +370,18 @@ def test_an_exception_passes_what_is_freed_on_its_way(last):
 def test_allocators_that_cannot_be(pair):
     with pytest.raises(gpupool.InvalidValue, match="allocator"):
         gpupool.MemPool(pair)
+
+
+def test_an_allocator_that_gives_memory_twice_takes_none_of_it_away():
+    own = Allocator()
+    address = own.malloc(2 * MIB, 0, 0)
+    pool = gpupool.MemPool((lambda size, device, stream: address, own.free))
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(2 * MIB)
+        with pytest.raises(gpupool.InvalidValue, match="overlaps memory that is still in use"):
+            gpupool.empty(2 * MIB)
+    # It goes back once, and only when nobody holds it.
+    assert own.live == {address: 2 * MIB}
+    del buffer
+    assert pool.trim() == 2 * MIB
+    assert own.live == {}
