@@ -35,14 +35,21 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(Error, MemoryError):
-    """Device memory ran out, also after gpupool gave back what it held and nobody used."""
+    """Device memory ran out, also after gpupool gave back what it held and nobody used.
+
+    ``requested_bytes`` is what was asked for, or what a handle is known to take; None if that is not known.
+    ``free_bytes`` and ``total_bytes`` are the device's at the last try.
+    """
 
     library: str
     function: str
     status: str
     code: int
-    device: int | None
+    device: int
     path: str | None
+    requested_bytes: int | None
+    free_bytes: int
+    total_bytes: int
 
 class Forked(Error):
     """The process was forked after the GPU was first used, and this is the child."""

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::error::{Error, ErrorKind, LibraryError};
+use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
 
 struct Exceptions {
     base: Py<PyType>,
@@ -84,6 +84,18 @@ fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> 
     value.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
+fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult<()> {
+    let value = exception.value(py);
+    let requested = match out.wanted {
+        Wanted::Memory { bytes, .. } => Some(bytes),
+        Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
+    };
+    value.setattr("device", out.device.ordinal())?;
+    value.setattr("requested_bytes", requested)?;
+    value.setattr("free_bytes", out.free)?;
+    value.setattr("total_bytes", out.total)
+}
+
 fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
     let kind = match error.kind() {
@@ -101,6 +113,9 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         _ => return Ok(exception),
     };
     set_attributes(&exception, py, refused)?;
+    if let ErrorKind::OutOfMemory(out) = error.kind() {
+        set_amounts(&exception, py, out)?;
+    }
     if let Some(raised) = refused.cause.as_ref().and_then(|cause| cause.downcast_ref::<PyErr>()) {
         // KeyboardInterrupt and SystemExit pass as they are: they are no failure of the callback.
         if !raised.is_instance_of::<PyException>(py) {

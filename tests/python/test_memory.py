@@ -52,7 +52,10 @@ def test_sizes_that_cannot_be(size):
 def test_a_size_beyond_the_device_is_out_of_memory():
     with pytest.raises(gpupool.OutOfMemory, match=r"tried to allocate .* from pool \(0, 0\)") as raised:
         gpupool.empty(2**63)
-    assert isinstance(raised.value, MemoryError)
+    error = raised.value
+    assert isinstance(error, MemoryError)
+    assert (error.device, error.requested_bytes, error.library) == (0, 2**63, "gpupool")
+    assert 0 < error.free_bytes <= error.total_bytes
 
 
 def test_a_buffer_is_freed_once_and_then_says_so():
