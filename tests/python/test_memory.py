@@ -388,3 +388,62 @@ def test_an_allocator_that_gives_memory_twice_takes_none_of_it_away():
     del buffer
     assert pool.trim() == 2 * MIB
     assert own.live == {}
+
+
+def test_an_allocator_that_aligns_too_little_gets_its_memory_back():
+    own = Allocator()
+    own.next += 8
+    pool = gpupool.MemPool((own.malloc, own.free))
+    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.InvalidValue, match="not a multiple of 512"):
+        gpupool.empty(1000)
+    assert own.calls
+    assert own.live == {}
+
+
+@pytest.mark.parametrize("answer", [0, -1, None, "x"])
+def test_an_allocator_that_answers_no_address(answer):
+    pool = gpupool.MemPool((lambda size, device, stream: answer, lambda *_: None))
+    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.OutOfMemory, match="the pool's own allocator: malloc"):
+        gpupool.empty(1000)
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_a_free_that_raises_is_reported_and_the_memory_counts_as_returned(monkeypatch):
+    own = Allocator()
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.exc_type))
+
+    def free(*_):
+        raise KeyError
+
+    pool = gpupool.MemPool((own.malloc, free))
+    with gpupool.use_mem_pool(pool):
+        gpupool.empty(1000)
+    assert pool.trim() == 2 * MIB
+    assert reported == [KeyError]
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_numpy_reads_a_buffer_without_a_copy():
+    numpy = pytest.importorskip("numpy")
+    buffer = gpupool.empty(1000)
+    array = numpy.from_dlpack(buffer)
+    array[:] = 7
+    assert (array.shape, array.dtype, array.ctypes.data) == ((1000,), numpy.uint8, buffer.ptr)
+    assert ctypes.string_at(buffer.ptr + 999, 1) == b"\x07"
+    with pytest.raises(gpupool.InvalidValue, match="shared by DLPack"):
+        buffer.free()
+    with pytest.raises(BufferError, match="not copied"):
+        numpy.from_dlpack(buffer, copy=True)
+    live = gpupool.memory_stats().live_blocks
+    del buffer
+    gc.collect()
+    assert gpupool.memory_stats().live_blocks == live
+    # The last share may end on any thread.
+    shares = [array]
+    del array
+    thread = threading.Thread(target=shares.clear)
+    thread.start()
+    thread.join()
+    assert gpupool.memory_stats().live_blocks == live - 1
+    assert numpy.from_dlpack(gpupool.empty(0)).shape == (0,)
