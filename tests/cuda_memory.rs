@@ -382,11 +382,11 @@ fn a_graphs_memory_is_its_own_until_it_is_reset() {
             outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         assert_eq!(kernels.wrong_words(), 0, "{mode:?}");
-        let held = pool.stats().reserved_bytes;
+        let held = pool.stats().unwrap().reserved_bytes;
         assert!(held >= 31 * MIB, "{held} bytes");
         pool.trim().unwrap();
         synchronize();
-        assert_eq!(pool.stats().reserved_bytes, held, "a graph's memory was given back");
+        assert_eq!(pool.stats().unwrap().reserved_bytes, held, "a graph's memory was given back");
 
         // SAFETY: the graph is not running and not used again.
         ok(unsafe { sys::cuGraphExecDestroy(graph) });
@@ -396,7 +396,7 @@ fn a_graphs_memory_is_its_own_until_it_is_reset() {
             Filled::new(kernels, &stream, 3 * MIB, 9).unwrap()
         };
         again.check(kernels);
-        println!("{mode:?}: {held} bytes held by the graph, {} after its reset", pool.stats().reserved_bytes);
+        println!("{mode:?}: {held} bytes held by the graph, {} after its reset", pool.stats().unwrap().reserved_bytes);
         drop(again);
         drop(pool);
         assert_eq!(kernels.wrong_words(), 0, "{mode:?}");
@@ -429,7 +429,7 @@ fn a_spoiled_capture_releases_everything() {
         pool.trim().unwrap();
         synchronize();
         pool.trim().unwrap();
-        assert_eq!(pool.stats().reserved_bytes, 0, "{mode:?}");
+        assert_eq!(pool.stats().unwrap().reserved_bytes, 0, "{mode:?}");
         // The stream works again.
         let _scope = pool.enter().unwrap();
         Filled::new(kernels, &stream, 5 * MIB, 2).unwrap().check(kernels);
@@ -517,7 +517,7 @@ fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
             let found = read(buffer.address(), buffer.nbytes() as usize / 4);
             assert!(found.iter().enumerate().all(|(index, &value)| value == word(index, seed)));
         }
-        let views = pool.snapshot();
+        let views = pool.snapshot().unwrap();
         assert!(views.iter().all(|segment| segment.is_movable != segments), "{views:?}");
         if no_split {
             for segment in &views {
@@ -528,7 +528,7 @@ fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
         pool.trim().unwrap();
         synchronize();
         pool.trim().unwrap();
-        assert_eq!(pool.stats().reserved_bytes, 0, "segments {segments}, no_split {no_split}");
+        assert_eq!(pool.stats().unwrap().reserved_bytes, 0, "segments {segments}, no_split {no_split}");
     }
     assert_eq!(kernels.wrong_words(), 0);
 }

@@ -442,7 +442,7 @@ impl Model {
         let used = info();
         assert_eq!(total.reserved_bytes, used.total - used.free);
         for pool in self.pools.iter().flatten() {
-            let (stats, id) = (pool.stats(), pool.id());
+            let (stats, id) = (pool.stats().unwrap(), pool.id());
             let live = || self.live().map(|number| &self.blocks[number]).filter(|block| block.pool == id);
             assert_eq!(stats.live_blocks - stats.waiting_blocks, live().count() as u64);
             let requested: u64 = live().map(|block| block.bytes).sum();

@@ -2,6 +2,7 @@
 
 use super::device_memory::DeviceMemory;
 use super::heap::Invalid;
+use super::order::User;
 use super::thread_cache::ThreadCache;
 use super::{local, oom, order, release};
 use crate::error::{Error, Result};
@@ -69,7 +70,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 /// Frees a block; where other streams used it, once they are done.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if no block starts there or it was freed before; `ErrorKind::Library` if the driver refuses to
+/// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no peer; `ErrorKind::Library` if the driver refuses to
 /// take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
@@ -89,16 +90,15 @@ fn refuse(cache: &ThreadCache, offset: u64, reason: Invalid) -> Error {
 fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
     lifecycle::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
-    let mut streams = cache.take_uses(offset);
-    if let Some(on) = on.filter(|on| streams.iter().all(|stream| stream.raw() != on.raw())) {
-        streams.push(on.clone());
-    }
     let thread = local::thread();
-    if streams.is_empty() {
+    let on = on.map(|on| user(cache, offset, on)).transpose()?;
+    let mut users = cache.take_uses(offset);
+    users.extend(on.filter(|on| users.iter().all(|user| !user.is(on))));
+    if users.is_empty() {
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
-        order::defer(cache, offset, streams);
+        order::defer(cache, thread, offset, &users);
     }
     if cache.is_closing() {
         release::leave_closed(cache, thread)?;
@@ -106,14 +106,36 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     Ok(())
 }
 
+/// A stream that uses a block, as the calling thread names it.
+fn user(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<User> {
+    let memory = cache.device;
+    if stream.device() != memory.device && !memory.is_peer(stream.device()) {
+        return Err(Error::invalid_value(format!(
+            "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
+            memory.address(offset),
+            memory.device,
+            stream.device(),
+            memory.device
+        )));
+    }
+    Ok(User::new(stream, local::thread()))
+}
+
+/// Whether a block can be freed on this stream.
+#[cfg(feature = "python")]
+pub(super) fn check_stream(block: Allocation, stream: &Stream) -> Result<()> {
+    lifecycle::refuse_forked()?;
+    user(block.cache, block.offset, stream).map(drop)
+}
+
 /// Keeps a block, once freed, from being used again before the stream's work at that time is done.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of another device.
+/// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of a device that is no peer.
 pub(super) fn record_stream(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<()> {
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     if !cache.is_of(stream) {
-        cache.add_use(offset, stream);
+        cache.add_use(offset, user(cache, offset, stream)?);
     }
     Ok(())
 }

@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::id::PoolId;
+use super::local;
 use super::pool::Pool;
-use super::{local, mem_pool};
+use super::pool_use::PoolUse;
 use crate::error::{Error, Result};
 use crate::runtime::{KnownCapture, Stream, note_capture};
 
@@ -23,13 +24,13 @@ pub struct CaptureScope {
 #[must_use = "the graph's memory is free for others once this is dropped"]
 #[derive(Debug)]
 pub struct GraphMemory {
-    pool: Arc<Pool>,
+    in_use: PoolUse,
 }
 
 /// A capture under way, for a caller that promises to end it on the same thread.
 #[derive(Debug)]
 pub(crate) struct Entered {
-    memory: GraphMemory,
+    pool: PoolId,
     ticket: u64,
     _known: KnownCapture,
 }
@@ -43,31 +44,30 @@ pub(super) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
             stream.device()
         )));
     }
-    if !pool.acquire() {
-        return Err(Error::invalid_value(format!(
-            "pool {} was dropped; keep the MemPool as long as it is used",
-            pool.id
-        )));
-    }
-    pool.begin_capture();
-    // From here on the drop of `memory` undoes both.
-    let memory = GraphMemory { pool: Arc::clone(pool) };
-    let ticket = local::enter(Arc::clone(pool), true)?;
-    Ok(Entered { memory, ticket, _known: note_capture(stream) })
+    let in_use = PoolUse::new(pool, true)?;
+    let ticket = local::enter(in_use, true)?;
+    Ok(Entered { pool: pool.id, ticket, _known: note_capture(stream) })
 }
 
 /// Ends the routing of a capture and answers its memory.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` on another thread than the one that began it.
-pub(crate) fn leave(entered: Entered) -> Result<GraphMemory> {
-    if local::leave(entered.ticket) {
-        return Ok(entered.memory);
+pub(crate) fn leave(entered: &Entered) -> Result<GraphMemory> {
+    let left = local::leave(entered.ticket);
+    left.map(|in_use| GraphMemory { in_use }).ok_or_else(|| {
+        Error::invalid_value(format!(
+            "the capture into pool {} began on another thread, or was ended before; end it once, where it began",
+            entered.pool
+        ))
+    })
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // Nothing once it was ended. On another thread it ends with the thread that began it.
+        drop(local::leave(self.ticket));
     }
-    Err(Error::invalid_value(format!(
-        "the capture into pool {} began on another thread; end it there",
-        entered.memory.pool.id
-    )))
 }
 
 impl CaptureScope {
@@ -81,16 +81,8 @@ impl CaptureScope {
     /// None on the thread that began it, which is where this type stays.
     pub fn end(mut self) -> Result<GraphMemory> {
         match self.entered.take() {
-            Some(entered) => leave(entered),
+            Some(entered) => leave(&entered),
             None => Err(Error::invalid_value("this capture was ended before")),
-        }
-    }
-}
-
-impl Drop for CaptureScope {
-    fn drop(&mut self) {
-        if let Some(entered) = self.entered.take() {
-            let _ = leave(entered);
         }
     }
 }
@@ -98,19 +90,9 @@ impl Drop for CaptureScope {
 impl GraphMemory {
     /// The pool's id.
     pub fn pool_id(&self) -> PoolId {
-        self.pool.id
+        self.in_use.pool().id
     }
 
     /// Lets others use the memory: the graph is not replayed again.
     pub fn reset(self) {}
-}
-
-impl Drop for GraphMemory {
-    fn drop(&mut self) {
-        if crate::lifecycle::is_forked() {
-            return;
-        }
-        self.pool.end_capture();
-        let _ = mem_pool::let_go(&self.pool);
-    }
 }

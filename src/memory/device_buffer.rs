@@ -70,19 +70,28 @@ impl DeviceBuffer {
     /// Keeps the memory, once freed, from being used again before this stream's work at that time is done.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the buffer was freed by its address.
+    /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        lifecycle::refuse_forked()?;
         match self.block {
             Some(block) => allocator::record_stream(block.cache, block.offset, stream),
             None => Ok(()),
         }
     }
 
+    /// Whether the memory can be freed on this stream.
+    #[cfg(feature = "python")]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        self.block.map_or(Ok(()), |block| allocator::check_stream(block, stream))
+    }
+
     /// Frees the memory after what was submitted to this stream so far.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all the same.
+    /// `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
+        lifecycle::refuse_forked()?;
         match self.block.take() {
             Some(block) => allocator::free(block.cache, block.offset, Some(stream)),
             None => Ok(()),

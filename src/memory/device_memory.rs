@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
 
 use super::address_space::AddressSpace;
+use super::budget::Budget;
 use super::id::PoolId;
 use super::order::EventPool;
 use super::pages::{PAGE, Pages};
@@ -17,6 +18,7 @@ use super::table::Table;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, Result};
 use crate::holders;
+use crate::lifecycle;
 use crate::runtime;
 use crate::stream::Device;
 
@@ -56,10 +58,8 @@ pub(super) struct DeviceMemory {
     cache_numbers: AtomicU32,
     /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
     left: Mutex<Vec<&'static ThreadCache>>,
-    /// The most bytes that all pools together may reserve.
-    pub(super) limit: AtomicU64,
-    reserved: AtomicU64,
-    peak_reserved: AtomicU64,
+    /// The physical bytes of all pools together.
+    pub(super) budget: Budget,
     /// Calls of the driver's memory functions.
     pub(super) driver_calls: AtomicU64,
     /// Pages that were moved to where they were needed.
@@ -81,8 +81,10 @@ impl DeviceMemory {
     /// The memory of the device.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
+    /// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
     pub(super) fn of(device: Device) -> Result<&'static Self> {
+        lifecycle::refuse_forked()?;
         match DEVICES.get(device.ordinal()).and_then(OnceLock::get) {
             Some(memory) => Ok(memory),
             None => Self::make(device),
@@ -140,9 +142,7 @@ impl DeviceMemory {
             caches: Table::new(CACHES_MAX),
             cache_numbers: AtomicU32::new(0),
             left: Mutex::default(),
-            limit: AtomicU64::new(u64::MAX),
-            reserved: AtomicU64::new(0),
-            peak_reserved: AtomicU64::new(0),
+            budget: Budget::new(None),
             driver_calls: AtomicU64::new(0),
             moved_pages: AtomicU64::new(0),
             peers: Mutex::default(),
@@ -209,36 +209,6 @@ impl DeviceMemory {
 
     pub(super) fn remove_pool(&self, pool: &Pool) {
         self.lock_pools().retain(|other| other.number != pool.number);
-    }
-
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn peak_reserved(&self) -> u64 {
-        self.peak_reserved.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn reset_peak(&self) {
-        self.peak_reserved.store(self.reserved(), Ordering::Relaxed);
-    }
-
-    /// Counts physical bytes in, unless the limit forbids it.
-    pub(super) fn take_bytes(&self, bytes: u64) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let add = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
-        match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(before) => {
-                self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
-                true
-            }
-            Err(_) => false,
-        }
-    }
-
-    /// Counts physical bytes out.
-    pub(super) fn put_back_bytes(&self, bytes: u64) {
-        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// The cache with this number.

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::device_memory::{DeviceMemory, Segment};
 use super::heap::Heap;
+use super::local;
 use super::order::Until;
 use super::pages::{Mapping, PAGE};
 use super::pool::{Pool, Source};
@@ -222,7 +223,7 @@ fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
 
 /// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
 fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
-    let part = (pool.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
+    let part = (pool.budget.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
     let growing = heap.mapped() / 64 * rivals / PAGE;
     part.max(growing).min(AHEAD_MOST) as u32
 }
@@ -320,27 +321,14 @@ impl Work<'_> {
     /// Creates the physical memory that is missing.
     fn create(&mut self) -> Result<()> {
         let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
-        let part = ((self.pool.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
+        let part = ((self.pool.budget.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
         let part = if self.rivals > 0 { HANDLE_PAGES.1 } else { part };
         let most = part.min(self.place.pages.next_power_of_two());
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
-            if !self.pool.reserve(bytes) {
-                return Err(Error::no_memory("gpupool", format!("the limit of pool {} is reached", self.pool.id)));
-            }
-            if !self.device.take_bytes(bytes) {
-                self.pool.unreserve(bytes);
-                return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
-            }
-            match self.device.create(pages) {
-                Ok(physical) => self.created.push(Mapping { first: 0, pages, physical }),
-                Err(error) => {
-                    self.pool.unreserve(bytes);
-                    self.device.put_back_bytes(bytes);
-                    return Err(error);
-                }
-            }
+            let physical = claimed(self.device, self.pool, bytes, || self.device.create(pages))?;
+            self.created.push(Mapping { first: 0, pages, physical });
             missing -= pages;
         }
         Ok(())
@@ -350,14 +338,19 @@ impl Work<'_> {
     fn map(&mut self) -> Result<()> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
-        if !self.pool.reserve(foreign) {
-            return Err(Error::no_memory("gpupool", format!("the limit of pool {} is reached", self.pool.id)));
+        if !self.pool.budget.claim(foreign) {
+            return Err(limit_reached(self.pool));
         }
-        let outcome = self.map_all();
-        if outcome.is_err() {
-            self.pool.unreserve(foreign);
+        match self.map_all() {
+            Ok(()) => {
+                self.pool.budget.settle(foreign);
+                Ok(())
+            }
+            Err(error) => {
+                self.pool.budget.withdraw(foreign);
+                Err(error)
+            }
         }
-        outcome
     }
 
     fn map_all(&mut self) -> Result<()> {
@@ -381,7 +374,7 @@ impl Work<'_> {
     /// Hands the new pages to the cache, and what is left at the old places to be unmapped later.
     fn finish(self, cache: &ThreadCache, thread: u64, request: u64) -> Option<u64> {
         for (pool, bytes) in self.foreign() {
-            pool.unreserve(bytes);
+            pool.budget.release(bytes);
         }
         let moved = self.gathered_pages();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
@@ -453,31 +446,37 @@ fn grow_segment(
     let (device, pool) = (cache.device, &service.pool);
     let needed = cache.lock(thread).needed_for(bytes);
     let wanted = segment_bytes(needed);
-    let limited = || Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id));
-    if !pool.reserve(wanted) {
-        return Err(limited());
-    }
-    if !device.take_bytes(wanted) {
-        pool.unreserve(wanted);
-        return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
-    }
-    device.driver_calls.fetch_add(1, Ordering::Relaxed);
-    let outcome = source.allocate(wanted, &service.stream).and_then(|address| {
+    let start = claimed(device, pool, wanted, || {
+        device.driver_calls.fetch_add(1, Ordering::Relaxed);
+        let address = local::supply(pool, || source.allocate(wanted, &service.stream))?;
         device.add_segment(address, wanted, cache).inspect_err(|_| {
             // To free what starts where a segment does would take that segment's memory away from who holds it.
             if !device.has_segment(address) {
                 let _ = source.free(address, wanted, &service.stream);
             }
         })
-    });
-    match outcome {
-        Ok(start) => Ok(cache.add_and_allocate(thread, start, wanted, bytes)),
-        Err(error) => {
-            pool.unreserve(wanted);
-            device.put_back_bytes(wanted);
-            Err(error)
-        }
+    })?;
+    Ok(cache.add_and_allocate(thread, start, wanted, bytes))
+}
+
+fn limit_reached(pool: &Pool) -> Error {
+    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id))
+}
+
+/// Physical memory that `supply` gives, within the limits of the pool and the process.
+fn claimed<R>(device: &DeviceMemory, pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
+    if !pool.budget.claim(bytes) {
+        return Err(limit_reached(pool));
     }
+    if !device.budget.claim(bytes) {
+        pool.budget.withdraw(bytes);
+        return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
+    }
+    let supplied = supply();
+    for budget in [&pool.budget, &device.budget] {
+        if supplied.is_ok() { budget.settle(bytes) } else { budget.withdraw(bytes) }
+    }
+    supplied
 }
 
 impl DeviceMemory {

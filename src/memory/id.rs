@@ -15,6 +15,11 @@ impl PoolId {
     /// No pool: the device's default one.
     pub const NONE: Self = Self(0, 0);
 
+    /// Whether it is for graph capture.
+    pub(super) const fn is_of_graph(self) -> bool {
+        self.0 != 0
+    }
+
     /// The next id for a pool made by a user.
     pub(super) fn user() -> Self {
         Self(0, USER.fetch_add(1, Ordering::Relaxed))

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::device_memory::DeviceMemory;
 use super::id::PoolId;
 use super::pool::Pool;
+use super::pool_use::PoolUse;
 use super::release;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use crate::error::{Error, Result};
@@ -25,12 +26,14 @@ struct Key {
 }
 
 /// A pool that the thread's requests on its device go to.
-#[derive(Clone, Debug)]
-pub(super) struct Route {
-    pub(super) pool: Arc<Pool>,
-    pub(super) is_captured: bool,
+#[derive(Debug)]
+struct Route {
+    pool: Arc<Pool>,
+    is_captured: bool,
+    /// None for a route that is entered and left by the pool's id.
+    in_use: Option<PoolUse>,
     /// What [`leave`] finds the route by.
-    pub(super) ticket: u64,
+    ticket: u64,
 }
 
 #[derive(Debug)]
@@ -40,7 +43,11 @@ struct Local {
     last: Cell<Option<(Key, &'static ThreadCache)>>,
     caches: RefCell<Vec<(Key, &'static ThreadCache)>>,
     routes: RefCell<Vec<Route>>,
+    /// Routes with lower tickets are not followed for now.
+    first_ticket: Cell<u64>,
     has_routes: Cell<bool>,
+    /// The pools whose own allocators this thread is in.
+    supplied: RefCell<Vec<u32>>,
 }
 
 static THREADS: AtomicU64 = AtomicU64::new(1);
@@ -52,7 +59,9 @@ thread_local! {
         last: const { Cell::new(None) },
         caches: const { RefCell::new(Vec::new()) },
         routes: const { RefCell::new(Vec::new()) },
+        first_ticket: const { Cell::new(0) },
         has_routes: const { Cell::new(false) },
+        supplied: const { RefCell::new(Vec::new()) },
     };
 }
 
@@ -61,6 +70,8 @@ impl Drop for Local {
         for (_, cache) in self.caches.get_mut() {
             cache.give_up(self.thread);
         }
+        // Scopes that were never left end with their thread.
+        self.routes.get_mut().drain(..).filter_map(|route| route.in_use).for_each(PoolUse::abandon);
     }
 }
 
@@ -75,16 +86,31 @@ fn ending() -> Error {
 }
 
 impl Local {
-    /// The innermost scope's pool on the device.
-    fn route(&self, device: Device) -> Option<Route> {
+    /// The innermost scope's pool on the device, and whether it is for a capture.
+    fn route(&self, device: Device) -> Option<(Arc<Pool>, bool)> {
         if !self.has_routes.get() {
             return None;
         }
-        self.routes.borrow().iter().rev().find(|route| route.pool.device.device == device).cloned()
+        let routes = self.routes.borrow();
+        let mut followed = routes.iter().rev().take_while(|route| route.ticket >= self.first_ticket.get());
+        let route = followed.find(|route| route.pool.device.device == device)?;
+        Some((Arc::clone(&route.pool), route.is_captured))
+    }
+
+    /// Notes whether any route is followed; after each change of them.
+    fn note_routes(&self) {
+        let first = self.first_ticket.get();
+        self.has_routes.set(self.routes.borrow().last().is_some_and(|route| route.ticket >= first));
     }
 
     #[cold]
-    fn find(&self, key: Key, device: Device, route: Option<Route>, stream: &Stream) -> Result<&'static ThreadCache> {
+    fn find(
+        &self,
+        key: Key,
+        device: Device,
+        route: Option<(Arc<Pool>, bool)>,
+        stream: &Stream,
+    ) -> Result<&'static ThreadCache> {
         let known = self.caches.borrow().iter().find(|(other, _)| *other == key).map(|(_, cache)| *cache);
         let cache = match known {
             Some(cache) => cache,
@@ -119,10 +145,15 @@ impl Local {
     }
 
     /// A cache without an owner that serves the same, else a new one.
-    fn acquire(&self, device: Device, route: Option<Route>, stream: &Stream) -> Result<&'static ThreadCache> {
+    fn acquire(
+        &self,
+        device: Device,
+        route: Option<(Arc<Pool>, bool)>,
+        stream: &Stream,
+    ) -> Result<&'static ThreadCache> {
         let memory = DeviceMemory::of(device)?;
         let (pool, is_captured) = match route {
-            Some(route) => (route.pool, route.is_captured),
+            Some(route) => route,
             None => (Arc::clone(memory.default_pool()?), false),
         };
         let stream_of = if stream.raw() == RawStream::PER_THREAD { self.thread } else { 0 };
@@ -151,7 +182,7 @@ impl Local {
 pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
     let found = LOCAL.try_with(|local| {
         let route = if local.has_routes.get() { local.route(stream.device()) } else { None };
-        let pool = route.as_ref().map_or(0, |route| route.pool.number * 2 + u32::from(route.is_captured));
+        let pool = route.as_ref().map_or(0, |(pool, is_captured)| pool.number * 2 + u32::from(*is_captured));
         let key = Key { device: stream.device().ordinal() as u32, pool, stream: normalized(stream.raw()) };
         match local.last.get() {
             Some((last, cache)) if last == key => Ok((cache, local.thread)),
@@ -161,34 +192,89 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> 
     found.unwrap_or_else(|_| Err(ending()))
 }
 
-/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the number answered.
-pub(super) fn enter(pool: Arc<Pool>, is_captured: bool) -> Result<u64> {
+/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the number answered. The use is
+/// the thread's until then.
+pub(super) fn enter(in_use: PoolUse, is_captured: bool) -> Result<u64> {
+    add(Arc::clone(in_use.pool()), is_captured, Some(in_use))
+}
+
+/// As [`enter`], until [`leave_id`].
+pub(super) fn enter_by_id(pool: Arc<Pool>, is_captured: bool) -> Result<()> {
+    add(pool, is_captured, None).map(drop)
+}
+
+fn add(pool: Arc<Pool>, is_captured: bool, in_use: Option<PoolUse>) -> Result<u64> {
     let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
     let entered = LOCAL.try_with(|local| {
-        local.routes.borrow_mut().push(Route { pool, is_captured, ticket });
-        local.has_routes.set(true);
+        local.routes.borrow_mut().push(Route { pool, is_captured, in_use, ticket });
+        local.note_routes();
     });
     entered.map(|()| ticket).map_err(|_| ending())
 }
 
-/// Ends a route of this thread, wherever it stands among the others. False if this thread has no such route.
-pub(super) fn leave(ticket: u64) -> bool {
-    leave_last(|route| route.ticket == ticket)
+/// Ends a route of this thread, wherever it stands among the others, and answers its use. None if this thread has no such
+/// route.
+pub(super) fn leave(ticket: u64) -> Option<PoolUse> {
+    take_last(|route| route.ticket == ticket)?.in_use
 }
 
-/// Ends this thread's innermost route to the pool with this id.
-pub(super) fn leave_pool(device: Device, id: PoolId) -> bool {
-    leave_last(|route| route.pool.id == id && route.pool.device.device == device)
+/// Ends this thread's innermost route that was entered by this id; false if there is none.
+pub(super) fn leave_id(device: Device, id: PoolId) -> bool {
+    let is_meant = |route: &Route| route.in_use.is_none() && route.pool.id == id && route.pool.device.device == device;
+    take_last(is_meant).is_some()
 }
 
-fn leave_last(is_meant: impl Fn(&Route) -> bool) -> bool {
-    let left = LOCAL.try_with(|local| {
-        let mut routes = local.routes.borrow_mut();
-        let place = routes.iter().rposition(is_meant);
-        let left = place.map(|place| routes.remove(place));
-        local.has_routes.set(!routes.is_empty());
-        left
+fn take_last(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
+    let taken = LOCAL.try_with(|local| {
+        let taken = {
+            let mut routes = local.routes.borrow_mut();
+            let place = routes.iter().rposition(is_meant)?;
+            routes.remove(place)
+        };
+        local.note_routes();
+        Some(taken)
     });
     // The pool may be dropped with the route, outside the borrow.
-    left.ok().flatten().is_some()
+    taken.ok().flatten()
+}
+
+/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's scopes, so that the
+/// pool is not asked to supply itself.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator answers.
+pub(super) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> Result<R> {
+    let first = LOCAL.try_with(|local| {
+        let mut supplied = local.supplied.borrow_mut();
+        if supplied.contains(&pool.number) {
+            return None;
+        }
+        supplied.push(pool.number);
+        let first = local.first_ticket.replace(TICKETS.fetch_add(1, Ordering::Relaxed));
+        local.note_routes();
+        Some(first)
+    });
+    let Some(first) = first.map_err(|_| ending())? else {
+        return Err(Error::invalid_value(format!(
+            "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
+            pool.id, pool.id
+        )));
+    };
+    let _restored = Restored { first };
+    allocator()
+}
+
+/// Follows the thread's scopes again, also after a panic of the allocator.
+struct Restored {
+    first: u64,
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        let _ = LOCAL.try_with(|local| {
+            local.supplied.borrow_mut().pop();
+            local.first_ticket.set(self.first);
+            local.note_routes();
+        });
+    }
 }

@@ -7,12 +7,14 @@ use super::capture::CaptureScope;
 use super::device_memory::DeviceMemory;
 use super::id::PoolId;
 use super::pool::{Pool, Rules, Source};
+use super::pool_use::PoolUse;
 use super::scope::{PoolScope, PoolToken};
 use super::segment::{DriverSegments, SegmentSource};
 use super::snapshot::{self, SegmentView};
 use super::stats::PoolStats;
 use super::{local, release};
 use crate::error::{Error, Result};
+use crate::lifecycle;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
 
@@ -35,7 +37,7 @@ use crate::stream::Device;
 /// ```
 #[derive(Debug)]
 pub struct MemPool {
-    pool: Arc<Pool>,
+    in_use: PoolUse,
 }
 
 /// What a [`MemPool`] will be like.
@@ -57,11 +59,6 @@ pub(super) fn make(device: Device, id: PoolId, rules: Rules, limit: Option<u64>)
     let pool = Arc::new(Pool::new(id, number, memory, rules, limit));
     memory.add_pool(&pool);
     Ok(pool)
-}
-
-/// One holder of the pool less; with the last its memory goes.
-pub(super) fn let_go(pool: &Arc<Pool>) -> Result<()> {
-    if pool.release() { release::close(pool, local::thread()) } else { Ok(()) }
 }
 
 impl MemPoolBuilder {
@@ -117,7 +114,7 @@ impl MemPoolBuilder {
         } else if is_default {
             self.rules.source = DeviceMemory::of(device)?.default_source();
         }
-        Ok(MemPool { pool: make(device, PoolId::user(), self.rules, self.limit)? })
+        Ok(MemPool { in_use: PoolUse::first(make(device, PoolId::user(), self.rules, self.limit)?, false) })
     }
 }
 
@@ -127,40 +124,43 @@ impl MemPool {
         MemPoolBuilder::default()
     }
 
+    fn pool(&self) -> &Arc<Pool> {
+        self.in_use.pool()
+    }
+
     /// What identifies the pool in the process: `(0, n)`.
     pub fn id(&self) -> PoolId {
-        self.pool.id
+        self.pool().id
     }
 
     /// The device whose memory it is.
     pub fn device(&self) -> Device {
-        self.pool.device.device
+        self.pool().device.device
     }
 
     /// How many hold the pool: 1 for this object, and 1 for each scope that was entered and each capture that was not reset.
     pub fn use_count(&self) -> u32 {
-        self.pool.use_count()
+        self.pool().use_count()
     }
 
     /// Whether it stands in when the default pool has no more memory.
     pub fn use_on_oom(&self) -> bool {
-        self.pool.rules.use_on_oom
+        self.pool().rules.use_on_oom
     }
 
     /// Whether each block has a segment of its own.
     pub fn no_split(&self) -> bool {
-        self.pool.rules.no_split
+        self.pool().rules.no_split
     }
 
     /// The most bytes that the pool may reserve, if there is a limit.
     pub fn limit(&self) -> Option<u64> {
-        let limit = self.pool.limit.load(Ordering::Relaxed);
-        (limit != u64::MAX).then_some(limit)
+        self.pool().budget.limit()
     }
 
     /// Sets or removes the limit. What is reserved beyond it stays until it is freed and trimmed.
     pub fn set_limit(&self, limit: Option<u64>) {
-        self.pool.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.pool().budget.set_limit(limit);
     }
 
     /// Routes what the calling thread allocates on this device into the pool, until the scope is dropped. Scopes nest, and
@@ -169,12 +169,12 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends.
     pub fn enter(&self) -> Result<PoolScope> {
-        PoolScope::new(&self.pool)
+        PoolScope::new(self.pool())
     }
 
     /// What lets another thread enter the pool: threads do not take over the scopes of the thread that started them.
     pub fn token(&self) -> PoolToken {
-        PoolToken::new(&self.pool)
+        PoolToken::new(self.pool())
     }
 
     /// As [`MemPool::enter`], for allocations that become parts of a graph: while the stream is captured, and until the
@@ -183,12 +183,16 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the stream is of another device.
     pub fn capture(&self, stream: &Stream) -> Result<CaptureScope> {
-        CaptureScope::new(&self.pool, stream)
+        CaptureScope::new(self.pool(), stream)
     }
 
     /// What the pool holds and has done.
-    pub fn stats(&self) -> PoolStats {
-        PoolStats::of(&self.pool)
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn stats(&self) -> Result<PoolStats> {
+        lifecycle::refuse_forked()?;
+        Ok(PoolStats::of(self.pool()))
     }
 
     /// Gives free memory back to the driver, or to the pool's allocator, and answers the bytes that went. Pages that the
@@ -197,22 +201,17 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
     pub fn trim(&self) -> Result<u64> {
-        release::trim(&self.pool, local::thread(), false)
+        lifecycle::refuse_forked()?;
+        release::trim(self.pool(), local::thread(), false)
     }
 
     /// The pool's memory, block by block.
-    pub fn snapshot(&self) -> Vec<SegmentView> {
-        snapshot::of_pool(&self.pool)
-    }
-}
-
-impl Drop for MemPool {
-    fn drop(&mut self) {
-        if crate::lifecycle::is_forked() {
-            return;
-        }
-        // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = let_go(&self.pool);
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn snapshot(&self) -> Result<Vec<SegmentView>> {
+        lifecycle::refuse_forked()?;
+        Ok(snapshot::of_pool(self.pool()))
     }
 }
 
@@ -233,21 +232,19 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     // Two threads that begin at once get one pool.
     static BEGINNING: Mutex<()> = Mutex::new(());
     let beginning = BEGINNING.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = memory.pools().into_iter().find(|pool| pool.id == id && pool.acquire());
-    let pool = match known {
-        Some(pool) => pool,
-        None => make(device, id, Rules { source: memory.default_source(), ..Rules::default() }, None)?,
+    let is_captured = id.is_of_graph();
+    let mut known = memory.pools().into_iter().filter(|pool| pool.id == id);
+    let in_use = match known.find_map(|pool| PoolUse::new(&pool, is_captured).ok()) {
+        Some(in_use) => in_use,
+        None => {
+            let rules = Rules { source: memory.default_source(), ..Rules::default() };
+            PoolUse::first(make(device, id, rules, None)?, is_captured)
+        }
     };
     drop(beginning);
-    let is_captured = id.0 != 0;
-    if is_captured {
-        pool.begin_capture();
-    }
-    let entered = local::enter(Arc::clone(&pool), is_captured);
-    if entered.is_err() {
-        end_use(&pool, is_captured)?;
-    }
-    entered.map(drop)
+    local::enter_by_id(Arc::clone(in_use.pool()), is_captured)?;
+    in_use.into_id();
+    Ok(())
 }
 
 /// Ends what [`begin_allocate_to_pool`] began, on the same thread.
@@ -255,7 +252,7 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
 /// # Errors
 /// `ErrorKind::InvalidValue` if this thread does not allocate to that pool.
 pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
-    if local::leave_pool(device, id) {
+    if local::leave_id(device, id) {
         return Ok(());
     }
     Err(Error::invalid_value(format!(
@@ -263,23 +260,18 @@ pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     )))
 }
 
-/// Takes back one use of the pool with this id. With the last its memory goes.
+/// Takes back one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory goes.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is no such pool.
+/// `ErrorKind::InvalidValue` if none is left that [`begin_allocate_to_pool`] added.
 pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
     let known = DeviceMemory::of(device)?.pools().into_iter().find(|pool| pool.id == id && !pool.is_closed());
-    let Some(pool) = known.filter(|pool| !pool.is_default()) else {
-        return Err(Error::invalid_value(format!("there is no pool {id} on {device}, or it was released before")));
-    };
-    end_use(&pool, id.0 != 0)
-}
-
-fn end_use(pool: &Arc<Pool>, is_captured: bool) -> Result<()> {
-    if is_captured {
-        pool.end_capture();
-    }
-    let_go(pool)
+    let in_use = known.and_then(|pool| PoolUse::from_id(pool, id.is_of_graph()));
+    in_use.map(drop).ok_or_else(|| {
+        Error::invalid_value(format!(
+            "pool {id} on {device} has no use to release: call release_pool once for each begin_allocate_to_pool"
+        ))
+    })
 }
 
 /// The uses of the pool with this id; none if there is no such pool.

@@ -6,6 +6,7 @@
 
 mod address_space;
 mod allocator;
+mod budget;
 mod c_api;
 pub(crate) mod capture;
 mod device_buffer;
@@ -23,6 +24,7 @@ mod owner_lock;
 mod pages;
 mod physical;
 mod pool;
+mod pool_use;
 mod release;
 mod replay;
 mod retired;
@@ -34,9 +36,9 @@ mod table;
 mod thread_cache;
 
 use crate::error::{Error, Result};
+use crate::lifecycle;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
-use std::sync::atomic::Ordering;
 
 pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, DeviceMemHandler};
 pub use capture::{CaptureScope, GraphMemory};
@@ -63,23 +65,27 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
     allocator::allocate(nbytes, stream).map(allocator::Allocation::address)
 }
 
-/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on another.
+/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on another, which
+/// may be of another device if [`enable_peer_access`] has let it in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the
 /// driver refuses to take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
-    let block = allocator::find(address, on.map(Stream::device))?;
+    lifecycle::refuse_forked()?;
+    let block = allocator::find(address, None)?;
     allocator::free(block.cache, block.offset, on)
 }
 
-/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
+/// Keeps a block, once freed, from being used again before the stream's work at that time is done. The stream may be of
+/// another device if [`enable_peer_access`] has let it in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block that somebody holds.
 pub fn record_stream(address: u64, stream: &Stream) -> Result<()> {
-    let block = allocator::find(address, Some(stream.device()))?;
+    lifecycle::refuse_forked()?;
+    let block = allocator::find(address, None)?;
     allocator::record_stream(block.cache, block.offset, stream)
 }
 
@@ -92,9 +98,8 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
         return Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")));
     }
     let memory = device_memory::DeviceMemory::of(device)?;
-    let limit =
-        if fraction == 1.0 { u64::MAX } else { (runtime::get()?.total_memory(device)? as f64 * fraction) as u64 };
-    memory.limit.store(limit, Ordering::Relaxed);
+    let total = runtime::get()?.total_memory(device)?;
+    memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));
     Ok(())
 }
 
@@ -103,9 +108,9 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
 pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
-    let limit = device_memory::DeviceMemory::of(device)?.limit.load(Ordering::Relaxed);
+    let limit = device_memory::DeviceMemory::of(device)?.budget.limit();
     let total = runtime::get()?.total_memory(device)?;
-    Ok(if limit == u64::MAX { 1.0 } else { limit as f64 / total as f64 })
+    Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
 }
 
 /// Lets `peer` read and write the memory that gpupool has on `device`, now and later.

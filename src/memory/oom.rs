@@ -3,12 +3,13 @@
 //! Each step is followed by a new search. Only from the second step on, when the driver or a limit has said no, does
 //! anything wait for the GPU.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
 use super::heap::BLOCK_BYTES_MAX;
-use super::pool::{Pool, Source};
+use super::pool::Source;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
@@ -43,12 +44,41 @@ fn lock_callbacks() -> std::sync::MutexGuard<'static, Vec<(u64, OomCallback)>> {
 }
 
 /// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
-/// any lock held, on the thread that asks; it may free memory of gpupool's and of others, and must not allocate any.
+/// any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and finds none, no
+/// callback is asked.
 pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
     let mut callbacks = lock_callbacks();
     let number = callbacks.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
     callbacks.push((number, Arc::new(callback)));
     OomGuard(number)
+}
+
+thread_local! {
+    /// Whether this thread is in a callback.
+    static IS_CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does not ask
+/// itself.
+fn callbacks() -> Vec<OomCallback> {
+    if IS_CALLING.try_with(Cell::get) != Ok(false) {
+        return Vec::new();
+    }
+    lock_callbacks().iter().map(|(_, callback)| Arc::clone(callback)).collect()
+}
+
+/// Whether the callback freed anything.
+fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
+    struct Calling;
+    impl Drop for Calling {
+        fn drop(&mut self) {
+            let _ = IS_CALLING.try_with(|is_calling| is_calling.set(false));
+        }
+    }
+    let _ = IS_CALLING.try_with(|is_calling| is_calling.set(true));
+    // Also where the callback panics.
+    let _calling = Calling;
+    callback(device, bytes)
 }
 
 /// Serves a request that found no free block in its cache.
@@ -100,10 +130,8 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         Ok(found) => return Ok(found),
         Err(error) => error,
     };
-    // A statement of its own, so that the lock is not held in the loop.
-    let callbacks = lock_callbacks().clone();
-    for (_, callback) in callbacks {
-        if !callback(cache.device.device, bytes) {
+    for callback in callbacks() {
+        if !call(&callback, cache.device.device, bytes) {
             continue;
         }
         release::trim_device(cache.device, thread, true)?;
@@ -188,13 +216,7 @@ fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let wanted = Wanted::Memory { bytes, pool: service.pool.id.to_string(), limit: limit_of(&service.pool) };
+    let wanted = Wanted::Memory { bytes, pool: service.pool.id.to_string(), limit: service.pool.budget.limit() };
     let (device, holders) = (device.device, holders::all(device.device));
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
-}
-
-/// The limit that applies to a pool, if it has one.
-fn limit_of(pool: &Pool) -> Option<u64> {
-    let limit = pool.limit.load(std::sync::atomic::Ordering::Relaxed);
-    (limit != u64::MAX).then_some(limit)
 }

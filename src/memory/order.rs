@@ -9,7 +9,27 @@ use super::device_memory::DeviceMemory;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
-use crate::stream::{CaptureStatus, Device};
+use crate::stream::{CaptureStatus, Device, RawStream};
+
+/// A stream that uses a block.
+#[derive(Clone, Debug)]
+pub(super) struct User {
+    pub(super) stream: Stream,
+    /// The thread whose per-thread default stream this is, the only one that can name it; 0 for any other stream.
+    thread: u64,
+}
+
+impl User {
+    pub(super) fn new(stream: &Stream, thread: u64) -> Self {
+        Self { stream: stream.clone(), thread: if stream.raw() == RawStream::PER_THREAD { thread } else { 0 } }
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.stream.raw() == other.stream.raw()
+            && self.stream.device() == other.stream.device()
+            && self.thread == other.thread
+    }
+}
 
 /// A freed block and what must happen before it is used again.
 #[derive(Debug)]
@@ -25,8 +45,8 @@ pub(super) enum Until {
     Events(Vec<Event>),
     /// Streams on which nothing could be recorded yet: one is being captured, or the driver refused.
     Unrecorded(Vec<Stream>),
-    /// All work on the device, which could not be recorded yet.
-    Device,
+    /// All work on these devices, which could not be recorded yet.
+    Devices(Vec<Device>),
 }
 
 /// Events that are not in use.
@@ -44,7 +64,12 @@ impl EventPool {
     }
 
     fn take(&self, device: Device) -> Result<Event> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            // A stream of a peer device takes an event of its own device.
+            let place = idle.iter().rposition(|event| event.device() == device);
+            place.map(|place| idle.swap_remove(place))
+        };
         idle.map_or_else(|| Event::new(device), Ok)
     }
 
@@ -75,23 +100,32 @@ impl Until {
         if service.is_stream_usable(thread, alive) {
             Self::now(device, vec![service.stream.clone()])
         } else {
-            Self::all_work(device)
+            Self::all_work(device, &[device.device])
         }
     }
 
-    /// All work on the device so far. Not while a capture is known of, which that would spoil.
-    fn all_work(device: &DeviceMemory) -> Result<Self> {
-        if runtime::is_known_stream_capturing(runtime::get()?, device.device)? {
-            return Ok(Self::Device);
+    /// All work on the devices so far. Not while a capture is known of, which that would spoil.
+    fn all_work(memory: &DeviceMemory, devices: &[Device]) -> Result<Self> {
+        for &device in devices {
+            if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+                return Ok(Self::Devices(devices.to_vec()));
+            }
         }
-        let event = device.events.take(device.device)?;
-        event.record_context()?;
-        Ok(Self::Events(vec![event]))
+        let record = |&device: &Device| {
+            let event = memory.events.take(device)?;
+            event.record_context().map(|()| event)
+        };
+        devices.iter().map(record).collect::<Result<_>>().map(Self::Events)
     }
 
-    /// [`Until::now`], or as soon as the driver records it, which is later and so never too early.
-    pub(super) fn now_or_later(device: &DeviceMemory, streams: Vec<Stream>) -> Self {
-        Self::now(device, streams.clone()).unwrap_or(Self::Unrecorded(streams))
+    /// The users' work so far, or as soon as the driver records it, which is later and so never too early.
+    fn users(device: &DeviceMemory, users: &[User], thread: u64) -> Self {
+        let streams: Vec<_> = users.iter().map(|user| user.stream.clone()).collect();
+        if users.iter().all(|user| user.thread == 0 || user.thread == thread) {
+            return Self::now(device, streams.clone()).unwrap_or(Self::Unrecorded(streams));
+        }
+        let devices = devices(&streams);
+        Self::all_work(device, &devices).unwrap_or(Self::Devices(devices))
     }
 
     /// Whether all of it is done. With `wait`, waits for what is recorded.
@@ -102,11 +136,12 @@ impl Until {
             Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
                 *self = Self::now(device, streams.clone())?
             }
-            Self::Unrecorded(_) | Self::Device => *self = Self::all_work(device)?,
+            Self::Unrecorded(streams) => *self = Self::all_work(device, &devices(streams))?,
+            Self::Devices(devices) => *self = Self::all_work(device, devices)?,
             Self::Events(_) => {}
         }
         match self {
-            Self::Unrecorded(_) | Self::Device => Ok(false),
+            Self::Unrecorded(_) | Self::Devices(_) => Ok(false),
             Self::Events(events) => {
                 if events.is_empty() {
                     return Ok(true);
@@ -125,6 +160,14 @@ impl Until {
             }
         }
     }
+}
+
+/// The devices of streams, each once.
+fn devices(streams: &[Stream]) -> Vec<Device> {
+    let mut devices: Vec<_> = streams.iter().map(Stream::device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
 }
 
 /// Makes those blocks of the cache free whose streams are done; with `wait`, waits for the streams.
@@ -164,8 +207,8 @@ pub(super) fn settle(cache: &ThreadCache, thread: u64, wait: bool) -> Result<()>
 }
 
 /// Keeps a freed block back until the streams that use it are done.
-pub(super) fn defer(cache: &ThreadCache, offset: u64, streams: Vec<Stream>) {
-    let until = Until::now_or_later(cache.device, streams);
+pub(super) fn defer(cache: &ThreadCache, thread: u64, offset: u64, users: &[User]) {
+    let until = Until::users(cache.device, users, thread);
     cache.waiting.change(|waiting| {
         waiting.push(Waiting { offset, until });
         (waiting.len(), ())

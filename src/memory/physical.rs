@@ -103,6 +103,11 @@ impl DeviceMemory {
         outcome
     }
 
+    /// Whether another device was let in.
+    pub(super) fn is_peer(&self, device: Device) -> bool {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+    }
+
     /// Every range that is mapped for a cache.
     fn mapped_ranges(&self) -> Vec<(u64, u64)> {
         let caches = self.pools().into_iter().flat_map(|pool| pool.caches());

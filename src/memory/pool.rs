@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::budget::Budget;
 use super::device_memory::DeviceMemory;
 use super::heap::Counts;
 use super::id::PoolId;
@@ -37,14 +38,13 @@ pub(super) struct Pool {
     pub(super) rules: Rules,
     /// How many hold the pool: its owner, scopes, captures.
     uses: AtomicU32,
+    /// Those among them that are ended by the pool's id.
+    uses_by_id: AtomicU32,
     /// Captures whose graphs were not reset.
     captures: AtomicU32,
     is_closed: AtomicBool,
-    /// The most bytes it may reserve.
-    pub(super) limit: AtomicU64,
-    /// Physical bytes it has, and the most it ever had.
-    reserved: AtomicU64,
-    peak_reserved: AtomicU64,
+    /// Its physical bytes.
+    pub(super) budget: Budget,
     /// Live bytes at the last time that a cache told, and the most they were at such a time.
     live: AtomicU64,
     peak_live: AtomicU64,
@@ -67,11 +67,10 @@ impl Pool {
             device,
             rules,
             uses: AtomicU32::new(1),
+            uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
-            limit: AtomicU64::new(limit.unwrap_or(u64::MAX)),
-            reserved: AtomicU64::new(0),
-            peak_reserved: AtomicU64::new(0),
+            budget: Budget::new(limit),
             live: AtomicU64::new(0),
             peak_live: AtomicU64::new(0),
             caches: Mutex::default(),
@@ -106,9 +105,18 @@ impl Pool {
         self.captures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// True if no captured graph uses the pool any more.
-    pub(super) fn end_capture(&self) -> bool {
-        self.captures.fetch_sub(1, Ordering::AcqRel) == 1
+    pub(super) fn end_capture(&self) {
+        self.captures.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn begin_by_id(&self) {
+        self.uses_by_id.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// False if no use is left that is ended by the pool's id.
+    pub(super) fn end_by_id(&self) -> bool {
+        let take = |uses: u32| uses.checked_sub(1);
+        self.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
 
     pub(super) fn has_captures(&self) -> bool {
@@ -123,36 +131,10 @@ impl Pool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn peak_reserved(&self) -> u64 {
-        self.peak_reserved.load(Ordering::Relaxed)
-    }
-
     pub(super) fn reset_peaks(&self) {
-        self.peak_reserved.store(self.reserved(), Ordering::Relaxed);
+        self.budget.reset_peak();
         self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
         self.past.lock().unwrap_or_else(PoisonError::into_inner).peak = 0;
-    }
-
-    /// Counts bytes in, unless the limit forbids it.
-    pub(super) fn reserve(&self, bytes: u64) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let add = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
-        match self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(before) => {
-                self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
-                true
-            }
-            Err(_) => false,
-        }
-    }
-
-    /// Counts bytes out.
-    pub(super) fn unreserve(&self, bytes: u64) {
-        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// A cache tells by how much its live bytes changed.

@@ -34,7 +34,9 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
         let address = device.remove_segment(offset, bytes);
         let until = match until.take() {
             Some(until) => until,
-            None => Until::served(device, service, thread, None).unwrap_or(Until::Device),
+            None => {
+                Until::served(device, service, thread, None).unwrap_or_else(|_| Until::Devices(vec![device.device]))
+            }
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         device.retired.push(remains, until, &service.pool);
@@ -78,11 +80,16 @@ pub(super) fn trim_device(device: &DeviceMemory, thread: u64, wait: bool) -> Res
 
 /// Ends a pool that nobody holds any more: what is free goes, the rest when it is freed.
 pub(super) fn close(pool: &Arc<Pool>, thread: u64) -> Result<()> {
+    mark_closed(pool);
+    trim(pool, thread, false).map(drop)
+}
+
+/// [`close`] without a driver call: what is free goes when memory is next given back.
+pub(super) fn mark_closed(pool: &Pool) {
     pool.close();
     for cache in pool.caches() {
         cache.close();
     }
-    trim(pool, thread, false).map(drop)
 }
 
 /// A block of a closed pool's cache was freed: its pages go too.
@@ -151,5 +158,8 @@ fn forget_if_empty(pool: &Arc<Pool>, thread: u64) {
         return;
     }
     pool.device.remove_pool(pool);
-    pool.device.let_go(pool.take_caches());
+    let caches = pool.take_caches();
+    // So that nothing keeps the pool, nor what its allocator holds.
+    caches.iter().for_each(|cache| cache.end_service());
+    pool.device.let_go(caches);
 }

@@ -101,8 +101,8 @@ impl DeviceMemory {
                 while !(mapped.is_empty() && unmapped.is_empty()) {
                     while let Some(mapping) = unmapped.last() {
                         self.release(mapping.physical)?;
-                        self.put_back_bytes(mapping.bytes());
-                        pool.unreserve(mapping.bytes());
+                        self.budget.release(mapping.bytes());
+                        pool.budget.release(mapping.bytes());
                         unmapped.pop();
                     }
                     unmapped.extend(self.unmap_run(mapped)?);
@@ -110,8 +110,8 @@ impl DeviceMemory {
             }
             Remains::Segment { address, bytes, stream } => {
                 let (address, freed) = (*address, std::mem::take(bytes));
-                self.put_back_bytes(freed);
-                pool.unreserve(freed);
+                self.budget.release(freed);
+                pool.budget.release(freed);
                 if let Source::Segments(source) = &pool.rules.source {
                     self.driver_calls.fetch_add(1, Ordering::Relaxed);
                     source.free(address, freed, stream)?;

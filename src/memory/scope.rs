@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::id::PoolId;
+use super::local;
 use super::pool::Pool;
-use super::{local, mem_pool};
-use crate::error::{Error, Result};
+use super::pool_use::PoolUse;
+use crate::error::Result;
 #[cfg(feature = "python")]
 use crate::runtime::Stream;
 use crate::stream::Device;
@@ -15,59 +16,32 @@ use crate::stream::Device;
 #[must_use = "allocations go to the pool only while this lives"]
 #[derive(Debug)]
 pub struct PoolScope {
-    entered: Entered,
+    _entered: Entered,
     this_thread: PhantomData<*mut ()>,
 }
 
 impl PoolScope {
     pub(super) fn new(pool: &Arc<Pool>) -> Result<Self> {
-        Ok(Self { entered: enter(pool)?, this_thread: PhantomData })
+        Ok(Self { _entered: enter(pool)?, this_thread: PhantomData })
     }
 }
 
-impl Drop for PoolScope {
-    fn drop(&mut self) {
-        // This type stays on its thread, so the route is there. What the driver refuses to take back is tried again later.
-        let _ = leave(&self.entered);
-    }
-}
-
-/// A scope that was entered, for a caller that promises to leave it on the same thread.
+/// A scope that was entered, for a caller that promises to drop it on the same thread.
 #[derive(Debug)]
 pub(crate) struct Entered {
-    pool: Arc<Pool>,
     ticket: u64,
 }
 
-fn gone(id: PoolId) -> Error {
-    Error::invalid_value(format!("pool {id} was dropped; keep the MemPool as long as it is used"))
-}
-
 pub(super) fn enter(pool: &Arc<Pool>) -> Result<Entered> {
-    if !pool.acquire() {
-        return Err(gone(pool.id));
-    }
-    match local::enter(Arc::clone(pool), false) {
-        Ok(ticket) => Ok(Entered { pool: Arc::clone(pool), ticket }),
-        Err(error) => {
-            let _ = mem_pool::let_go(pool);
-            Err(error)
-        }
-    }
+    let in_use = PoolUse::new(pool, false)?;
+    Ok(Entered { ticket: local::enter(in_use, false)? })
 }
 
-/// Leaves a scope.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` on another thread than the one that entered: the scope stays as it is.
-pub(crate) fn leave(entered: &Entered) -> Result<()> {
-    if !local::leave(entered.ticket) {
-        return Err(Error::invalid_value(format!(
-            "the scope of pool {} was entered on another thread, or left before; leave it once, on the thread that entered it",
-            entered.pool.id
-        )));
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // On another thread it stays until the thread that entered it ends.
+        drop(local::leave(self.ticket));
     }
-    mem_pool::let_go(&entered.pool)
 }
 
 /// Lets a thread enter a pool that another thread works in. Can be sent and cloned; it does not keep the pool alive.

@@ -54,8 +54,8 @@ impl PoolStats {
         let mut stats = Self {
             allocations: past.allocations,
             frees: past.frees,
-            reserved_bytes: pool.reserved(),
-            peak_reserved_bytes: pool.peak_reserved(),
+            reserved_bytes: pool.budget.reserved(),
+            peak_reserved_bytes: pool.budget.peak(),
             peak_live_bytes: if caches.len() > 1 { pool.peak_live().max(past.peak) } else { past.peak },
             ..Self::default()
         };
@@ -98,8 +98,8 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
         total.allocations += one.allocations;
         total.frees += one.frees;
     }
-    total.reserved_bytes = memory.reserved();
-    total.peak_reserved_bytes = memory.peak_reserved();
+    total.reserved_bytes = memory.budget.reserved();
+    total.peak_reserved_bytes = memory.budget.peak();
     Ok(stats)
 }
 
@@ -109,7 +109,7 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
 /// As [`memory_stats`].
 pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let memory = DeviceMemory::of(device)?;
-    memory.reset_peak();
+    memory.budget.reset_peak();
     for pool in memory.pools() {
         pool.reset_peaks();
         for cache in pool.caches() {

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::device_memory::DeviceMemory;
 use super::heap::{Heap, Invalid};
-use super::order::Waiting;
+use super::local;
+use super::order::{User, Waiting};
 use super::owner_lock::OwnerGuard;
 use super::owner_lock::OwnerLock;
 use super::pages::Entry;
@@ -78,7 +79,7 @@ pub(super) struct ThreadCache {
     /// Blocks freed by other threads.
     inbox: Shared<Vec<u64>>,
     /// Further streams that use a block.
-    uses: Shared<HashMap<u64, Vec<Stream>>>,
+    uses: Shared<HashMap<u64, Vec<User>>>,
     /// Freed blocks that wait for streams.
     pub(super) waiting: Shared<Vec<Waiting>>,
     /// The live bytes that its pool was last told of.
@@ -125,10 +126,17 @@ impl ThreadCache {
         self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether its blocks are used in this stream's order.
+    /// Whether its blocks are used in the order of this stream, as the calling thread names it.
     #[inline]
     pub(super) fn is_of(&self, stream: &Stream) -> bool {
         self.stream.load(Ordering::Relaxed) == normalized(stream.raw())
+            && self.device.device == stream.device()
+            && (stream.raw() != RawStream::PER_THREAD || self.is_of_this_thread())
+    }
+
+    #[cold]
+    fn is_of_this_thread(&self) -> bool {
+        self.service().is_some_and(|service| service.stream_of == local::thread())
     }
 
     #[inline]
@@ -271,11 +279,11 @@ impl ThreadCache {
     }
 
     /// Notes that a stream uses a live block.
-    pub(super) fn add_use(&self, offset: u64, stream: &Stream) {
+    pub(super) fn add_use(&self, offset: u64, user: User) {
         self.uses.change(|uses| {
-            let streams = uses.entry(offset).or_default();
-            if streams.iter().all(|known| known.raw() != stream.raw()) {
-                streams.push(stream.clone());
+            let users = uses.entry(offset).or_default();
+            if users.iter().all(|known| !known.is(&user)) {
+                users.push(user);
             }
             (uses.len(), ())
         });
@@ -288,10 +296,10 @@ impl ThreadCache {
     }
 
     /// The further streams that use a block, which end with it.
-    pub(super) fn take_uses(&self, offset: u64) -> Vec<Stream> {
+    pub(super) fn take_uses(&self, offset: u64) -> Vec<User> {
         self.uses.change(|uses| {
-            let streams = uses.remove(&offset).unwrap_or_default();
-            (uses.len(), streams)
+            let users = uses.remove(&offset).unwrap_or_default();
+            (uses.len(), users)
         })
     }
 }

@@ -13,6 +13,7 @@ mod pool;
 mod simulation;
 mod stats;
 mod stream;
+mod whole;
 
 use std::path::PathBuf;
 

@@ -28,6 +28,10 @@ impl Event {
         Ok(Self { raw, device })
     }
 
+    pub(crate) const fn device(&self) -> Device {
+        self.device
+    }
+
     pub(super) fn raw(&self) -> RawEvent {
         self.raw
     }

@@ -45,7 +45,7 @@ def test_zero_bytes_take_no_memory():
 
 @pytest.mark.parametrize("size", [-1, 2**64])
 def test_sizes_that_cannot_be(size):
-    with pytest.raises(gpupool.InvalidValue, match="cannot be allocated"):
+    with pytest.raises(gpupool.InvalidValue, match="is out of range"):
         gpupool.empty(size)
 
 
@@ -447,3 +447,120 @@ def test_numpy_reads_a_buffer_without_a_copy():
     thread.join()
     assert gpupool.memory_stats().live_blocks == live - 1
     assert numpy.from_dlpack(gpupool.empty(0)).shape == (0,)
+
+
+def test_an_own_allocator_may_use_gpupool_but_not_its_own_pool():
+    def malloc(size, device, stream):
+        if not own_pool:
+            buffer = gpupool.empty(size, stream)
+        else:
+            with gpupool.use_mem_pool(tokens[0]):
+                buffer = gpupool.empty(size, stream)
+        held.append(buffer)
+        pools.append(buffer.pool_id)
+        return memory.malloc(size, device, stream)
+
+    held, pools, memory, own_pool = [], [], Allocator(), False
+    pool = gpupool.MemPool(allocator=(malloc, memory.free))
+    # The functions are the pool's, so that to name the pool there would keep it for ever.
+    tokens = [pool.token()]
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(MIB)
+        # Also after the allocator the scope serves.
+        assert (buffer.pool_id, pools) == (pool.id, [(0, 0)])
+        own_pool = True
+        with pytest.raises(gpupool.OutOfMemory) as raised:
+            gpupool.empty(8 * MIB)
+    assert isinstance(raised.value.__cause__, gpupool.Error)
+    assert "itself" in str(raised.value.__cause__)
+    tokens.clear()
+
+
+def test_a_callback_that_allocates_does_not_ask_itself():
+    def allocate(device, nbytes):
+        asked.append(nbytes)
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(nbytes)
+        return False
+
+    asked, callback = [], gpupool.on_oom(lambda device, nbytes: allocate(device, nbytes))
+    gpupool.set_per_process_memory_fraction(0.0)
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(32 * MIB)
+    assert asked == [32 * MIB]
+    callback.remove()
+
+
+def test_a_refused_request_leaves_no_mark_on_the_peak():
+    pool = gpupool.MemPool(limit=64 * MIB)
+    with gpupool.use_mem_pool(pool):
+        first = gpupool.empty(16 * MIB)
+        peak = pool.stats().peak_reserved_bytes
+        gpupool.set_per_process_memory_fraction(0.0)
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(32 * MIB)
+    assert pool.stats().peak_reserved_bytes == peak
+    assert first.nbytes == 16 * MIB
+
+
+def test_a_thread_that_ends_inside_a_scope_leaves_it():
+    pool = gpupool.MemPool()
+    scope = gpupool.use_mem_pool(pool)
+    capture = pool.capture(gpupool.Stream())
+
+    def enter():
+        scope.__enter__()
+        capture.__enter__()
+        counts.append(pool.use_count())
+
+    counts = []
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert (counts, pool.use_count()) == ([3], 1)
+    # What is dropped without having been left on its own thread is left there too.
+    dropped = gpupool.use_mem_pool(pool)
+    dropped.__enter__()
+    del dropped
+    assert (pool.use_count(), gpupool.empty(MIB).pool_id) == (1, (0, 0))
+
+
+def test_ending_a_pool_by_its_id_leaves_its_scopes():
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        with pytest.raises(gpupool.InvalidValue, match="does not allocate"):
+            gpupool.end_allocate_to_pool(0, pool.id)
+        with pytest.raises(gpupool.InvalidValue, match="no use to release"):
+            gpupool.release_pool(0, pool.id)
+        assert gpupool.empty(MIB).pool_id == pool.id
+    assert pool.use_count() == 1
+
+
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_numbers_out_of_range_are_invalid_values(number):
+    for call in (
+        lambda: gpupool.MemPool(limit=number),
+        lambda: setattr(gpupool.MemPool(), "limit", number),
+        lambda: gpupool.begin_allocate_to_pool(0, (0, number)),
+    ):
+        with pytest.raises(gpupool.InvalidValue, match="out of range"):
+            call()
+
+
+def test_a_stream_of_another_device_needs_peer_access():
+    with gpupool.stream(gpupool.Stream(device=1)) as other:
+        elsewhere = other
+    buffer = gpupool.empty(MIB, gpupool.Stream(device=0))
+    for call in (lambda: buffer.record_stream(elsewhere), lambda: buffer.free(elsewhere)):
+        with pytest.raises(gpupool.InvalidValue, match="enable_peer_access"):
+            call()
+    gpupool.enable_peer_access(0, 1)
+    stream = gpupool.Stream(device=0)
+    buffer = gpupool.empty(MIB, stream)
+    address = buffer.ptr
+    submitted = _native.host_submit(elsewhere)
+    buffer.record_stream(elsewhere)
+    del buffer
+    waiting = gpupool.empty(MIB, stream)
+    assert waiting.ptr != address
+    _native.host_complete(elsewhere, submitted)

@@ -55,3 +55,29 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gpupool.host.handle() 
 """
     done = run_python(code)
     assert (done.stdout, done.stderr) == ("0 True\n", "")
+
+
+def test_a_forked_child_gets_a_clear_error_for_memory_too(run_python):
+    code = """
+import gpupool, os
+pool, stream = gpupool.MemPool(), gpupool.Stream()
+buffer = gpupool.empty(1 << 20, stream)
+child = os.fork()
+if child == 0:
+    calls = [pool.stats, pool.snapshot, pool.trim, gpupool.memory_stats, gpupool.memory_snapshot, gpupool.empty_cache,
+             lambda: gpupool.use_mem_pool(pool).__enter__(), lambda: pool.capture(stream).__enter__(),
+             lambda: gpupool.empty(1, stream), lambda: buffer.record_stream(stream), buffer.free, gpupool.MemPool,
+             lambda: gpupool.begin_allocate_to_pool(0, (0, 99))]
+    for number, call in enumerate(calls):
+        try:
+            call()
+            os._exit(10 + number)
+        except gpupool.Forked as error:
+            assert "spawn" in str(error)
+    del buffer, pool
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), buffer.nbytes)
+buffer.free()
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 1048576\n", "")

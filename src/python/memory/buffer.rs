@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyOverflowError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -10,6 +10,7 @@ use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{self, DeviceBuffer, dlpack};
 use crate::python::stream;
+use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::stream::Device;
 
@@ -18,24 +19,14 @@ use crate::stream::Device;
 #[derive(Debug)]
 pub(in crate::python) struct PyDeviceBuffer(Mutex<Option<Arc<DeviceBuffer>>>);
 
-/// The number of bytes that an argument names.
-fn bytes(nbytes: &Bound<'_, PyAny>) -> PyResult<u64> {
-    nbytes.extract::<u64>().map_err(|error| {
-        if !error.is_instance_of::<PyOverflowError>(nbytes.py()) {
-            return error;
-        }
-        Error::invalid_value(format!("{nbytes} bytes cannot be allocated: give 0 to 2**64 - 1")).into()
-    })
-}
-
 #[pyfunction]
 #[pyo3(signature = (nbytes, stream = None))]
 pub(in crate::python) fn empty(
     py: Python<'_>,
-    nbytes: &Bound<'_, PyAny>,
+    nbytes: Whole,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyDeviceBuffer> {
-    let nbytes = bytes(nbytes)?;
+    let nbytes = nbytes.0;
     let stream = stream::resolve(py, stream, None)?;
     let buffer = match memory::empty_if_cached(nbytes, &stream)? {
         Some(buffer) => buffer,
@@ -89,6 +80,10 @@ impl PyDeviceBuffer {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
         let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        if let (Some(buffer), Some(stream)) = (place.as_deref(), &stream) {
+            // A refusal leaves the buffer as it is.
+            buffer.check_stream(stream)?;
+        }
         let buffer = place.take().ok_or_else(freed)?;
         match Arc::try_unwrap(buffer) {
             Ok(buffer) => {

@@ -61,7 +61,7 @@ impl PyCapture {
         };
         let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
         let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;
-        let memory = leave(entered)?;
+        let memory = leave(&entered)?;
         if kind.is_none() {
             *place.get().memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory);
         } else {

@@ -10,8 +10,9 @@ use super::capture::PyCapture;
 use super::scope::PyPoolToken;
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
-use super::{Id, pair};
-use crate::memory::{self, MemPool, PoolId};
+use super::{Id, IdArgument, from_pair, pair};
+use crate::memory::{self, MemPool};
+use crate::python::whole::Whole;
 use crate::python::{device, stream};
 
 #[pyclass(name = "MemPool", module = "gpupool", frozen)]
@@ -38,7 +39,7 @@ impl PyMemPool {
         allocator: Option<&Bound<'_, PyAny>>,
         use_on_oom: bool,
         no_split: bool,
-        limit: Option<u64>,
+        limit: Option<Whole>,
         device: Option<&Bound<'_, PyAny>>,
         segments: bool,
     ) -> PyResult<Self> {
@@ -46,7 +47,7 @@ impl PyMemPool {
         let mut builder =
             MemPool::builder().device(device).use_on_oom(use_on_oom).no_split(no_split).segments(segments);
         if let Some(limit) = limit {
-            builder = builder.limit(limit);
+            builder = builder.limit(limit.0);
         }
         if let Some(allocator) = allocator {
             builder = builder.allocator(source(allocator)?);
@@ -91,12 +92,12 @@ impl PyMemPool {
     }
 
     #[setter]
-    fn set_limit(&self, limit: Option<u64>) {
-        self.pool.set_limit(limit);
+    fn set_limit(&self, limit: Option<Whole>) {
+        self.pool.set_limit(limit.map(|limit| limit.0));
     }
 
-    fn stats(&self, py: Python<'_>) -> PyPoolStats {
-        py.detach(|| self.pool.stats()).into()
+    fn stats(&self, py: Python<'_>) -> PyResult<PyPoolStats> {
+        Ok(py.detach(|| self.pool.stats())?.into())
     }
 
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
@@ -104,7 +105,7 @@ impl PyMemPool {
     }
 
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let found = py.detach(|| self.pool.snapshot());
+        let found = py.detach(|| self.pool.snapshot())?;
         segments(py, &found)
     }
 
@@ -133,32 +134,36 @@ pub(in crate::python) fn graph_pool_handle(user_created: bool) -> Id {
 pub(in crate::python) fn begin_allocate_to_pool(
     py: Python<'_>,
     device: &Bound<'_, PyAny>,
-    pool_id: Id,
+    pool_id: IdArgument,
 ) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(memory::begin_allocate_to_pool(device, PoolId(pool_id.0, pool_id.1))?)
+    Ok(memory::begin_allocate_to_pool(device, from_pair(pool_id))?)
 }
 
 #[pyfunction]
-pub(in crate::python) fn end_allocate_to_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: Id) -> PyResult<()> {
+pub(in crate::python) fn end_allocate_to_pool(
+    py: Python<'_>,
+    device: &Bound<'_, PyAny>,
+    pool_id: IdArgument,
+) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(memory::end_allocate_to_pool(device, PoolId(pool_id.0, pool_id.1))?)
+    Ok(memory::end_allocate_to_pool(device, from_pair(pool_id))?)
 }
 
 #[pyfunction]
-pub(in crate::python) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: Id) -> PyResult<()> {
+pub(in crate::python) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(py.detach(|| memory::release_pool(device, PoolId(pool_id.0, pool_id.1)))?)
+    Ok(py.detach(|| memory::release_pool(device, from_pair(pool_id)))?)
 }
 
 #[pyfunction]
 pub(in crate::python) fn pool_use_count(
     py: Python<'_>,
     device: &Bound<'_, PyAny>,
-    pool_id: Id,
+    pool_id: IdArgument,
 ) -> PyResult<Option<u32>> {
     let device = device::extract(py, device)?;
-    Ok(memory::pool_use_count(device, PoolId(pool_id.0, pool_id.1))?)
+    Ok(memory::pool_use_count(device, from_pair(pool_id))?)
 }
 
 /// What `as_dict` of the statistics answers.

@@ -24,6 +24,7 @@ pub(super) use stats::{
     memory_stats, on_oom, reset_peak_memory_stats, set_per_process_memory_fraction,
 };
 
+use super::whole::Whole;
 use crate::memory::PoolId;
 
 /// An id as Python sees it.
@@ -31,4 +32,11 @@ type Id = (u64, u64);
 
 const fn pair(id: PoolId) -> Id {
     (id.0, id.1)
+}
+
+/// An id as an argument.
+type IdArgument = (Whole, Whole);
+
+const fn from_pair((first, second): IdArgument) -> PoolId {
+    PoolId(first.0, second.0)
 }

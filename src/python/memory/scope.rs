@@ -9,7 +9,7 @@ use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::PoolToken;
-use crate::memory::scope::{Entered, leave};
+use crate::memory::scope::Entered;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl PyPoolScope {
         };
         let left = "use_mem_pool was left on a thread that did not enter it; enter and leave it on one thread";
         let entered = entered.ok_or_else(|| Error::invalid_value(left))?;
-        py.detach(|| leave(&entered))?;
+        py.detach(|| drop(entered));
         Ok(false)
     }
 }
