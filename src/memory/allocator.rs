@@ -78,7 +78,7 @@ pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>
     if cache.has_uses() || on.is_some() || cache.is_closing() {
         return free_slowly(cache, offset, on);
     }
-    cache.free(local::thread(), offset).map_err(|reason| refuse(cache, offset, reason))
+    cache.free(local::owner(), offset).map_err(|reason| refuse(cache, offset, reason))
 }
 
 #[cold]

@@ -1,6 +1,7 @@
 //! What a thread has of its own: its caches, and the scopes it is in.
 //!
-//! The cache for a request is one comparison away where the thread asks for the same pool and stream as the last time.
+//! The cache for a request is one comparison away where the thread asks for the same stream in the same scope as the last
+//! time.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -40,7 +41,6 @@ struct Route {
 struct Local {
     /// This thread's number; 0 is none.
     thread: u64,
-    last: Cell<Option<(Key, &'static ThreadCache)>>,
     caches: RefCell<Vec<(Key, &'static ThreadCache)>>,
     routes: RefCell<Vec<Route>>,
     /// Routes with lower tickets are not followed for now.
@@ -53,10 +53,21 @@ struct Local {
 static THREADS: AtomicU64 = AtomicU64::new(1);
 static TICKETS: AtomicU64 = AtomicU64::new(1);
 
+/// The cache that served last.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    device: Device,
+    stream: usize,
+    cache: &'static ThreadCache,
+}
+
 thread_local! {
+    // Two of their own, which need neither a first use nor an end, so that reading them is one memory access.
+    static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+
     static LOCAL: Local = Local {
-        thread: THREADS.fetch_add(1, Ordering::Relaxed),
-        last: const { Cell::new(None) },
+        thread: begin_thread(),
         caches: const { RefCell::new(Vec::new()) },
         routes: const { RefCell::new(Vec::new()) },
         first_ticket: const { Cell::new(0) },
@@ -65,8 +76,17 @@ thread_local! {
     };
 }
 
+/// A number for this thread.
+fn begin_thread() -> u64 {
+    let number = THREADS.fetch_add(1, Ordering::Relaxed);
+    THREAD.set(number);
+    number
+}
+
 impl Drop for Local {
     fn drop(&mut self) {
+        LAST.set(None);
+        THREAD.set(0);
         for (_, cache) in self.caches.get_mut() {
             cache.give_up(self.thread);
         }
@@ -76,9 +96,14 @@ impl Drop for Local {
 }
 
 /// This thread's number; 0 while its thread-locals are destroyed.
-#[inline]
 pub(super) fn thread() -> u64 {
     LOCAL.try_with(|local| local.thread).unwrap_or(0)
+}
+
+/// This thread's number if it may own caches, else 0.
+#[inline]
+pub(super) fn owner() -> u64 {
+    THREAD.get()
 }
 
 fn ending() -> Error {
@@ -99,11 +124,11 @@ impl Local {
 
     /// Notes whether any route is followed; after each change of them.
     fn note_routes(&self) {
+        LAST.set(None);
         let first = self.first_ticket.get();
         self.has_routes.set(self.routes.borrow().last().is_some_and(|route| route.ticket >= first));
     }
 
-    #[cold]
     fn find(
         &self,
         key: Key,
@@ -121,7 +146,7 @@ impl Local {
                 cache
             }
         };
-        self.last.set(Some((key, cache)));
+        LAST.set(Some(Last { device, stream: key.stream, cache }));
         Ok(cache)
     }
 
@@ -132,7 +157,7 @@ impl Local {
             ended.iter().any(|other| std::ptr::eq(*other, cache))
                 || (cache.is_closing() && cache.lock(self.thread).mapped() == 0)
         };
-        self.last.set(None);
+        LAST.set(None);
         self.caches.borrow_mut().retain(|(_, cache)| {
             !is_gone(cache) || {
                 cache.give_up(self.thread);
@@ -180,14 +205,21 @@ impl Local {
 /// As [`DeviceMemory::of`]; `ErrorKind::InvalidValue` while the thread ends.
 #[inline]
 pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
+    match LAST.get() {
+        Some(last) if last.stream == normalized(stream.raw()) && last.device == stream.device() => {
+            Ok((last.cache, THREAD.get()))
+        }
+        _ => find_cache(stream),
+    }
+}
+
+#[cold]
+fn find_cache(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
     let found = LOCAL.try_with(|local| {
-        let route = if local.has_routes.get() { local.route(stream.device()) } else { None };
+        let route = local.route(stream.device());
         let pool = route.as_ref().map_or(0, |(pool, is_captured)| pool.number * 2 + u32::from(*is_captured));
         let key = Key { device: stream.device().ordinal() as u32, pool, stream: normalized(stream.raw()) };
-        match local.last.get() {
-            Some((last, cache)) if last == key => Ok((cache, local.thread)),
-            _ => local.find(key, stream.device(), route, stream).map(|cache| (cache, local.thread)),
-        }
+        local.find(key, stream.device(), route, stream).map(|cache| (cache, local.thread))
     });
     found.unwrap_or_else(|_| Err(ending()))
 }
