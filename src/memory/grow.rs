@@ -224,7 +224,7 @@ fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
 /// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
 fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
     let part = (pool.budget.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
-    let growing = heap.mapped() / 64 * rivals / PAGE;
+    let growing = heap.mapped() / 32 * rivals / PAGE;
     part.max(growing).min(AHEAD_MOST) as u32
 }
 
