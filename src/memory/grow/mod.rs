@@ -7,14 +7,16 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::device_memory::{DeviceMemory, Segment};
-use super::heap::Heap;
-use super::local;
+mod place;
+mod segments;
+
+use place::{HANDLE_PAGES, Place, find_place, rivals, spare};
+
+use super::device_memory::DeviceMemory;
 use super::order::Until;
 use super::pages::{Mapping, PAGE};
 use super::pool::{Pool, Source};
 use super::retired::Remains;
-use super::segment::{SegmentSource, segment_bytes};
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, ErrorKind, Result, StatusKind};
 use crate::runtime::{self, RelaxedCapture, Stream};
@@ -34,28 +36,8 @@ pub(super) enum Effort {
 }
 
 /// Physical memory comes in handles, which are what is moved and given back. Small ones waste less, large ones need fewer
-/// driver calls: so their size is a part of what the pool has, between these many pages.
+/// driver calls: so their size is this part of what the pool has, between [`HANDLE_PAGES`].
 const HANDLE_PART: u64 = 180;
-const HANDLE_PAGES: (u32, u32) = (4, 16);
-/// At least this part of what the pool has is created at a time, up to one handle.
-const AHEAD_PART: u64 = 512;
-/// More pages than this are not created ahead.
-const AHEAD_MOST: u64 = 64;
-
-/// Where new pages will stand.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    first: u32,
-    /// Pages needed, and those taken so that a handle may be larger than what is left to fill.
-    pages: u32,
-    taken: u32,
-}
-
-impl Place {
-    const fn start(self) -> u64 {
-        self.first as u64 * PAGE
-    }
-}
 
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
@@ -105,7 +87,7 @@ pub(super) fn grow(
 ) -> Result<Option<u64>> {
     match &service.pool.rules.source {
         Source::Pages => grow_pages(cache, service, thread, bytes, effort),
-        Source::Segments(source) => grow_segment(cache, service, thread, bytes, source.as_ref()),
+        Source::Segments(source) => segments::grow_segment(cache, service, thread, bytes, source.as_ref()),
     }
 }
 
@@ -163,71 +145,6 @@ fn grow_pages(
     }
 }
 
-/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a hole
-/// rather than in new space.
-fn find_place(
-    device: &DeviceMemory,
-    heap: &Heap,
-    pool: &Pool,
-    bytes: u64,
-    effort: Effort,
-    rivals: u64,
-) -> Option<Place> {
-    let needed = heap.needed_for(bytes);
-    let tails = heap.tails();
-    let pages_at = |offset: u64| {
-        let found = tails.binary_search_by_key(&offset, |&(end, _)| end);
-        let free = found.map_or(0, |place| tails[place].1);
-        u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()
-    };
-    let mut space = device.space.lock().unwrap_or_else(PoisonError::into_inner);
-    let holes = space.holes().map(|(first, room)| (u64::from(first) * PAGE, room));
-    let ends =
-        tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
-    let fitting = holes.chain(ends).filter_map(|(start, room)| {
-        // One at least: the search may have passed over what is free there.
-        let pages = pages_at(start)?.max(1);
-        if pages > room {
-            return None;
-        }
-        Some((pages, room, (start / PAGE) as u32))
-    });
-    let best = fitting.min();
-    let (pages, room, first) = match best {
-        Some(best) => best,
-        None => {
-            let pages: u32 = needed.div_ceil(PAGE).try_into().ok()?;
-            let first = space.far(pages)?;
-            (pages, space.free_at(first), first)
-        }
-    };
-    let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
-    let taken = (pages + HANDLE_PAGES.1).min(room);
-    space.take(first, taken).then_some(Place { first, pages, taken })
-}
-
-/// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver serves
-/// one at a time, so with each thread moving pages costs all of them more.
-fn rivals(pool: &Pool) -> u64 {
-    let mut owners: Vec<_> = pool.caches().iter().filter_map(|cache| cache.owner()).collect();
-    owners.sort_unstable();
-    owners.dedup();
-    (owners.len() as u64).saturating_sub(1).pow(2).min(8)
-}
-
-/// The bytes to take from a heap, and how many more may be, such that it keeps what its thread is likely to need again.
-fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
-    let kept = heap.mapped() / 32 * 3 * rivals;
-    (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
-}
-
-/// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
-fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
-    let part = (pool.budget.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
-    let growing = heap.mapped() / 32 * rivals / PAGE;
-    part.max(growing).min(AHEAD_MOST) as u32
-}
-
 /// One growth under way: what was taken and done so far, so that all of it can be undone.
 #[derive(Debug)]
 struct Work<'a> {
@@ -280,7 +197,9 @@ impl Work<'_> {
                 if missing == 0 {
                     return Ok(());
                 }
-                if std::ptr::eq(cache, asker) {
+                // A look into a cache of this thread costs less than a question about its stream.
+                let is_bare = || cache.is_owned_by(thread) && cache.lock(thread).unused() == 0;
+                if std::ptr::eq(cache, asker) || is_bare() {
                     continue;
                 }
                 let Some(other) = cache.service() else { continue };
@@ -435,30 +354,6 @@ fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Re
     other.stream.query()
 }
 
-/// Adds a segment of the pool's own source.
-fn grow_segment(
-    cache: &'static ThreadCache,
-    service: &Service,
-    thread: u64,
-    bytes: u64,
-    source: &dyn SegmentSource,
-) -> Result<Option<u64>> {
-    let (device, pool) = (cache.device, &service.pool);
-    let needed = cache.lock(thread).needed_for(bytes);
-    let wanted = segment_bytes(needed);
-    let start = claimed(device, pool, wanted, || {
-        device.driver_calls.fetch_add(1, Ordering::Relaxed);
-        let address = local::supply(pool, || source.allocate(wanted, &service.stream))?;
-        device.add_segment(address, wanted, cache).inspect_err(|_| {
-            // To free what starts where a segment does would take that segment's memory away from who holds it.
-            if !device.has_segment(address) {
-                let _ = source.free(address, wanted, &service.stream);
-            }
-        })
-    })?;
-    Ok(cache.add_and_allocate(thread, start, wanted, bytes))
-}
-
 fn limit_reached(pool: &Pool) -> Error {
     Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id))
 }
@@ -482,63 +377,5 @@ fn claimed<R>(device: &DeviceMemory, pool: &Pool, bytes: u64, supply: impl FnOnc
 impl DeviceMemory {
     fn put_back_pages(&self, first: u32, pages: u32) {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
-    }
-
-    /// Makes memory at a foreign address known, and the cache's. Answers its offset.
-    fn add_segment(&self, address: u64, bytes: u64, cache: &ThreadCache) -> Result<u64> {
-        let alignment = super::heap::ALIGNMENT;
-        if !address.is_multiple_of(alignment) {
-            return Err(Error::invalid_value(format!(
-                "the pool's own allocator returned {address:#x}, which is not a multiple of {alignment}; allocate with that alignment"
-            )));
-        }
-        // A page stays unused after each segment, so that segments never join.
-        let pages = u32::try_from(bytes.div_ceil(PAGE) + 1).map_err(|_| out_of_addresses(self))?;
-        let first = {
-            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-            let hole = windows.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
-            let first = hole.or_else(|| windows.far(pages)).ok_or_else(|| out_of_addresses(self))?;
-            windows.take(first, pages);
-            first
-        };
-        let offset = u64::from(first) * PAGE;
-        if let Err(error) = self.insert_segment(address, Segment { bytes, offset }) {
-            self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
-            return Err(error);
-        }
-        self.pages.set_segment(offset, bytes, address);
-        self.pages.set_cache(offset, offset + bytes, Some(cache.number));
-        Ok(offset)
-    }
-
-    fn insert_segment(&self, address: u64, segment: Segment) -> Result<()> {
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        let end = address.checked_add(segment.bytes);
-        let below = segments.range(..=address).next_back();
-        let overlaps = below.is_some_and(|(start, known)| start + known.bytes > address)
-            || end.is_none_or(|end| segments.range(address..end).next().is_some())
-            || (address < self.base() + self.room() && end.is_none_or(|end| end > self.base()) && self.room() > 0);
-        if overlaps {
-            return Err(Error::invalid_value(format!(
-                "the pool's own allocator returned {address:#x} for {} bytes, which overlaps memory that is still in use",
-                segment.bytes
-            )));
-        }
-        segments.insert(address, segment);
-        Ok(())
-    }
-
-    /// Whether a segment starts at this address.
-    fn has_segment(&self, address: u64) -> bool {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner).contains_key(&address)
-    }
-
-    /// Forgets a segment; its address, for its source.
-    pub(super) fn remove_segment(&self, offset: u64, bytes: u64) -> u64 {
-        let address = self.address(offset);
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
-        let (first, pages) = ((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
-        address
     }
 }

@@ -1,0 +1,97 @@
+//! Growth by a segment of the pool's own source, and the table of a device's segments.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::{claimed, out_of_addresses};
+use crate::error::{Error, Result};
+use crate::memory::device_memory::{DeviceMemory, Segment};
+use crate::memory::heap::ALIGNMENT;
+use crate::memory::local;
+use crate::memory::pages::PAGE;
+use crate::memory::segment::{SegmentSource, segment_bytes};
+use crate::memory::thread_cache::{Service, ThreadCache};
+
+/// Adds a segment of the pool's own source.
+pub(super) fn grow_segment(
+    cache: &'static ThreadCache,
+    service: &Service,
+    thread: u64,
+    bytes: u64,
+    source: &dyn SegmentSource,
+) -> Result<Option<u64>> {
+    let (device, pool) = (cache.device, &service.pool);
+    let needed = cache.lock(thread).needed_for(bytes);
+    let wanted = segment_bytes(needed);
+    let start = claimed(device, pool, wanted, || {
+        device.driver_calls.fetch_add(1, Ordering::Relaxed);
+        let address = local::supply(pool, || source.allocate(wanted, &service.stream))?;
+        device.add_segment(address, wanted, cache).inspect_err(|_| {
+            // To free what starts where a segment does would take that segment's memory away from who holds it.
+            if !device.has_segment(address) {
+                let _ = source.free(address, wanted, &service.stream);
+            }
+        })
+    })?;
+    Ok(cache.add_and_allocate(thread, start, wanted, bytes))
+}
+
+impl DeviceMemory {
+    /// Makes memory at a foreign address known, and the cache's. Answers its offset.
+    fn add_segment(&self, address: u64, bytes: u64, cache: &ThreadCache) -> Result<u64> {
+        let alignment = ALIGNMENT;
+        if !address.is_multiple_of(alignment) {
+            return Err(Error::invalid_value(format!(
+                "the pool's own allocator returned {address:#x}, which is not a multiple of {alignment}; allocate with that alignment"
+            )));
+        }
+        // A page stays unused after each segment, so that segments never join.
+        let pages = u32::try_from(bytes.div_ceil(PAGE) + 1).map_err(|_| out_of_addresses(self))?;
+        let first = {
+            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            let hole = windows.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
+            let first = hole.or_else(|| windows.far(pages)).ok_or_else(|| out_of_addresses(self))?;
+            windows.take(first, pages);
+            first
+        };
+        let offset = u64::from(first) * PAGE;
+        if let Err(error) = self.insert_segment(address, Segment { bytes, offset }) {
+            self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+            return Err(error);
+        }
+        self.pages.set_segment(offset, bytes, address);
+        self.pages.set_cache(offset, offset + bytes, Some(cache.number));
+        Ok(offset)
+    }
+
+    fn insert_segment(&self, address: u64, segment: Segment) -> Result<()> {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let end = address.checked_add(segment.bytes);
+        let below = segments.range(..=address).next_back();
+        let overlaps = below.is_some_and(|(start, known)| start + known.bytes > address)
+            || end.is_none_or(|end| segments.range(address..end).next().is_some())
+            || (address < self.base() + self.room() && end.is_none_or(|end| end > self.base()) && self.room() > 0);
+        if overlaps {
+            return Err(Error::invalid_value(format!(
+                "the pool's own allocator returned {address:#x} for {} bytes, which overlaps memory that is still in use",
+                segment.bytes
+            )));
+        }
+        segments.insert(address, segment);
+        Ok(())
+    }
+
+    /// Whether a segment starts at this address.
+    fn has_segment(&self, address: u64) -> bool {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).contains_key(&address)
+    }
+
+    /// Forgets a segment; its address, for its source.
+    pub(in crate::memory) fn remove_segment(&self, offset: u64, bytes: u64) -> u64 {
+        let address = self.address(offset);
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        let (first, pages) = ((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        address
+    }
+}
