@@ -259,13 +259,14 @@ class DeviceBuffer:
     def record_stream(self, stream: _StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
-        The stream must live until the buffer is freed.
+        The stream must live until the buffer is freed. One of another device needs :func:`enable_peer_access`.
         """
 
     def free(self, stream: _StreamLike | None = None) -> None:
         """Free the memory now, after what was submitted to ``stream`` so far; by default to the buffer's own stream.
 
-        Raises :class:`InvalidValue` if it was freed before, or is shared by DLPack.
+        Raises :class:`InvalidValue` if it was freed before, is shared by DLPack, or the stream is of a device that has
+        no access; the buffer is then as it was.
         """
 
     @property
@@ -309,7 +310,9 @@ class MemPool:
         """Make a pool; it takes no memory before it is used.
 
         ``allocator``: a pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``,
-        callables or addresses of C functions as PyTorch's pluggable allocators have them. ``use_on_oom``: requests for
+        callables or addresses of C functions as PyTorch's pluggable allocators have them. What they allocate from
+        gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has memory, so a
+        callable that refers to the pool keeps it for ever: refer to ``pool.token()``. ``use_on_oom``: requests for
         the default pool may take free blocks of this one when the device has no more. ``no_split``: each block has a
         segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` rather than
         pages that can move.
