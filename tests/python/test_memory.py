@@ -550,10 +550,10 @@ def test_numbers_out_of_range_are_invalid_values(number):
 def test_a_stream_of_another_device_needs_peer_access():
     with gpupool.stream(gpupool.Stream(device=1)) as other:
         elsewhere = other
-    buffer = gpupool.empty(MIB, gpupool.Stream(device=0))
-    for call in (lambda: buffer.record_stream(elsewhere), lambda: buffer.free(elsewhere)):
+    own = gpupool.empty(MIB, gpupool.Stream(device=0))
+    for call in (own.record_stream, own.free):
         with pytest.raises(gpupool.InvalidValue, match="enable_peer_access"):
-            call()
+            call(elsewhere)
     gpupool.enable_peer_access(0, 1)
     stream = gpupool.Stream(device=0)
     buffer = gpupool.empty(MIB, stream)
