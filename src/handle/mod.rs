@@ -6,9 +6,11 @@
 mod built_in;
 mod create;
 mod device_pool;
+mod exchange;
 mod pool;
 mod record;
 mod stats;
+mod sync;
 mod window;
 
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled, handle};
