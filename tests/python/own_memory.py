@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import gpupool
+from gpupool import _native
 
 MIB = 1 << 20
 
@@ -41,6 +42,17 @@ def leave(nbytes):
 def allocate_in(pool, nbytes, stream=None):
     with gpupool.use_mem_pool(pool):
         return gpupool.empty(nbytes, stream)
+
+
+@contextmanager
+def capturing(pool, stream):
+    """A capture of the stream into the pool, which nothing in the block may spoil."""
+    _native.host_begin_capture(stream)
+    try:
+        with pool.capture(stream) as memory:
+            yield memory
+    finally:
+        _native.host_end_capture(stream)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gpupool
 import pytest
 from gpupool import _native
-from own_memory import MIB, Allocator, allocate_in, entered_elsewhere, leave, other_thread
+from own_memory import MIB, Allocator, allocate_in, capturing, entered_elsewhere, leave, other_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -110,10 +110,8 @@ def test_a_pool_released_too_often_is_refused_and_crashes_nothing():
 def test_blocks_of_several_streams_come_back_while_a_pool_is_in_use_elsewhere(captured):
     """pytorch#175374, pytorch#181830: while any thread was in a pool, such blocks piled up."""
     pool, stream, side, graph = gpupool.MemPool(), *[gpupool.Stream() for _ in range(3)]
-    scope = pool.capture(graph) if captured else gpupool.use_mem_pool(pool)
-    with entered_elsewhere(scope) as run:
-        if captured:
-            run(_native.host_begin_capture, graph)
+    scope = capturing(pool, graph) if captured else gpupool.use_mem_pool(pool)
+    with entered_elsewhere(scope):
         buffer = gpupool.empty(4 * MIB, stream)
         address = buffer.ptr
         work = _native.host_submit(side)
@@ -122,8 +120,6 @@ def test_blocks_of_several_streams_come_back_while_a_pool_is_in_use_elsewhere(ca
         assert gpupool.memory_stats().waiting_blocks == 1
         _native.host_complete(side, work)
         assert gpupool.empty(4 * MIB, stream).ptr == address
-        if captured:
-            run(_native.host_end_capture, graph)
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -133,12 +129,8 @@ def test_cached_memory_is_given_up_for_a_request_inside_a_pool(captured):
     pool, idle, stream = own.pool(), other.pool(), gpupool.Stream()
     allocate_in(idle, 8 * MIB)
     leave(0)
-    with pool.capture(stream) if captured else gpupool.use_mem_pool(pool):
-        if captured:
-            _native.host_begin_capture(stream)
+    with capturing(pool, stream) if captured else gpupool.use_mem_pool(pool):
         assert gpupool.empty(8 * MIB, stream).pool_id == pool.id
-        if captured:
-            _native.host_end_capture(stream)
     assert other.live == {}
 
 
@@ -156,14 +148,10 @@ def test_cached_memory_is_given_up_while_another_thread_is_in_a_pool():
 def test_empty_cache_works_while_another_thread_is_in_a_pool(captured):
     """vllm-project/vllm#49151, pytorch#181830: it did nothing, and said nothing."""
     pool, stream = gpupool.MemPool(), gpupool.Stream()
-    scope = pool.capture(stream) if captured else gpupool.use_mem_pool(pool)
-    with entered_elsewhere(scope) as run:
-        if captured:
-            run(_native.host_begin_capture, stream)
+    scope = capturing(pool, stream) if captured else gpupool.use_mem_pool(pool)
+    with entered_elsewhere(scope):
         gpupool.empty(8 * MIB)
         assert gpupool.empty_cache() == 8 * MIB
-        if captured:
-            run(_native.host_end_capture, stream)
 
 
 def test_a_pool_dies_while_another_one_captures():
@@ -171,11 +159,9 @@ def test_a_pool_dies_while_another_one_captures():
     own, stream = Allocator(), gpupool.Stream()
     dying, pool = own.pool(), gpupool.MemPool()
     allocate_in(dying, MIB)
-    with entered_elsewhere(pool.capture(stream)) as run:
-        run(_native.host_begin_capture, stream)
+    with entered_elsewhere(capturing(pool, stream)):
         del dying
         assert own.live == {}
-        run(_native.host_end_capture, stream)
 
 
 def allocate_and_spoil(stream, kept):
@@ -195,10 +181,8 @@ def test_a_capture_that_fails_leaves_a_pool_that_can_be_captured_into_and_droppe
     with pytest.raises(gpupool.LibraryError):
         _native.host_end_capture(stream)
     assert pool.use_count() == 1
-    _native.host_begin_capture(stream)
-    with pool.capture(stream) as memory:
+    with capturing(pool, stream) as memory:
         gpupool.empty(8 * MIB, stream)
-    _native.host_end_capture(stream)
     memory.reset()
     del memory, pool, kept
     assert gpupool.empty_cache() == 0
