@@ -381,4 +381,5 @@ def test_peaks_start_anew_from_what_is_held():
     gpupool.reset_peak_memory_stats()
     stats = pool.stats()
     assert (stats.peak_live_bytes, stats.peak_reserved_bytes) == (4 * MIB, 4 * MIB)
+    assert gpupool.memory_stats().peak_reserved_bytes == 4 * MIB
     assert (stats.allocations, stats.frees, kept.nbytes) == (2, 1, 4 * MIB)
