@@ -40,7 +40,7 @@ def test_a_scope_takes_nothing_from_a_thread_that_is_at_work_already():
 def test_threads_allocate_from_pools_of_their_own_at_once():
     """pytorch#153356: several threads that used several pools still met errors."""
     pools = [gpupool.MemPool() for _ in range(6)]
-    barrier = threading.Barrier(len(pools))
+    barrier = threading.Barrier(len(pools), timeout=60)
 
     def work(pool):
         with gpupool.use_mem_pool(pool):
@@ -108,18 +108,31 @@ def test_a_pool_released_too_often_is_refused_and_crashes_nothing():
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_blocks_of_several_streams_come_back_while_a_pool_is_in_use_elsewhere(captured):
-    """pytorch#175374, pytorch#181830: while any thread was in a pool, such blocks piled up."""
-    pool, stream, side, graph = gpupool.MemPool(), *[gpupool.Stream() for _ in range(3)]
-    scope = capturing(pool, graph) if captured else gpupool.use_mem_pool(pool)
-    with entered_elsewhere(scope):
-        buffer = gpupool.empty(4 * MIB, stream)
-        address = buffer.ptr
-        work = _native.host_submit(side)
-        buffer.record_stream(side)
-        del buffer
-        assert gpupool.memory_stats().waiting_blocks == 1
-        _native.host_complete(side, work)
-        assert gpupool.empty(4 * MIB, stream).ptr == address
+    """pytorch#175015, pytorch#181830: while any thread was in a pool, such blocks piled up."""
+    pool, graph = gpupool.MemPool(), gpupool.Stream()
+    with entered_elsewhere(capturing(pool, graph) if captured else gpupool.use_mem_pool(pool)):
+        assert comes_back_after_another_stream()
+
+
+def test_blocks_of_several_streams_come_back_inside_a_pool():
+    """pytorch#175015: there too they were kept, as if the pool were a graph's."""
+    with gpupool.use_mem_pool(gpupool.MemPool()):
+        assert comes_back_after_another_stream()
+
+
+def comes_back_after_another_stream():
+    """Whether a block that another stream used serves again as soon as that stream is done, and not before."""
+    stream, side = gpupool.Stream(), gpupool.Stream()
+    buffer = gpupool.empty(4 * MIB, stream)
+    address = buffer.ptr
+    work = _native.host_submit(side)
+    buffer.record_stream(side)
+    del buffer
+    others = [gpupool.empty(4 * MIB, stream).ptr]
+    _native.host_complete(side, work)
+    kept = gpupool.empty(4 * MIB, stream), gpupool.empty(4 * MIB, stream)
+    assert address not in others
+    return address in [buffer.ptr for buffer in kept]
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -155,7 +168,7 @@ def test_empty_cache_works_while_another_thread_is_in_a_pool(captured):
 
 
 def test_a_pool_dies_while_another_one_captures():
-    """pytorch#175374: an assertion failed when a pool was dropped during somebody's capture."""
+    """pytorch#181830: an assertion failed when a pool was dropped while another one was in use."""
     own, stream = Allocator(), gpupool.Stream()
     dying, pool = own.pool(), gpupool.MemPool()
     allocate_in(dying, MIB)
@@ -172,7 +185,7 @@ def allocate_and_spoil(stream, kept):
 
 
 def test_a_capture_that_fails_leaves_a_pool_that_can_be_captured_into_and_dropped():
-    """pytorch#180395, pytorch#190308: a failed capture kept its pool, whose end then failed an assertion."""
+    """pytorch#159301, pytorch#190308: a failed capture kept its pool, whose end then failed an assertion."""
     pool, stream = gpupool.MemPool(), gpupool.Stream()
     kept = []
     _native.host_begin_capture(stream)
@@ -243,7 +256,7 @@ def test_only_memory_of_gpupools_own_moves():
 
 
 def test_a_stand_in_is_left_alone_as_long_as_cached_memory_will_do():
-    """pytorch#151487: the pool meant as a last resort was used before the caches."""
+    """pytorch#169699: the pool that is the last resort is used before the caches are given up."""
     own = Allocator()
     pool = own.pool(use_on_oom=True)
     allocate_in(pool, 8 * MIB)
@@ -412,7 +425,7 @@ def test_a_callback_ends_with_its_object():
 
 
 def test_pools_made_and_dropped_in_cycles_leave_nothing():
-    """vllm-project/vllm#36651, fzyzcjy/torch_memory_saver#18: sleeping and waking lost memory each time."""
+    """vllm-project/vllm#36651, vllm-project/vllm#21336: each time that pools slept and woke, memory was lost."""
     stream, before = gpupool.Stream(), gpupool.memory_stats()
     for _ in range(3):
         own = Allocator()
