@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device_memory::DeviceMemory;
+use super::heap::Counts;
 use super::id::PoolId;
 use super::pool::Pool;
 use super::pool_use::PoolUse;
@@ -192,9 +193,20 @@ impl Local {
                 return Ok(cache);
             }
         }
-        let service = Service { pool: Arc::clone(&pool), stream: stream.clone(), is_captured, stream_of };
+        let service = Service { pool: Arc::clone(&pool), stream: stream.kept(), is_captured, stream_of };
         let cache = memory.new_cache(service, self.thread)?;
         pool.add_cache(cache);
+        // Asked after the cache is known to the pool, so that whoever closes it sees the cache, or this sees the end.
+        if pool.is_closed() {
+            pool.remove_cache(cache, Counts::default());
+            cache.end_service();
+            cache.give_up(self.thread);
+            memory.let_go(vec![cache]);
+            return Err(Error::invalid_value(format!(
+                "pool {} was released, and this thread still allocates to it; end that first, by end_allocate_to_pool",
+                pool.id
+            )));
+        }
         Ok(cache)
     }
 }

@@ -183,12 +183,15 @@ impl Slab {
         self.live.iter().zip(&self.slots).all(|(live, all)| live.load(Ordering::Relaxed) == all.load(Ordering::Relaxed))
     }
 
-    /// The slots that callers hold: offset, bytes, bytes asked for.
-    pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+    /// The slots that callers hold: offset, bytes, bytes asked for, whether it only waits for streams.
+    pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64, bool)> {
         let bytes = u64::from(self.class().bytes());
-        let live = (0..self.class().slots())
-            .filter(|&slot| self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1);
-        live.map(move |slot| (self.offset_of(slot), bytes, u64::from(self.requested[slot].load(Ordering::Relaxed))))
+        let is_set =
+            |words: &[AtomicU64], slot: usize| words[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1;
+        (0..self.class().slots()).filter(move |&slot| is_set(&self.live, slot)).map(move |slot| {
+            let requested = u64::from(self.requested[slot].load(Ordering::Relaxed));
+            (self.offset_of(slot), bytes, requested, is_set(&self.waiting, slot))
+        })
     }
 }
 
