@@ -243,12 +243,15 @@ fn a_use_on_oom_pool_stands_in_for_no_other_pool_and_no_other_stream() {
     assert_all_back();
 }
 
+/// A callback's name, and the device and bytes that it was asked for.
+type Asked = (&'static str, u32, u64);
+
 #[test]
 fn callbacks_are_asked_one_after_another_until_one_helps() {
     let _host = host();
     let stream = stream(0);
     let slot = Arc::new(Mutex::new(Some(empty(900 * MIB, &stream).unwrap())));
-    let calls: Arc<Mutex<Vec<(&str, u32, u64)>>> = Arc::default();
+    let calls: Arc<Mutex<Vec<Asked>>> = Arc::default();
     let note = |name: &'static str| {
         let calls = Arc::clone(&calls);
         move |device: gpupool::Device, bytes| {
