@@ -490,7 +490,7 @@ fn segments_that_the_driver_refuses_take_nothing() {
     let scope = pool.enter().unwrap();
     for kind in [StatusKind::Other, StatusKind::OutOfMemory] {
         inject(Fault { call: Call::MemoryAllocate, kind, after: 0, times: u32::MAX });
-        let error = empty(5 * MIB, &stream).unwrap_err();
+        let error = empty(5 * MIB, &stream).map(drop).unwrap_err();
         assert!(error.to_string().contains("MemoryAllocate"), "{error}");
         clear_faults();
         assert_eq!((pool.stats().reserved_bytes, used(DEVICE)), (0, 0));

@@ -48,8 +48,8 @@ fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer>
 }
 
 #[track_caller]
-fn out_of_memory<T: std::fmt::Debug>(outcome: Result<T>) -> Error {
-    let error = outcome.expect_err("there is no memory");
+fn out_of_memory<T>(outcome: Result<T>) -> Error {
+    let error = outcome.map(drop).expect_err("there is no memory");
     assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
     error
 }
@@ -135,6 +135,23 @@ fn free_pages_of_the_pools_other_streams_are_waited_for() {
     assert!(own.query().unwrap(), "pages were moved that the GPU still used");
     assert!(!bystander.query().unwrap());
     drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn other_pools_are_left_alone_where_this_one_has_enough() {
+    let _host = host();
+    let (own, user, theirs) = (stream(0), stream(0), stream(0));
+    let pool = pool();
+    let (freed, other) = (empty(600 * MIB, &own).unwrap(), empty_in(&pool, 400 * MIB, &own).unwrap());
+    for (block, stream) in [(freed, &user), (other, &theirs)] {
+        submit(stream).unwrap();
+        block.free_on(stream).unwrap();
+    }
+    drop(empty(600 * MIB, &own).unwrap());
+    assert!(user.query().unwrap() && !theirs.query().unwrap());
+    assert_eq!((pool.stats().waiting_blocks, pool.stats().reserved_bytes), (1, 400 * MIB));
+    drop(pool);
     assert_all_back();
 }
 
@@ -297,6 +314,23 @@ fn callbacks_are_asked_one_after_another_until_one_helps() {
     drop(found);
     drop(empty(800 * MIB, &stream).unwrap());
     assert!(calls.lock().unwrap().is_empty() && slot.lock().unwrap().is_none());
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_frees_nothing_costs_no_driver_call() {
+    let _host = host();
+    let stream = stream(0);
+    let held = empty(900 * MIB, &stream).unwrap();
+    let calls = || {
+        let before = work().0;
+        out_of_memory(empty(800 * MIB, &stream));
+        work().0 - before
+    };
+    let (first, without) = (calls(), calls());
+    let guard = on_oom(|_, _| false);
+    assert_eq!((first, calls()), (without, without));
+    drop((guard, held));
     assert_all_back();
 }
 
