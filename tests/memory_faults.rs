@@ -123,6 +123,8 @@ struct Run {
     refusals: Vec<Error>,
     held: Vec<Held>,
     marks: u64,
+    /// One that stays until the end, when it must be empty.
+    pool: Option<MemPool>,
 }
 
 impl Run {
@@ -176,6 +178,7 @@ fn program(run: &mut Run, own: &Arc<Own>) {
     growth_and_moves(run, &first, &second);
     threads(run, &first, &second);
     pools(run, &first, &second, own);
+    foreign_pages(run, &first);
     captures(run, &first, &second);
     run.free_all();
     complete_all().unwrap();
@@ -324,6 +327,18 @@ fn one_pool(run: &mut Run, pool: MemPool, first: &Stream, second: &Stream, has_b
     run.free_all();
 }
 
+/// A pool that takes what the default pool keeps free.
+fn foreign_pages(run: &mut Run, first: &Stream) {
+    run.allocate(80 * MIB, first);
+    run.free();
+    let pool = MemPool::builder().device(DEVICE).build();
+    run.pool = run.try_to(pool);
+    let scope = run.pool.as_ref().map(|pool| pool.enter().expect("this thread lives"));
+    run.allocate(70 * MIB, first);
+    drop(scope);
+    run.free();
+}
+
 /// A capture that is ended, and one that fails, with work of other streams beside them.
 fn captures(run: &mut Run, first: &Stream, second: &Stream) {
     let Some(pool) = run.try_to(MemPool::builder().device(DEVICE).build()) else { return };
@@ -386,6 +401,9 @@ fn run_with(fault: Option<Fault>) -> bool {
         complete_all().unwrap();
         let emptied = empty_cache();
         assert!(emptied.is_ok(), "{fault:?}: {emptied:?}");
+        if let Some(pool) = run.pool.take() {
+            assert_eq!((pool.stats().reserved_bytes, pool.use_count()), (0, 1), "{fault:?}");
+        }
         let stats = memory_stats(DEVICE).unwrap();
         let total = stats.total;
         let live = (total.live_blocks, total.live_bytes, total.requested_bytes, total.waiting_blocks);
