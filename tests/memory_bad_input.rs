@@ -106,9 +106,9 @@ fn an_address_that_gpupool_never_gave_is_refused() {
     let mapped_end = gpupool::memory_snapshot().unwrap().iter().map(|view| view.address + view.bytes).max().unwrap();
     for address in [0, 1, 511, stack, large.address() - (1 << 30), mapped_end, u64::MAX - 511, u64::MAX] {
         let name = hex(address);
-        assert_refused(|| deallocate(address, None), &[&name]);
-        assert_refused(|| deallocate(address, Some(&stream)), &[&name, "device 0"]);
-        assert_refused(|| record_stream(address, &stream), &[&name, "device 0"]);
+        assert_refused(|| deallocate(address, None), &[&name, "any device"]);
+        assert_refused(|| deallocate(address, Some(&stream)), &[&name, "any device"]);
+        assert_refused(|| record_stream(address, &stream), &[&name, "any device"]);
     }
     drop(large);
     assert_all_back();
@@ -273,7 +273,10 @@ fn one_byte_is_a_block() {
     drop(blocks);
     for pool in pools() {
         let block = empty_in(&pool, 1, &stream).unwrap();
-        assert_eq!((block.address() % 512, pool.stats().live_blocks, pool.stats().requested_bytes), (0, 1, 1));
+        assert_eq!(
+            (block.address() % 512, pool.stats().unwrap().live_blocks, pool.stats().unwrap().requested_bytes),
+            (0, 1, 1)
+        );
     }
     assert_all_back();
 }
@@ -289,7 +292,7 @@ fn sizes_beyond_any_device_are_refused_without_a_driver_call() {
         for pool in pools() {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
             assert_says(&error, &[&format!("pool {}", pool.id())]);
-            assert_eq!((pool.use_count(), pool.stats().reserved_bytes), (1, 0));
+            assert_eq!((pool.use_count(), pool.stats().unwrap().reserved_bytes), (1, 0));
         }
     }
     assert_eq!((stats(), calls()), before);
@@ -445,7 +448,7 @@ fn a_limit_of_nothing_gives_nothing() {
         for bytes in SIZES {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
             assert_says(&error, &[&pool.id().to_string(), "limit"]);
-            assert_eq!((pool.stats().reserved_bytes, pool.use_count()), (0, 1));
+            assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1));
         }
         pool.set_limit(None);
         let block = empty_in(&pool, 700, &stream).unwrap();
@@ -455,7 +458,7 @@ fn a_limit_of_nothing_gives_nothing() {
         let block = empty_in(&pool, 700, &stream).unwrap();
         assert_no_memory(empty_in(&pool, 50 << 20, &stream), 50 << 20);
         drop(block);
-        assert_eq!(pool.stats().live_blocks, 0);
+        assert_eq!(pool.stats().unwrap().live_blocks, 0);
     }
     assert_all_back();
 }
@@ -550,7 +553,7 @@ fn an_allocators_own_error_is_what_the_caller_sees() {
     let error = empty_in(&pool, 700, &stream).map(drop).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == 7), "{error}");
     assert_says(&error, &["the test's allocator", "get_memory", "NO"]);
-    assert_eq!((pool.stats().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
+    assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
     source.answer_again();
     drop(empty_in(&pool, 700, &stream).unwrap());
     drop(pool);
@@ -568,7 +571,7 @@ fn memory_that_no_block_can_lie_in_goes_back_to_its_allocator() {
         source.answer(|| Ok(address));
         assert_refused(|| empty_in(&pool, 700, &stream), &[&hex(address), word]);
         source.answer_again();
-        assert_eq!((pool.stats().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
+        assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
     }
     drop(empty_in(&pool, 700, &stream).unwrap());
     drop(pool);
@@ -588,9 +591,9 @@ fn memory_that_somebody_holds_is_not_taken_from_an_allocator() {
     for address in [start + (2 << 20), start - 512, paged.address(), paged.address() + (64 << 20)] {
         source.answer(|| Ok(address));
         for pool in [&pool, &other] {
-            let before = pool.stats().reserved_bytes;
+            let before = pool.stats().unwrap().reserved_bytes;
             assert_refused(|| empty_in(pool, 8 << 20, &stream), &[&hex(address), "overlaps"]);
-            assert_eq!((pool.stats().reserved_bytes, source.held().len()), (before, 1));
+            assert_eq!((pool.stats().unwrap().reserved_bytes, source.held().len()), (before, 1));
         }
         source.answer_again();
     }
@@ -618,7 +621,10 @@ fn an_allocator_that_does_not_take_memory_back_is_heard_and_the_memory_gone() {
         drop(block);
         let error = pool.trim().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == 7), "{error}");
-        assert_eq!((pool.stats().reserved_bytes, pool.stats().live_blocks, source.held()), (0, 0, Vec::new()));
+        assert_eq!(
+            (pool.stats().unwrap().reserved_bytes, pool.stats().unwrap().live_blocks, source.held()),
+            (0, 0, Vec::new())
+        );
         assert_eq!(pool.trim().unwrap(), 0);
     }
     let last = empty_in(&pool, 700, &stream).unwrap();
@@ -661,9 +667,67 @@ fn c_functions_may_answer_null_or_nonsense() {
         assert_refused(|| empty_in(&pools[1], bytes, &stream), &["0x12345678", "512"]);
         assert!(FREED.swap(0, Ordering::Relaxed) > 0);
         for pool in &pools {
-            assert_eq!((pool.stats().reserved_bytes, pool.use_count()), (0, 1));
+            assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1));
         }
     }
     drop(pools);
+    assert_all_back();
+}
+
+#[test]
+fn allocators_of_two_devices_cannot_give_the_same_memory() {
+    let _host = host();
+    let source = Arc::new(Fake::new());
+    let (pool, paged) = (pool_of(&source), empty(4 << 20, &stream(0)).unwrap());
+    let block = empty_in(&pool, 4 << 20, &stream(0)).unwrap();
+    let elsewhere = MemPool::builder().device(device(1)).allocator(Arc::<Fake>::clone(&source)).build().unwrap();
+    for address in [block.address(), paged.address()] {
+        source.answer(|| Ok(address));
+        assert_refused(|| empty_in(&elsewhere, 4 << 20, &stream(1)), &[&hex(address), "overlaps"]);
+        source.answer_again();
+    }
+    drop((block, paged, pool, elsewhere));
+    assert_all_back();
+}
+
+#[test]
+fn ending_a_pool_by_its_id_leaves_its_scopes() {
+    let _host = host();
+    let stream = stream(0);
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let scope = pool.enter().unwrap();
+    let capture = pool.capture(&stream).unwrap();
+    assert_refused(|| end_allocate_to_pool(device(0), pool.id()), &["does not allocate"]);
+    assert_refused(|| release_pool(device(0), pool.id()), &["no use to release"]);
+    assert_eq!(pool.use_count(), 3);
+    drop(capture.end().unwrap());
+    drop(scope);
+    assert_eq!(pool.use_count(), 1);
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_that_was_released_is_not_allocated_to_any_more() {
+    let _host = host();
+    let (first, second) = (stream(0), stream(0));
+    let id = graph_pool_handle(true);
+    begin_allocate_to_pool(device(0), id).unwrap();
+    drop(empty(5 << 20, &first).unwrap());
+    release_pool(device(0), id).unwrap();
+    assert_refused(|| empty(5 << 20, &second), &["was released", "end_allocate_to_pool"]);
+    end_allocate_to_pool(device(0), id).unwrap();
+    assert_all_back();
+}
+
+#[test]
+fn what_holds_memory_can_be_printed() {
+    let _host = host();
+    let stream = stream(0);
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let block = empty_in(&pool, 512, &stream).unwrap();
+    let printed = format!("{pool:?} {block:?} {:?} {:?}", pool.token(), pool.enter().unwrap());
+    assert!(printed.contains(&format!("{:?}", pool.id())), "{printed}");
+    drop((block, pool));
     assert_all_back();
 }

@@ -402,7 +402,7 @@ fn run_with(fault: Option<Fault>) -> bool {
         let emptied = empty_cache();
         assert!(emptied.is_ok(), "{fault:?}: {emptied:?}");
         if let Some(pool) = run.pool.take() {
-            assert_eq!((pool.stats().reserved_bytes, pool.use_count()), (0, 1), "{fault:?}");
+            assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1), "{fault:?}");
         }
         let stats = memory_stats(DEVICE).unwrap();
         let total = stats.total;
@@ -511,7 +511,7 @@ fn segments_that_the_driver_refuses_take_nothing() {
         let error = empty(5 * MIB, &stream).map(drop).unwrap_err();
         assert!(error.to_string().contains("MemoryAllocate"), "{error}");
         clear_faults();
-        assert_eq!((pool.stats().reserved_bytes, used(DEVICE)), (0, 0));
+        assert_eq!((pool.stats().unwrap().reserved_bytes, used(DEVICE)), (0, 0));
         inject(Fault { call: Call::MemoryAllocate, kind, after: 0, times: 1 });
         // Asked once more, after what is free was given back.
         drop(empty(5 * MIB, &stream).unwrap());
@@ -520,4 +520,68 @@ fn segments_that_the_driver_refuses_take_nothing() {
     }
     drop((scope, pool));
     assert_eq!((used(DEVICE), memory_stats(DEVICE).unwrap().pools), (0, 1));
+}
+
+#[test]
+fn a_refusal_on_one_device_leaves_the_others_caches_to_be_emptied() {
+    let _host = host();
+    let elsewhere = device(1);
+    drop(empty(5 * MIB, &Stream::new(DEVICE).unwrap()).unwrap());
+    drop(empty(5 * MIB, &Stream::new(elsewhere).unwrap()).unwrap());
+    inject(Fault { call: Call::PhysicalRelease, kind: StatusKind::Other, after: 0, times: 1 });
+    empty_cache().unwrap_err();
+    assert_eq!(clear_faults(), 0);
+    assert_eq!(memory_stats(elsewhere).unwrap().total.reserved_bytes, 0);
+    empty_cache().unwrap();
+    assert_eq!(memory_stats(DEVICE).unwrap().total.reserved_bytes, 0);
+}
+
+#[test]
+fn memory_that_the_driver_did_not_take_back_is_given_back_later() {
+    let _host = host();
+    let (stream, before) = (Stream::new(DEVICE).unwrap(), used(DEVICE));
+    for call in [Call::MemoryFree, Call::Bind, Call::ExchangeCaptureMode] {
+        let pool = MemPool::builder().device(DEVICE).segments(true).build().unwrap();
+        let scope = pool.enter().unwrap();
+        drop(empty(6 * MIB, &stream).unwrap());
+        drop(scope);
+        inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
+        pool.trim().unwrap_err();
+        assert_eq!(clear_faults(), 0, "{call:?}");
+        assert_eq!(pool.stats().unwrap().reserved_bytes, 6 * MIB, "{call:?}");
+        assert_eq!(pool.trim().unwrap(), 6 * MIB, "{call:?}");
+        assert_eq!(used(DEVICE), before, "{call:?}");
+    }
+}
+
+/// Gives addresses that nobody has, and takes none back.
+#[derive(Debug)]
+struct KeepsAll;
+
+impl SegmentSource for KeepsAll {
+    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
+        Ok(0xa_0000_0000)
+    }
+
+    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Err(Error::refused("theirs", "free", "NO", 7, StatusKind::Other))
+    }
+}
+
+#[test]
+fn what_another_pools_allocator_refuses_ends_no_request() {
+    let _host = host();
+    let stream = Stream::new(DEVICE).unwrap();
+    let other = MemPool::builder().device(DEVICE).allocator(Arc::new(KeepsAll)).build().unwrap();
+    let scope = other.enter().unwrap();
+    drop(empty(MIB, &stream).unwrap());
+    drop(scope);
+    let held = Arc::new(Mutex::new(Some(empty(80 * MIB, &stream).unwrap())));
+    let given_up = Arc::clone(&held);
+    let callback = gpupool::on_oom(move |_, _| given_up.lock().unwrap().take().is_some());
+    // The last step of all serves it.
+    let served = empty(60 * MIB, &stream).unwrap();
+    assert!(held.lock().unwrap().is_none());
+    drop((served, callback, other));
+    empty_cache().unwrap();
 }

@@ -4,6 +4,7 @@
 //! on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -66,7 +67,6 @@ impl<T> Shared<T> {
 }
 
 /// One cache. It is never moved nor dropped; when its pool is gone it serves another.
-#[derive(Debug)]
 pub(super) struct ThreadCache {
     pub(super) number: u32,
     pub(super) device: &'static DeviceMemory,
@@ -86,6 +86,13 @@ pub(super) struct ThreadCache {
     told: AtomicU64,
     /// Whether its pool was dropped, so that what is freed leaves at once.
     is_closing: AtomicBool,
+}
+
+/// Without what it holds, which would lead back to it.
+impl fmt::Debug for ThreadCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThreadCache").field("number", &self.number).finish_non_exhaustive()
+    }
 }
 
 impl ThreadCache {
@@ -196,6 +203,12 @@ impl ThreadCache {
         let live = self.lock(thread).counts().live;
         let told = self.told.swap(live, Ordering::Relaxed);
         pool.tell_live(live.cast_signed().wrapping_sub(told.cast_signed()));
+    }
+
+    /// Takes back what the pool was told: nothing is live here any more.
+    pub(super) fn end_telling(&self, pool: &Pool) {
+        let told = self.told.swap(0, Ordering::Relaxed);
+        pool.tell_live(told.cast_signed().wrapping_neg());
     }
 
     /// Takes in what other threads have freed.
