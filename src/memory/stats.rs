@@ -111,10 +111,11 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let memory = DeviceMemory::of(device)?;
     memory.budget.reset_peak();
     for pool in memory.pools() {
-        pool.reset_peaks();
         for cache in pool.caches() {
             cache.lock(local::thread()).reset_peak();
+            cache.tell_live(&pool, local::thread());
         }
+        pool.reset_peaks();
     }
     Ok(())
 }

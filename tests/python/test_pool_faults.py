@@ -97,10 +97,10 @@ def test_a_pool_released_too_often_is_refused_and_crashes_nothing():
     with pytest.raises(gpupool.InvalidValue, match="no use to release"):
         gpupool.release_pool(0, pool_id)
     pool = gpupool.MemPool()
-    gpupool.release_pool(0, pool.id)
-    with pytest.raises(gpupool.InvalidValue, match="was dropped"):
-        gpupool.use_mem_pool(pool).__enter__()
-    assert gpupool.empty(MIB).pool_id == (0, 0)
+    with pytest.raises(gpupool.InvalidValue, match="no use to release"):
+        gpupool.release_pool(0, pool.id)
+    assert pool.use_count() == 1
+    assert allocate_in(pool, MIB).pool_id == pool.id
 
 
 # ---- what goes on elsewhere while a pool is in use ----
@@ -438,3 +438,40 @@ def test_pools_made_and_dropped_in_cycles_leave_nothing():
         assert own.live == {}
         stats = gpupool.memory_stats()
         assert (stats.pools, stats.reserved_bytes) == (before.pools, before.reserved_bytes)
+
+
+def test_a_pool_released_before_its_allocations_end_loses_no_memory():
+    pool_id = gpupool.graph_pool_handle()
+    gpupool.begin_allocate_to_pool(0, pool_id)
+    gpupool.release_pool(0, pool_id)
+    with pytest.raises(gpupool.InvalidValue, match="was released"):
+        gpupool.empty(8 * MIB)
+    gpupool.end_allocate_to_pool(0, pool_id)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_memory_cached_on_a_stream_is_given_up_during_a_capture_elsewhere(segments):
+    """pytorch#159674, pytorch#175015: nothing cached was given up while somebody captured."""
+    idle, pool, graphs = [gpupool.MemPool(segments=segments) for _ in range(3)]
+    side, captured = gpupool.Stream(), gpupool.Stream()
+    allocate_in(idle, 8 * MIB, side)
+    leave(0)
+    with entered_elsewhere(capturing(graphs, captured)):
+        assert allocate_in(pool, 8 * MIB).pool_id == pool.id
+
+
+def test_an_id_that_was_never_handed_out_is_refused():
+    ahead = (0, gpupool.MemPool().id[1] + 1)
+    with pytest.raises(gpupool.InvalidValue, match="no pool's id"):
+        gpupool.begin_allocate_to_pool(0, ahead)
+    assert gpupool.MemPool().id == ahead
+
+
+def test_memory_of_an_inner_pool_that_a_graph_uses_is_kept_too():
+    graphs, inner, stream = gpupool.MemPool(), gpupool.MemPool(), gpupool.Stream()
+    with capturing(graphs, stream) as memory:
+        address = allocate_in(inner, 4 * MIB, stream).ptr
+    assert (graphs.use_count(), inner.use_count()) == (2, 2)
+    assert allocate_in(inner, 4 * MIB, stream).ptr != address
+    memory.reset()
+    assert (graphs.use_count(), inner.use_count()) == (1, 1)

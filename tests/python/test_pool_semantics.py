@@ -383,3 +383,30 @@ def test_peaks_start_anew_from_what_is_held():
     assert (stats.peak_live_bytes, stats.peak_reserved_bytes) == (4 * MIB, 4 * MIB)
     assert gpupool.memory_stats().peak_reserved_bytes == 4 * MIB
     assert (stats.allocations, stats.frees, kept.nbytes) == (2, 1, 4 * MIB)
+
+
+def test_a_capture_keeps_its_pool():
+    capture = gpupool.MemPool().capture(gpupool.Stream())
+    with capture as memory:
+        assert gpupool.empty(MIB).pool_id == memory.pool_id
+
+
+def test_a_capture_dropped_in_its_block_routes_no_more():
+    pool = gpupool.MemPool()
+    capture = pool.capture(gpupool.Stream())
+    capture.__enter__()
+    del capture
+    assert (pool.use_count(), gpupool.empty(MIB).pool_id) == (1, (0, 0))
+
+
+def test_a_snapshot_tells_blocks_that_wait_from_blocks_that_are_held():
+    pool, stream, side = gpupool.MemPool(), gpupool.Stream(), gpupool.Stream()
+    work = _native.host_submit(side)
+    for nbytes in (700, 4 * MIB):
+        buffer = allocate_in(pool, nbytes, stream)
+        buffer.record_stream(side)
+        del buffer
+    states = [block["state"] for segment in pool.snapshot() for block in segment["blocks"]]
+    assert states.count("active_pending_free") == 2
+    assert "active_allocated" not in states
+    _native.host_complete(side, work)
