@@ -7,18 +7,9 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 
-#[cfg(not(loom))]
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
-
-#[cfg(loom)]
-use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
-};
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
@@ -90,10 +81,7 @@ impl<T> OwnerLock<T> {
     }
 
     fn enter(&self) -> MutexGuard<'_, ()> {
-        #[cfg(not(loom))]
-        return self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
-        #[cfg(loom)]
-        return self.visitors.lock().unwrap();
+        self.visitors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,7 +125,9 @@ impl<T> Drop for OwnerGuard<'_, T> {
 /// sees the other's earlier store.
 #[cfg(not(loom))]
 mod barrier {
-    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicU8, compiler_fence};
+
+    use super::super::sync::{Ordering, fence};
 
     const UNKNOWN: u8 = 0;
     const KERNEL: u8 = 1;
@@ -180,7 +170,7 @@ mod barrier {
 
 #[cfg(loom)]
 mod barrier {
-    use loom::sync::atomic::{Ordering, fence};
+    use super::super::sync::{Ordering, fence};
 
     pub(super) fn light() {
         fence(Ordering::SeqCst);
@@ -192,7 +182,7 @@ mod barrier {
 }
 
 #[cfg(all(test, loom))]
-mod tests {
+mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use loom::thread;
