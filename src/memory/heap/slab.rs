@@ -168,7 +168,9 @@ impl Slab {
     /// other word, so that each call is answered for and none comes when the slab is gone.
     pub(super) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
         let word = slot / 64;
-        let mut bits = self.freed[word].swap(0, Ordering::AcqRel);
+        // Only live ones: of a wrong second free that was under way during the first, the bit may come after the slot was
+        // put back.
+        let mut bits = self.freed[word].swap(0, Ordering::AcqRel) & self.live[word].load(Ordering::Relaxed);
         std::iter::from_fn(move || {
             let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
             bits &= bits - 1;
