@@ -291,7 +291,8 @@ mod models {
     use crate::stream::Device;
 
     const OWNER: u64 = 1;
-    const OTHER: u64 = 2;
+    const NEXT_OWNER: u64 = 2;
+    const OTHER: u64 = 3;
     const SMALL: u64 = 512;
     const LARGE: u64 = 256 << 10;
 
@@ -419,7 +420,7 @@ mod models {
             let other = Made::freeing(&cache, first);
             let next = {
                 let cache = Arc::clone(&cache);
-                thread::spawn(move || cache.adopt(OTHER).then(|| cache.lock(OTHER).counts().live))
+                thread::spawn(move || cache.adopt(NEXT_OWNER).then(|| cache.lock(NEXT_OWNER).counts().live))
             };
             cache.free(OWNER, second).unwrap();
             cache.give_up(OWNER);

@@ -352,10 +352,16 @@ mod models {
     fn a_slot_taken_while_another_is_freed_is_a_different_one_and_stays_live() {
         model(3, || {
             let cache = Cache::new(1);
-            let thread = Cache::freeing(&cache, 0);
-            assert_eq!(cache.slab.take(512), Some(1));
-            assert!(cache.slab.is_live(1));
-            assert!(thread.join().unwrap());
+            let owner = {
+                let cache = Arc::clone(&cache);
+                thread::spawn(move || {
+                    assert_eq!(cache.slab.take(512), Some(1));
+                    assert!(cache.slab.is_live(1));
+                })
+            };
+            // By the thread that loom lets go first: the other way round it would not try a `take` after the free.
+            assert!(cache.free(0));
+            owner.join().unwrap();
             assert_eq!(cache.collect(), [0]);
             assert!(!cache.slab.is_live(0) && cache.slab.is_live(1));
         });
