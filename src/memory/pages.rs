@@ -253,11 +253,10 @@ mod models {
     use loom::thread;
 
     use super::{Entry, PAGE, Pages, UNIT};
-    use crate::memory::sync::model;
 
     /// Two threads free the block at `freed`, while the owner makes one at `made` in the same page and ends it.
     fn free_twice(live: &'static [u64], freed: u64, made: u64) {
-        model(3, move || {
+        loom::model(move || {
             let pages = Arc::new(Pages::new(PAGE));
             pages.set_cache(0, PAGE, Some(0));
             for (number, &offset) in (7..).zip(live) {

@@ -39,7 +39,7 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    use super::super::sync::{AtomicBool, Ordering, model};
+    use super::super::sync::{AtomicBool, Ordering};
     use super::SharedList;
 
     fn push(list: &SharedList<Vec<u32>>, item: u32) {
@@ -55,7 +55,7 @@ mod models {
 
     #[test]
     fn what_was_put_in_before_is_not_missed() {
-        model(3, || {
+        loom::model(|| {
             let list = Arc::new(SharedList::<Vec<u32>>::default());
             let is_told = Arc::new(AtomicBool::new(false));
             let pusher = {
@@ -75,7 +75,7 @@ mod models {
 
     #[test]
     fn each_item_is_taken_once_by_an_owner_that_asks_first() {
-        model(3, || {
+        loom::model(|| {
             let list = Arc::new(SharedList::<Vec<u32>>::default());
             let pushers = [1, 2].map(|item| {
                 let list = Arc::clone(&list);

@@ -14,13 +14,3 @@ pub(super) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-
-/// Tries every order of the threads with at most so many switches away from a thread that could go on. Bugs in code as
-/// short as ours show with two or three; each further one takes ten times as long.
-#[cfg(all(test, loom))]
-pub(super) fn model(switches: usize, f: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(switches);
-    builder.max_branches = 10_000;
-    builder.check(f);
-}

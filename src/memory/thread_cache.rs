@@ -286,7 +286,7 @@ mod models {
 
     use super::super::heap::Counts;
     use super::super::pages::PAGE;
-    use super::super::sync::{AtomicBool, Ordering, model};
+    use super::super::sync::{AtomicBool, Ordering};
     use super::*;
     use crate::stream::Device;
 
@@ -352,7 +352,7 @@ mod models {
 
     #[test]
     fn slots_that_two_threads_free_are_all_collected_by_the_next_lock() {
-        model(2, || {
+        loom::model(|| {
             let cache = Made::new();
             let threads = [cache.allocate(SMALL), cache.allocate(SMALL)].map(|offset| Made::freeing(&cache, offset));
             drop(cache.lock(OWNER));
@@ -364,7 +364,7 @@ mod models {
 
     #[test]
     fn a_block_that_two_threads_free_is_freed_by_one_and_once() {
-        model(2, || {
+        loom::model(|| {
             let cache = Made::new();
             let offset = cache.allocate(LARGE);
             let threads = [Made::freeing(&cache, offset), Made::freeing(&cache, offset)];
@@ -377,7 +377,7 @@ mod models {
 
     #[test]
     fn a_free_that_the_owner_knows_of_is_collected_by_its_next_lock() {
-        model(2, || {
+        loom::model(|| {
             let cache = Made::new();
             let (small, large) = (cache.allocate(SMALL), cache.allocate(LARGE));
             let is_freed = Arc::new(AtomicBool::new(false));
@@ -399,7 +399,7 @@ mod models {
 
     #[test]
     fn an_allocation_beside_a_free_from_afar_keeps_what_it_got() {
-        model(2, || {
+        loom::model(|| {
             let cache = Made::new();
             let first = cache.allocate(SMALL);
             let thread = Made::freeing(&cache, first);
@@ -414,7 +414,7 @@ mod models {
 
     #[test]
     fn a_thread_that_takes_an_ended_one_s_cache_collects_what_was_freed() {
-        model(2, || {
+        loom::model(|| {
             let cache = Made::new();
             let (first, second) = (cache.allocate(SMALL), cache.allocate(SMALL));
             let other = Made::freeing(&cache, first);

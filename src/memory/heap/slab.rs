@@ -246,7 +246,7 @@ mod models {
     use super::super::size_class::SizeClass;
     use super::Slab;
     use crate::memory::shared_list::SharedList;
-    use crate::memory::sync::{AtomicBool, Ordering, model};
+    use crate::memory::sync::{AtomicBool, Ordering};
 
     /// A slab and what is around it: who frees, and an owner who looks only where it was told to.
     #[derive(Default)]
@@ -312,7 +312,7 @@ mod models {
 
     #[test]
     fn two_slots_freed_while_the_owner_collects_are_each_collected_once() {
-        model(3, || {
+        loom::model(|| {
             let cache = Cache::new(2);
             let threads = [0, 1].map(|slot| {
                 let cache = Arc::clone(&cache);
@@ -338,7 +338,7 @@ mod models {
 
     #[test]
     fn of_two_threads_that_free_one_slot_one_succeeds() {
-        model(3, || {
+        loom::model(|| {
             let cache = Cache::new(1);
             let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
             let succeeded = threads.map(|thread| thread.join().unwrap());
@@ -350,7 +350,7 @@ mod models {
 
     #[test]
     fn a_slot_taken_while_another_is_freed_is_a_different_one_and_stays_live() {
-        model(3, || {
+        loom::model(|| {
             let cache = Cache::new(1);
             let owner = {
                 let cache = Arc::clone(&cache);
@@ -369,7 +369,7 @@ mod models {
 
     #[test]
     fn the_next_holder_of_a_freed_slot_can_free_it() {
-        model(3, || {
+        loom::model(|| {
             let cache = Cache::new(2);
             let is_handed_over = Arc::new(AtomicBool::new(false));
             let second = {
@@ -405,7 +405,7 @@ mod models {
 
     #[test]
     fn a_slot_freed_twice_while_the_owner_collects_is_put_back_once() {
-        model(3, || {
+        loom::model(|| {
             let cache = Cache::new(2);
             let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
             let mut put_back = Vec::new();
