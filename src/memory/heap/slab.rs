@@ -168,7 +168,7 @@ impl Slab {
     /// other word, so that each call is answered for and none comes when the slab is gone.
     pub(super) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
         let word = slot / 64;
-        // Only live ones: of a wrong second free that was under way during the first, the bit may come after the slot was
+        // Only live ones: of a wrong second free, under way during the first, the bit may come after the slot was
         // put back.
         let mut bits = self.freed[word].swap(0, Ordering::AcqRel) & self.live[word].load(Ordering::Relaxed);
         std::iter::from_fn(move || {
@@ -256,7 +256,7 @@ mod models {
     struct Cache {
         slab: Slab,
         told: SharedList<Vec<usize>>,
-        /// What each holder of a slot does last, and the owner once it has the slot back: loom objects if one does not see
+        /// What each holder of a slot does last, and the owner once it has it back: loom objects if one does not see
         /// the other's.
         memory: [UnsafeCell<u32>; 2],
     }
