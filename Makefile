@@ -30,7 +30,7 @@ demo: .venv/built ## threads share handles and recorded allocations are replayed
 .PHONY: test
 test: .venv/built ## all tests; those that need a GPU skip without one
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib owner_lock
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
 	@echo "tests that need a GPU:"
 	$(BIN)/python -m pytest --quiet -r '' tests/gpu
 	$(BIN)/python -m pytest tests/python

@@ -118,13 +118,15 @@ struct Block {
 #[derive(Debug)]
 enum Scope {
     Pool(#[allow(dead_code, reason = "held for its drop")] PoolScope, PoolId),
-    Capture(CaptureScope, PoolId, usize),
+    /// The pools that the graph uses, its own first, and the captured stream.
+    Capture(CaptureScope, Vec<PoolId>, usize),
 }
 
 impl Scope {
     fn pool(&self) -> PoolId {
         match self {
-            Self::Pool(_, pool) | Self::Capture(_, pool, _) => *pool,
+            Self::Pool(_, pool) => *pool,
+            Self::Capture(_, pools, _) => pools[0],
         }
     }
 }
@@ -141,7 +143,7 @@ struct Model {
     uses: BTreeMap<PoolId, u32>,
     captures: BTreeMap<PoolId, (u32, u64)>,
     scopes: Vec<Scope>,
-    graphs: Vec<(GraphMemory, PoolId)>,
+    graphs: Vec<(GraphMemory, Vec<PoolId>)>,
     /// By number.
     blocks: Vec<Block>,
 }
@@ -227,22 +229,56 @@ impl Model {
         *uses = uses.checked_add_signed(change).unwrap();
     }
 
-    fn end_capture_of(&mut self, pool: PoolId) {
-        self.hold(pool, -1);
-        let (captures, resets) = self.captures.get_mut(&pool).unwrap();
-        *captures -= 1;
-        *resets += u64::from(*captures == 0);
+    fn begin_capture_of(&mut self, pool: PoolId) {
+        self.hold(pool, 1);
+        self.captures.entry(pool).or_default().0 += 1;
+    }
+
+    fn end_capture_of(&mut self, pools: Vec<PoolId>) {
+        for pool in pools {
+            self.hold(pool, -1);
+            let (captures, resets) = self.captures.get_mut(&pool).unwrap();
+            *captures -= 1;
+            *resets += u64::from(*captures == 0);
+        }
+    }
+
+    /// Notes that a graph uses the pool of a scope inside its capture. Whether what is allocated now is a graph's.
+    fn note_allocation(&mut self, stream: usize) -> bool {
+        let capturing = self.scopes.iter_mut().find_map(|scope| match scope {
+            Scope::Capture(_, pools, captured) => Some((pools, *captured == stream)),
+            Scope::Pool(..) => None,
+        });
+        let Some((mut pools, is_captured)) = capturing.map(|(pools, is)| (std::mem::take(pools), is)) else {
+            return false;
+        };
+        let innermost = self.scopes.last().map(|scope| match scope {
+            Scope::Pool(_, pool) => Some(*pool),
+            Scope::Capture(..) => None,
+        });
+        let inner = innermost.flatten();
+        if let Some(pool) = inner.filter(|pool| is_captured && !pools.contains(pool)) {
+            self.begin_capture_of(pool);
+            pools.push(pool);
+        }
+        for scope in &mut self.scopes {
+            if let Scope::Capture(_, place, _) = scope {
+                *place = std::mem::take(&mut pools);
+            }
+        }
+        is_captured || inner.is_none()
     }
 
     fn run(&mut self, op: &Op, fault: Option<Fault>) {
         let arm = || fault.into_iter().for_each(inject);
         match *op {
             Op::Allocate { bytes, stream } => {
+                let is_captured = self.note_allocation(stream);
                 arm();
                 let outcome = empty(bytes, &self.streams[stream]);
                 clear_faults();
                 match outcome {
-                    Ok(buffer) => self.take(buffer, stream),
+                    Ok(buffer) => self.take(buffer, stream, is_captured),
                     Err(error) => self.check_refusal(&error, fault.is_some()),
                 }
             }
@@ -310,32 +346,31 @@ impl Model {
                 let pool = self.pool(pool);
                 let (id, scope) = (pool.id(), pool.capture(&view).unwrap());
                 begin_capture(&view, CaptureMode::Global).unwrap();
-                self.hold(id, 1);
-                self.captures.entry(id).or_default().0 += 1;
-                self.scopes.push(Scope::Capture(scope, id, stream));
+                self.begin_capture_of(id);
+                self.scopes.push(Scope::Capture(scope, vec![id], stream));
             }
             Op::EndCapture { fails } => {
                 let Some(place) = self.scopes.iter().position(|scope| matches!(scope, Scope::Capture(..))) else {
                     return;
                 };
-                let Scope::Capture(scope, id, stream) = self.scopes.remove(place) else { unreachable!() };
+                let Scope::Capture(scope, pools, stream) = self.scopes.remove(place) else { unreachable!() };
                 end_capture(&self.streams[stream]).expect("nothing spoils a capture");
                 arm();
                 if fails {
                     drop(scope);
-                    self.end_capture_of(id);
+                    self.end_capture_of(pools);
                 } else {
-                    self.graphs.push((scope.end().unwrap(), id));
+                    self.graphs.push((scope.end().unwrap(), pools));
                 }
                 clear_faults();
             }
             Op::Reset { which } => {
                 if !self.graphs.is_empty() {
-                    let (graph, id) = self.graphs.remove(which % self.graphs.len());
+                    let (graph, pools) = self.graphs.remove(which % self.graphs.len());
                     arm();
                     graph.reset();
                     clear_faults();
-                    self.end_capture_of(id);
+                    self.end_capture_of(pools);
                 }
             }
             Op::Trim { pool } => {
@@ -372,13 +407,12 @@ impl Model {
     }
 
     /// A new block: marked, once it is clear that its memory is nobody's.
-    fn take(&mut self, buffer: DeviceBuffer, stream: usize) {
+    fn take(&mut self, buffer: DeviceBuffer, stream: usize, is_captured: bool) {
         let (address, bytes) = (buffer.address(), buffer.nbytes());
         assert_eq!(address % 512, 0);
-        let scope = self.scopes.last();
-        let pool = scope.map_or(PoolId::NONE, Scope::pool);
+        let pool = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
         assert_eq!(buffer.pool_id(), pool);
-        let captured = matches!(scope, Some(Scope::Capture(..))).then(|| self.captures[&pool].1);
+        let captured = is_captured.then(|| self.captures[&pool].1);
         for number in self.live() {
             let other = &self.blocks[number];
             let start = other.buffer.as_ref().unwrap().address();

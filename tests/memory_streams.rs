@@ -78,3 +78,19 @@ fn blocks_of_every_size_come_back_from_other_streams_and_threads() {
     let stats = memory_stats(device(0)).unwrap().total;
     assert_eq!((stats.live_blocks, stats.waiting_blocks, stats.reserved_bytes), (0, 0, 0), "{stats:?}");
 }
+
+#[test]
+fn the_peak_counts_what_lived_at_once_on_all_streams() {
+    let _host = host();
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let scope = pool.enter().unwrap();
+    for _ in 0..50 {
+        let (first, second) = (stream(0), stream(0));
+        drop((empty(10 << 20, &first).unwrap(), empty(10 << 20, &second).unwrap()));
+    }
+    drop(empty(512, &stream(0)).unwrap());
+    // Neither forgotten with the streams nor added up over them.
+    assert_eq!(pool.stats().unwrap().peak_live_bytes, 20 << 20);
+    drop((scope, pool));
+    empty_cache().unwrap();
+}

@@ -24,7 +24,9 @@ pub struct CaptureScope {
 #[must_use = "the graph's memory is free for others once this is dropped"]
 #[derive(Debug)]
 pub struct GraphMemory {
-    in_use: PoolUse,
+    pool: PoolId,
+    /// The pool's, and those of pools in whose scopes the capture allocated.
+    _uses: Vec<PoolUse>,
 }
 
 /// A capture under way, for a caller that promises to end it on the same thread.
@@ -45,7 +47,7 @@ pub(super) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
         )));
     }
     let in_use = PoolUse::new(pool, true)?;
-    let ticket = local::enter(in_use, true)?;
+    let ticket = local::enter_capture(in_use, stream.raw())?;
     Ok(Entered { pool: pool.id, ticket, _known: note_capture(stream) })
 }
 
@@ -55,7 +57,7 @@ pub(super) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
 /// `ErrorKind::InvalidValue` on another thread than the one that began it.
 pub(crate) fn leave(entered: &Entered) -> Result<GraphMemory> {
     let left = local::leave(entered.ticket);
-    left.map(|in_use| GraphMemory { in_use }).ok_or_else(|| {
+    left.map(|uses| GraphMemory { pool: entered.pool, _uses: uses }).ok_or_else(|| {
         Error::invalid_value(format!(
             "the capture into pool {} began on another thread, or was ended before; end it once, where it began",
             entered.pool
@@ -90,7 +92,7 @@ impl CaptureScope {
 impl GraphMemory {
     /// The pool's id.
     pub fn pool_id(&self) -> PoolId {
-        self.in_use.pool().id
+        self.pool
     }
 
     /// Lets others use the memory: the graph is not replayed again.

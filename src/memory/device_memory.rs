@@ -25,10 +25,10 @@ use crate::stream::Device;
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later.
 const ROOM: u64 = 16;
 /// Between these, in bytes.
-const ROOM_LEAST: u64 = 1 << 40;
+const ROOM_LEAST: u64 = if cfg!(loom) { PAGE } else { 1 << 40 };
 const ROOM_MOST: u64 = 16 << 40;
 /// How many thread caches a device can have.
-const CACHES_MAX: usize = 1 << 20;
+const CACHES_MAX: usize = if cfg!(loom) { 16 } else { 1 << 20 };
 
 /// A segment's place: its address is not in the device's range, so its offsets are in a window beyond it.
 #[derive(Clone, Copy, Debug)]
@@ -147,6 +147,12 @@ impl DeviceMemory {
             moved_pages: AtomicU64::new(0),
             peers: Mutex::default(),
         }
+    }
+
+    /// A device without memory, as small as can be: models make one for each order of their threads.
+    #[cfg(all(test, loom))]
+    pub(super) fn for_model(device: Device) -> Self {
+        Self::new(device, 0, PAGE, PAGE)
     }
 
     /// Where a pool's memory comes from unless it is told otherwise.

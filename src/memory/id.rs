@@ -20,6 +20,15 @@ impl PoolId {
         self.0 != 0
     }
 
+    /// Whether it was handed out.
+    pub(super) fn is_known(self) -> bool {
+        match self {
+            Self(0, user) => user > 0 && user < USER.load(Ordering::Relaxed),
+            Self(graph, 0) => graph < CAPTURE.load(Ordering::Relaxed),
+            _ => false,
+        }
+    }
+
     /// The next id for a pool made by a user.
     pub(super) fn user() -> Self {
         Self(0, USER.fetch_add(1, Ordering::Relaxed))

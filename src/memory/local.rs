@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device_memory::DeviceMemory;
+use super::heap::Counts;
 use super::id::PoolId;
 use super::pool::Pool;
 use super::pool_use::PoolUse;
@@ -15,7 +16,7 @@ use super::release;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
-use crate::stream::{Device, RawStream};
+use crate::stream::{CaptureStatus, Device, RawStream};
 
 /// What a cache is found by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,8 +32,11 @@ struct Key {
 struct Route {
     pool: Arc<Pool>,
     is_captured: bool,
-    /// None for a route that is entered and left by the pool's id.
-    in_use: Option<PoolUse>,
+    /// The stream that a capture is of.
+    captured: Option<RawStream>,
+    /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None for a
+    /// route that is entered and left by the pool's id.
+    uses: Vec<PoolUse>,
     /// What [`leave`] finds the route by.
     ticket: u64,
 }
@@ -91,7 +95,7 @@ impl Drop for Local {
             cache.give_up(self.thread);
         }
         // Scopes that were never left end with their thread.
-        self.routes.get_mut().drain(..).filter_map(|route| route.in_use).for_each(PoolUse::abandon);
+        self.routes.get_mut().drain(..).flat_map(|route| route.uses).for_each(PoolUse::abandon);
     }
 }
 
@@ -111,15 +115,30 @@ fn ending() -> Error {
 }
 
 impl Local {
-    /// The innermost scope's pool on the device, and whether it is for a capture.
-    fn route(&self, device: Device) -> Option<(Arc<Pool>, bool)> {
+    /// The innermost scope's pool on the stream's device, and whether its memory becomes part of a graph.
+    fn route(&self, stream: &Stream) -> Result<Option<(Arc<Pool>, bool)>> {
         if !self.has_routes.get() {
-            return None;
+            return Ok(None);
         }
-        let routes = self.routes.borrow();
-        let mut followed = routes.iter().rev().take_while(|route| route.ticket >= self.first_ticket.get());
-        let route = followed.find(|route| route.pool.device.device == device)?;
-        Some((Arc::clone(&route.pool), route.is_captured))
+        let device = stream.device();
+        let mut routes = self.routes.borrow_mut();
+        let first = self.first_ticket.get();
+        let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.device.device == device;
+        let mut followed = routes.iter_mut().rev().filter(is_followed);
+        let Some(innermost) = followed.next() else { return Ok(None) };
+        let pool = Arc::clone(&innermost.pool);
+        if innermost.is_captured {
+            return Ok(Some((pool, true)));
+        }
+        // On a captured stream the graph of a capture further out uses this pool as its own.
+        let Some(capture) = followed.find(|route| route.captured.is_some()) else { return Ok(Some((pool, false))) };
+        if capture.captured != Some(stream.raw()) && stream.capture_status()? == CaptureStatus::None {
+            return Ok(Some((pool, false)));
+        }
+        if capture.uses.iter().all(|used| used.pool().number != pool.number) {
+            capture.uses.push(PoolUse::new(&pool, true)?);
+        }
+        Ok(Some((pool, true)))
     }
 
     /// Notes whether any route is followed; after each change of them.
@@ -192,9 +211,20 @@ impl Local {
                 return Ok(cache);
             }
         }
-        let service = Service { pool: Arc::clone(&pool), stream: stream.clone(), is_captured, stream_of };
+        let service = Service { pool: Arc::clone(&pool), stream: stream.kept(), is_captured, stream_of };
         let cache = memory.new_cache(service, self.thread)?;
         pool.add_cache(cache);
+        // Asked after the cache is known to the pool, so that whoever closes it sees the cache, or this sees the end.
+        if pool.is_closed() {
+            pool.remove_cache(cache, Counts::default());
+            cache.end_service();
+            cache.give_up(self.thread);
+            memory.let_go(vec![cache]);
+            return Err(Error::invalid_value(format!(
+                "pool {} was released, and this thread still allocates to it; end that first, by end_allocate_to_pool",
+                pool.id
+            )));
+        }
         Ok(cache)
     }
 }
@@ -216,7 +246,7 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, u64)> 
 #[cold]
 fn find_cache(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
     let found = LOCAL.try_with(|local| {
-        let route = local.route(stream.device());
+        let route = local.route(stream)?;
         let pool = route.as_ref().map_or(0, |(pool, is_captured)| pool.number * 2 + u32::from(*is_captured));
         let key = Key { device: stream.device().ordinal() as u32, pool, stream: normalized(stream.raw()) };
         local.find(key, stream.device(), route, stream).map(|cache| (cache, local.thread))
@@ -226,33 +256,38 @@ fn find_cache(stream: &Stream) -> Result<(&'static ThreadCache, u64)> {
 
 /// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the number answered. The use is
 /// the thread's until then.
-pub(super) fn enter(in_use: PoolUse, is_captured: bool) -> Result<u64> {
-    add(Arc::clone(in_use.pool()), is_captured, Some(in_use))
+pub(super) fn enter(in_use: PoolUse) -> Result<u64> {
+    add(Arc::clone(in_use.pool()), false, None, vec![in_use])
+}
+
+/// As [`enter`], for a capture of the stream.
+pub(super) fn enter_capture(in_use: PoolUse, stream: RawStream) -> Result<u64> {
+    add(Arc::clone(in_use.pool()), true, Some(stream), vec![in_use])
 }
 
 /// As [`enter`], until [`leave_id`].
 pub(super) fn enter_by_id(pool: Arc<Pool>, is_captured: bool) -> Result<()> {
-    add(pool, is_captured, None).map(drop)
+    add(pool, is_captured, None, Vec::new()).map(drop)
 }
 
-fn add(pool: Arc<Pool>, is_captured: bool, in_use: Option<PoolUse>) -> Result<u64> {
+fn add(pool: Arc<Pool>, is_captured: bool, captured: Option<RawStream>, uses: Vec<PoolUse>) -> Result<u64> {
     let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
     let entered = LOCAL.try_with(|local| {
-        local.routes.borrow_mut().push(Route { pool, is_captured, in_use, ticket });
+        local.routes.borrow_mut().push(Route { pool, is_captured, captured, uses, ticket });
         local.note_routes();
     });
     entered.map(|()| ticket).map_err(|_| ending())
 }
 
-/// Ends a route of this thread, wherever it stands among the others, and answers its use. None if this thread has no such
+/// Ends a route of this thread, wherever it stands among the others, and answers its uses. None if this thread has no such
 /// route.
-pub(super) fn leave(ticket: u64) -> Option<PoolUse> {
-    take_last(|route| route.ticket == ticket)?.in_use
+pub(super) fn leave(ticket: u64) -> Option<Vec<PoolUse>> {
+    take_last(|route| route.ticket == ticket).map(|route| route.uses)
 }
 
 /// Ends this thread's innermost route that was entered by this id; false if there is none.
 pub(super) fn leave_id(device: Device, id: PoolId) -> bool {
-    let is_meant = |route: &Route| route.in_use.is_none() && route.pool.id == id && route.pool.device.device == device;
+    let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.device.device == device;
     take_last(is_meant).is_some()
 }
 

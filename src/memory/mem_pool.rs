@@ -223,7 +223,7 @@ impl MemPool {
 /// `ErrorKind::InvalidValue` for the id of no pool, or an unknown device.
 pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::device(device.ordinal() as i64)?;
-    if id == PoolId::NONE || (id.0 != 0 && id.1 != 0) {
+    if !id.is_known() {
         return Err(Error::invalid_value(format!(
             "{id} is no pool's id; take one from graph_pool_handle() or a MemPool"
         )));

@@ -30,8 +30,10 @@ mod replay;
 mod retired;
 pub(crate) mod scope;
 mod segment;
+mod shared_list;
 mod snapshot;
 mod stats;
+mod sync;
 mod table;
 mod thread_cache;
 

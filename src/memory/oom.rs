@@ -112,8 +112,8 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         }
     }
     for effort in [Effort::Pool, Effort::Device] {
-        // Blocks that wait for streams, then pages that do.
-        wait_for_streams(service, thread, effort)?;
+        // Blocks that wait for streams, then pages that do. What another pool is refused here is not this request's end.
+        let _ = wait_for_streams(service, thread, effort);
         if let Some(found) = search(cache) {
             return Ok(found);
         }
@@ -125,7 +125,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         return Ok(found);
     }
     // What cannot be moved into this pool may be given back to the driver, which can then give it here.
-    release::trim_device(cache.device, thread, true)?;
+    let _ = release::trim_device(cache.device, thread, true);
     let mut refused = match attempt(cache, service, thread, bytes, Effort::Device)? {
         Ok(found) => return Ok(found),
         Err(error) => error,
@@ -134,7 +134,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         if !call(&callback, cache.device.device, bytes) {
             continue;
         }
-        release::trim_device(cache.device, thread, true)?;
+        let _ = release::trim_device(cache.device, thread, true);
         if let Some(found) = search(cache) {
             return Ok(found);
         }
@@ -173,12 +173,13 @@ fn attempt(
 
 fn wait_for_streams(service: &Service, thread: u64, effort: Effort) -> Result<()> {
     let pools = if effort == Effort::Device { service.pool.device.pools() } else { vec![Arc::clone(&service.pool)] };
+    let mut outcome = Ok(());
     for pool in pools {
         for cache in pool.caches() {
-            order::settle(cache, thread, true)?;
+            outcome = outcome.and(order::settle(cache, thread, true));
         }
     }
-    service.pool.device.end_retired(true).map(drop)
+    outcome.and(service.pool.device.end_retired(true).map(drop))
 }
 
 /// A free block of a pool that stands in when the default pool has no more memory.

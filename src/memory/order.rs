@@ -21,7 +21,7 @@ pub(super) struct User {
 
 impl User {
     pub(super) fn new(stream: &Stream, thread: u64) -> Self {
-        Self { stream: stream.clone(), thread: if stream.raw() == RawStream::PER_THREAD { thread } else { 0 } }
+        Self { stream: stream.kept(), thread: if stream.raw() == RawStream::PER_THREAD { thread } else { 0 } }
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {

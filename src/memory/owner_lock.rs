@@ -7,18 +7,9 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 
-#[cfg(not(loom))]
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
-
-#[cfg(loom)]
-use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
-};
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
@@ -30,6 +21,9 @@ pub(super) struct OwnerLock<T> {
     /// Held by whoever is at work without being the owner, and by an owner that had to wait.
     visitors: Mutex<()>,
     value: UnsafeCell<T>,
+    /// Touched as the value is, so that loom sees whether one thread's work is known to the next.
+    #[cfg(loom)]
+    touched: loom::cell::UnsafeCell<()>,
 }
 
 // SAFETY: the guards give out `&mut T` to one thread at a time, as a `Mutex` does.
@@ -50,6 +44,8 @@ impl<T> OwnerLock<T> {
             wanted: AtomicBool::new(false),
             visitors: Mutex::new(()),
             value: UnsafeCell::new(value),
+            #[cfg(loom)]
+            touched: loom::cell::UnsafeCell::new(()),
         }
     }
 
@@ -66,14 +62,14 @@ impl<T> OwnerLock<T> {
         if self.wanted.load(Ordering::Acquire) {
             return self.wait_for_visitor();
         }
-        OwnerGuard { lock: self, visitor: None }
+        OwnerGuard::new(self, None)
     }
 
     #[cold]
     fn wait_for_visitor(&self) -> OwnerGuard<'_, T> {
         self.inside.store(false, Ordering::Release);
         // While this is held no visitor is at work.
-        OwnerGuard { lock: self, visitor: Some(self.enter()) }
+        OwnerGuard::new(self, Some(self.enter()))
     }
 
     /// Locks for any thread, the owner too.
@@ -86,14 +82,20 @@ impl<T> OwnerLock<T> {
         while self.inside.load(Ordering::Acquire) {
             yield_now();
         }
-        OwnerGuard { lock: self, visitor: Some(visitor) }
+        OwnerGuard::new(self, Some(visitor))
     }
 
     fn enter(&self) -> MutexGuard<'_, ()> {
-        #[cfg(not(loom))]
-        return self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        self.visitors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a, T> OwnerGuard<'a, T> {
+    #[inline]
+    fn new(lock: &'a OwnerLock<T>, visitor: Option<MutexGuard<'a, ()>>) -> Self {
         #[cfg(loom)]
-        return self.visitors.lock().unwrap();
+        lock.touched.with_mut(|_| ());
+        Self { lock, visitor }
     }
 }
 
@@ -125,6 +127,8 @@ impl<T> DerefMut for OwnerGuard<'_, T> {
 impl<T> Drop for OwnerGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        #[cfg(loom)]
+        self.lock.touched.with_mut(|_| ());
         if self.visitor.is_some() {
             self.lock.wanted.store(false, Ordering::Release);
         } else {
@@ -137,7 +141,9 @@ impl<T> Drop for OwnerGuard<'_, T> {
 /// sees the other's earlier store.
 #[cfg(not(loom))]
 mod barrier {
-    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicU8, compiler_fence};
+
+    use super::super::sync::{Ordering, fence};
 
     const UNKNOWN: u8 = 0;
     const KERNEL: u8 = 1;
@@ -180,7 +186,7 @@ mod barrier {
 
 #[cfg(loom)]
 mod barrier {
-    use loom::sync::atomic::{Ordering, fence};
+    use super::super::sync::{Ordering, fence};
 
     pub(super) fn light() {
         fence(Ordering::SeqCst);
@@ -192,7 +198,7 @@ mod barrier {
 }
 
 #[cfg(all(test, loom))]
-mod tests {
+mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use loom::thread;

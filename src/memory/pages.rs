@@ -4,10 +4,10 @@
 //! address that holds no block is always recognised.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::heap::ALIGNMENT;
 use super::heap::slab::Slabs;
+use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::table::Table;
 use crate::runtime::Physical;
 
@@ -16,6 +16,8 @@ pub(super) const PAGE: u64 = 2 << 20;
 /// Two large blocks never start within one unit, nor do a large block and a slab.
 const UNIT: u64 = 64 << 10;
 const UNITS: usize = (PAGE / UNIT) as usize;
+/// Pages are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
+const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 10 };
 
 /// One page of the address range.
 #[derive(Debug, Default)]
@@ -129,7 +131,7 @@ impl Page {
 /// The pages and the slabs of one device.
 #[derive(Debug)]
 pub(super) struct Pages {
-    table: Table<Page, 10>,
+    table: Table<Page, CHUNK_BITS>,
     pub(super) slabs: Slabs,
 }
 
@@ -242,5 +244,49 @@ impl Pages {
         for unit in 0..bytes / UNIT {
             self.set_unit(start + unit * UNIT, slab.map_or(0, |number| SLAB | number));
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::{Entry, PAGE, Pages, UNIT};
+
+    /// Two threads free the block at `freed`, while the owner makes one at `made` in the same page and ends it.
+    fn free_twice(live: &'static [u64], freed: u64, made: u64) {
+        loom::model(move || {
+            let pages = Arc::new(Pages::new(PAGE));
+            pages.set_cache(0, PAGE, Some(0));
+            for (number, &offset) in (7..).zip(live) {
+                pages.set_block(offset, number);
+            }
+            // Makes `units`, whose `OnceLock` loom does not know, before there are threads.
+            pages.set_block(made, 3);
+            pages.clear(made);
+            let Entry::Block(number) = pages.entry(freed) else { panic!("no block at {freed}") };
+            let threads = [(); 2].map(|()| {
+                let pages = Arc::clone(&pages);
+                thread::spawn(move || pages.entry(freed) == Entry::Block(number) && pages.mark_freed(freed, number))
+            });
+            pages.set_block(made, 3);
+            assert_eq!(pages.entry(made), Entry::Block(3));
+            pages.clear(made);
+            let succeeded = threads.map(|thread| thread.join().unwrap());
+            assert_ne!(succeeded[0], succeeded[1]);
+            assert_eq!(pages.entry(freed), Entry::Freed(number));
+            assert_eq!(pages.entry(made), Entry::Nothing);
+        });
+    }
+
+    #[test]
+    fn of_two_threads_that_free_a_page_s_only_block_one_succeeds() {
+        free_twice(&[0], 0, 3 * UNIT);
+    }
+
+    #[test]
+    fn of_two_threads_that_free_one_of_a_page_s_blocks_one_succeeds() {
+        free_twice(&[0, UNIT], UNIT, 3 * UNIT);
     }
 }

@@ -13,7 +13,7 @@ use crate::stream::Device;
 fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
     let runtime = runtime::get()?;
     let _bound = BoundDevice::new(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
     call(runtime).map_err(|e| e.on(device))
 }
 

@@ -1,5 +1,6 @@
 //! What the allocator knows of a pool: its id, its rules, its caches and what they hold.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,7 +30,6 @@ pub(super) struct Rules {
 }
 
 /// A pool of device memory.
-#[derive(Debug)]
 pub(super) struct Pool {
     pub(super) id: PoolId,
     /// Its number in the process, for thread-local look-ups; 0 for every default pool.
@@ -51,6 +51,18 @@ pub(super) struct Pool {
     caches: Mutex<Vec<&'static ThreadCache>>,
     /// What caches that are gone have counted.
     past: Mutex<Counts>,
+}
+
+/// Without its caches and device, which would lead back to it.
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("id", &self.id)
+            .field("device", &self.device.device)
+            .field("use_count", &self.use_count())
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Pool {

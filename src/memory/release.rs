@@ -147,6 +147,7 @@ fn end_cache(cache: &'static ThreadCache, service: &Service, thread: u64) -> boo
         heap.counts()
     };
     service.pool.remove_cache(cache, counts);
+    cache.end_telling(&service.pool);
     cache.end_service();
     true
 }

@@ -109,13 +109,15 @@ impl DeviceMemory {
                 }
             }
             Remains::Segment { address, bytes, stream } => {
-                let (address, freed) = (*address, std::mem::take(bytes));
-                self.budget.release(freed);
-                pool.budget.release(freed);
-                if let Source::Segments(source) = &pool.rules.source {
-                    self.driver_calls.fetch_add(1, Ordering::Relaxed);
-                    source.free(address, freed, stream)?;
+                let Source::Segments(source) = &pool.rules.source else { return Ok(()) };
+                self.driver_calls.fetch_add(1, Ordering::Relaxed);
+                let outcome = source.free(*address, *bytes, stream);
+                if outcome.is_ok() || !source.frees_again() {
+                    let freed = std::mem::take(bytes);
+                    self.budget.release(freed);
+                    pool.budget.release(freed);
                 }
+                outcome?;
             }
         }
         Ok(())

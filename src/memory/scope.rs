@@ -34,7 +34,7 @@ pub(crate) struct Entered {
 
 pub(super) fn enter(pool: &Arc<Pool>) -> Result<Entered> {
     let in_use = PoolUse::new(pool, false)?;
-    Ok(Entered { ticket: local::enter(in_use, false)? })
+    Ok(Entered { ticket: local::enter(in_use)? })
 }
 
 impl Drop for Entered {

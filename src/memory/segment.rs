@@ -22,8 +22,13 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Takes back what [`SegmentSource::allocate`] gave. All work that uses it is done.
     ///
     /// # Errors
-    /// The memory counts as returned all the same.
+    /// The memory counts as returned all the same, unless [`SegmentSource::frees_again`].
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
+
+    /// Whether memory whose free failed is still there, and is to be freed again later.
+    fn frees_again(&self) -> bool {
+        false
+    }
 }
 
 /// Two C functions with PyTorch's signatures of a pluggable allocator.
@@ -112,6 +117,10 @@ impl SegmentSource for DriverSegments {
         let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the memory came from `memory_allocate`, and the caller gives it up.
         unsafe { runtime.memory_free(address) }.map_err(|e| e.on(stream.device()))
+    }
+
+    fn frees_again(&self) -> bool {
+        true
     }
 }
 

@@ -40,6 +40,8 @@ pub struct BlockView {
     pub requested: u64,
     /// Whether a caller holds it, or it waits for streams.
     pub is_live: bool,
+    /// Whether it was freed and waits for streams.
+    pub is_waiting: bool,
 }
 
 pub(super) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
@@ -65,8 +67,8 @@ pub(super) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
 }
 
 fn view(memory: &DeviceMemory, block: Found) -> BlockView {
-    let Found { start, size, requested, is_live } = block;
-    BlockView { address: memory.address(start), bytes: size, requested, is_live }
+    let Found { start, size, requested, is_live, is_waiting } = block;
+    BlockView { address: memory.address(start), bytes: size, requested, is_live, is_waiting }
 }
 
 /// The memory of every pool of every device that was used.

@@ -56,7 +56,7 @@ impl PoolStats {
             frees: past.frees,
             reserved_bytes: pool.budget.reserved(),
             peak_reserved_bytes: pool.budget.peak(),
-            peak_live_bytes: if caches.len() > 1 { pool.peak_live().max(past.peak) } else { past.peak },
+            peak_live_bytes: pool.peak_live().max(past.peak),
             ..Self::default()
         };
         for cache in caches {
@@ -111,10 +111,11 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let memory = DeviceMemory::of(device)?;
     memory.budget.reset_peak();
     for pool in memory.pools() {
-        pool.reset_peaks();
         for cache in pool.caches() {
             cache.lock(local::thread()).reset_peak();
+            cache.tell_live(&pool, local::thread());
         }
+        pool.reset_peaks();
     }
     Ok(())
 }
@@ -127,10 +128,14 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
 pub fn empty_cache() -> Result<u64> {
     crate::lifecycle::refuse_forked()?;
     let mut released = 0;
+    let mut outcome = Ok(());
     for memory in DeviceMemory::all() {
-        released += release::trim_device(memory, local::thread(), false)?;
+        match release::trim_device(memory, local::thread(), false) {
+            Ok(bytes) => released += bytes,
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
     }
-    Ok(released)
+    outcome.map(|()| released)
 }
 
 /// What holds the device's memory, for an error: pool, blocks, physical bytes.

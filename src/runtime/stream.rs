@@ -105,6 +105,17 @@ impl Stream {
         self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
     }
 
+    /// The same stream, and kept alive by the answer if it is one of our own, of which this may be a view.
+    pub(crate) fn kept(&self) -> Self {
+        if self.owned.is_some() {
+            return self.clone();
+        }
+        let all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = all.iter().filter_map(Weak::upgrade);
+        let owned = alive.find(|stream| stream.raw == self.raw && stream.device == self.device);
+        Self { owned, ..self.view() }
+    }
+
     /// How many clones there are of a stream of our own; none for a foreign one, whose end nobody tells.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)

@@ -1,5 +1,6 @@
 """The tests of this folder run on simulated devices, whatever the machine has."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -34,6 +35,23 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
 
     return run
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """The test starts without cached memory, and leaves none."""
+    gc.collect()
+    gpupool.empty_cache()
+    before = gpupool.memory_stats()
+    yield
+    gpupool.set_per_process_memory_fraction(1.0)
+    gc.collect()
+    gpupool.empty_cache()
+    after = gpupool.memory_stats()
+    # Less, where a failed test left something to this one.
+    assert after.live_blocks <= before.live_blocks
+    assert after.reserved_bytes <= before.reserved_bytes
+    assert after.pools <= before.pools
 
 
 # What could lead the loader to libraries of this machine.

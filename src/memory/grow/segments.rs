@@ -1,7 +1,8 @@
 //! Growth by a segment of the pool's own source, and the table of a device's segments.
 
-use std::sync::PoisonError;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, RwLockReadGuard};
 
 use super::{claimed, out_of_addresses};
 use crate::error::{Error, Result};
@@ -65,25 +66,39 @@ impl DeviceMemory {
     }
 
     fn insert_segment(&self, address: u64, segment: Segment) -> Result<()> {
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        let end = address.checked_add(segment.bytes);
-        let below = segments.range(..=address).next_back();
-        let overlaps = below.is_some_and(|(start, known)| start + known.bytes > address)
-            || end.is_none_or(|end| segments.range(address..end).next().is_some())
-            || (address < self.base() + self.room() && end.is_none_or(|end| end > self.base()) && self.room() > 0);
-        if overlaps {
-            return Err(Error::invalid_value(format!(
+        let overlaps = || {
+            Error::invalid_value(format!(
                 "the pool's own allocator returned {address:#x} for {} bytes, which overlaps memory that is still in use",
                 segment.bytes
-            )));
+            ))
+        };
+        let end = address.checked_add(segment.bytes).ok_or_else(overlaps)?;
+        // All devices share one range of addresses. One at a time, so that no two locks are held.
+        if DeviceMemory::all().any(|device| device.overlaps(&device.read_segments(), address, end)) {
+            return Err(overlaps());
+        }
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        if self.overlaps(&segments, address, end) {
+            return Err(overlaps());
         }
         segments.insert(address, segment);
         Ok(())
     }
 
+    fn read_segments(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any of these segments, or the device's reserved range, has an address of `address..end`.
+    fn overlaps(&self, segments: &BTreeMap<u64, Segment>, address: u64, end: u64) -> bool {
+        let is_below = |(start, segment): (&u64, &Segment)| start + segment.bytes > address;
+        let range = self.base()..self.base() + self.room();
+        segments.range(..end).next_back().is_some_and(is_below) || (address < range.end && end > range.start)
+    }
+
     /// Whether a segment starts at this address.
     fn has_segment(&self, address: u64) -> bool {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner).contains_key(&address)
+        self.read_segments().contains_key(&address)
     }
 
     /// Forgets a segment; its address, for its source.

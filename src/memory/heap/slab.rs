@@ -3,15 +3,18 @@
 //! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit of
 //! their own, which the owner collects, so neither waits for the other.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::array;
+use std::sync::PoisonError;
 
 use super::size_class::{SLOTS_MAX, SizeClass};
+use crate::memory::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::memory::table::Table;
 
 const WORDS: usize = SLOTS_MAX / 64;
 /// How many slabs a device can have.
-const SLABS_MAX: usize = 1 << 22;
+const SLABS_MAX: usize = if cfg!(loom) { 2 } else { 1 << 22 };
+/// Slabs are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
+const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 6 };
 
 /// One slab.
 #[derive(Debug)]
@@ -43,12 +46,12 @@ impl Default for Slab {
             class: AtomicU32::new(0),
             block: AtomicU32::new(0),
             number: AtomicU32::new(0),
-            live: [const { AtomicU64::new(0) }; WORDS],
-            slots: [const { AtomicU64::new(0) }; WORDS],
-            freed: [const { AtomicU64::new(0) }; WORDS],
-            waiting: [const { AtomicU64::new(0) }; WORDS],
+            live: array::from_fn(|_| AtomicU64::new(0)),
+            slots: array::from_fn(|_| AtomicU64::new(0)),
+            freed: array::from_fn(|_| AtomicU64::new(0)),
+            waiting: array::from_fn(|_| AtomicU64::new(0)),
             is_listed: AtomicBool::new(false),
-            requested: [const { AtomicU32::new(0) }; SLOTS_MAX],
+            requested: array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 }
@@ -165,7 +168,9 @@ impl Slab {
     /// other word, so that each call is answered for and none comes when the slab is gone.
     pub(super) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
         let word = slot / 64;
-        let mut bits = self.freed[word].swap(0, Ordering::AcqRel);
+        // Only live ones: of a wrong second free, under way during the first, the bit may come after the slot was
+        // put back.
+        let mut bits = self.freed[word].swap(0, Ordering::AcqRel) & self.live[word].load(Ordering::Relaxed);
         std::iter::from_fn(move || {
             let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
             bits &= bits - 1;
@@ -183,19 +188,22 @@ impl Slab {
         self.live.iter().zip(&self.slots).all(|(live, all)| live.load(Ordering::Relaxed) == all.load(Ordering::Relaxed))
     }
 
-    /// The slots that callers hold: offset, bytes, bytes asked for.
-    pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+    /// The slots that callers hold: offset, bytes, bytes asked for, whether it only waits for streams.
+    pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64, bool)> {
         let bytes = u64::from(self.class().bytes());
-        let live = (0..self.class().slots())
-            .filter(|&slot| self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1);
-        live.map(move |slot| (self.offset_of(slot), bytes, u64::from(self.requested[slot].load(Ordering::Relaxed))))
+        let is_set =
+            |words: &[AtomicU64], slot: usize| words[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 1;
+        (0..self.class().slots()).filter(move |&slot| is_set(&self.live, slot)).map(move |slot| {
+            let requested = u64::from(self.requested[slot].load(Ordering::Relaxed));
+            (self.offset_of(slot), bytes, requested, is_set(&self.waiting, slot))
+        })
     }
 }
 
 /// Every slab of a device, by number.
 #[derive(Debug)]
 pub(in crate::memory) struct Slabs {
-    table: Table<Slab, 6>,
+    table: Table<Slab, CHUNK_BITS>,
     numbers: Mutex<Numbers>,
 }
 
@@ -229,5 +237,196 @@ impl Slabs {
 
     pub(super) fn release(&self, slab: &Slab) {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).returned.push(slab.number());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread::{self, JoinHandle};
+
+    use super::super::size_class::SizeClass;
+    use super::Slab;
+    use crate::memory::shared_list::SharedList;
+    use crate::memory::sync::{AtomicBool, Ordering};
+
+    /// A slab and what is around it: who frees, and an owner who looks only where it was told to.
+    #[derive(Default)]
+    struct Cache {
+        slab: Slab,
+        told: SharedList<Vec<usize>>,
+        /// What each holder of a slot does last, and the owner once it has it back: loom objects if one does not see
+        /// the other's.
+        memory: [UnsafeCell<u32>; 2],
+    }
+
+    impl Cache {
+        /// A cache whose first `taken` slots are held.
+        fn new(taken: usize) -> Arc<Self> {
+            let cache = Arc::new(Self::default());
+            cache.slab.reset(0, SizeClass::of(512), 0);
+            for slot in 0..taken {
+                assert_eq!(cache.slab.take(512), Some(slot));
+            }
+            cache
+        }
+
+        fn touch(&self, slot: usize) {
+            // SAFETY: only the holder of the slot comes here, or the owner for a slot that nobody holds.
+            self.memory[slot].with_mut(|value| unsafe { *value += 1 });
+        }
+
+        /// Frees as another thread does: whether the slot was live.
+        fn free(&self, slot: usize) -> bool {
+            let freed = self.slab.mark_freed(slot);
+            if freed == Some(true) {
+                self.told.change(|told| {
+                    told.push(slot);
+                    (told.len(), ())
+                });
+            }
+            freed.is_some()
+        }
+
+        fn freeing(this: &Arc<Self>, slot: usize) -> JoinHandle<bool> {
+            let cache = Arc::clone(this);
+            thread::spawn(move || cache.free(slot))
+        }
+
+        /// What the owner has been told of, and collects; each call brings something.
+        fn collect(&self) -> Vec<usize> {
+            if self.told.is_empty() {
+                return Vec::new();
+            }
+            let told = self.told.change(|told| (0, std::mem::take(told)));
+            let mut all = Vec::new();
+            for slot in told {
+                let slots: Vec<_> = self.slab.collect(slot).collect();
+                assert!(!slots.is_empty(), "told of {slot} for nothing");
+                for slot in slots {
+                    self.slab.put_back(slot);
+                    all.push(slot);
+                }
+            }
+            all
+        }
+    }
+
+    #[test]
+    fn two_slots_freed_while_the_owner_collects_are_each_collected_once() {
+        loom::model(|| {
+            let cache = Cache::new(2);
+            let threads = [0, 1].map(|slot| {
+                let cache = Arc::clone(&cache);
+                thread::spawn(move || {
+                    cache.touch(slot);
+                    assert!(cache.free(slot));
+                })
+            });
+            let mut collected = cache.collect();
+            // Before the threads are joined, so that the owner sees their work by the bits alone.
+            for &slot in &collected {
+                cache.touch(slot);
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            collected.extend(cache.collect());
+            collected.sort_unstable();
+            assert_eq!(collected, [0, 1]);
+            assert!(cache.slab.is_empty());
+        });
+    }
+
+    #[test]
+    fn of_two_threads_that_free_one_slot_one_succeeds() {
+        loom::model(|| {
+            let cache = Cache::new(1);
+            let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
+            let succeeded = threads.map(|thread| thread.join().unwrap());
+            assert_ne!(succeeded[0], succeeded[1]);
+            assert_eq!(cache.collect(), [0]);
+            assert!(cache.slab.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_slot_taken_while_another_is_freed_is_a_different_one_and_stays_live() {
+        loom::model(|| {
+            let cache = Cache::new(1);
+            let owner = {
+                let cache = Arc::clone(&cache);
+                thread::spawn(move || {
+                    assert_eq!(cache.slab.take(512), Some(1));
+                    assert!(cache.slab.is_live(1));
+                })
+            };
+            // By the thread that loom lets go first: the other way round it would not try a `take` after the free.
+            assert!(cache.free(0));
+            owner.join().unwrap();
+            assert_eq!(cache.collect(), [0]);
+            assert!(!cache.slab.is_live(0) && cache.slab.is_live(1));
+        });
+    }
+
+    #[test]
+    fn the_next_holder_of_a_freed_slot_can_free_it() {
+        loom::model(|| {
+            let cache = Cache::new(2);
+            let is_handed_over = Arc::new(AtomicBool::new(false));
+            let second = {
+                let (cache, is_handed_over) = (Arc::clone(&cache), Arc::clone(&is_handed_over));
+                thread::spawn(move || {
+                    let is_holder = is_handed_over.load(Ordering::Acquire);
+                    if is_holder {
+                        cache.touch(0);
+                        assert!(cache.free(0));
+                    }
+                    is_holder
+                })
+            };
+            let first = {
+                let cache = Arc::clone(&cache);
+                thread::spawn(move || {
+                    cache.touch(0);
+                    assert!(cache.free(0));
+                })
+            };
+            let collected = cache.collect();
+            if collected == [0] {
+                assert_eq!(cache.slab.take(512), Some(0));
+                cache.touch(0);
+                is_handed_over.store(true, Ordering::Release);
+            }
+            first.join().unwrap();
+            let is_freed_again = second.join().unwrap();
+            let expected: &[usize] = if collected.is_empty() || is_freed_again { &[0] } else { &[] };
+            assert_eq!(cache.collect(), expected);
+        });
+    }
+
+    #[test]
+    fn a_slot_freed_twice_while_the_owner_collects_is_put_back_once() {
+        loom::model(|| {
+            let cache = Cache::new(2);
+            let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
+            let mut put_back = Vec::new();
+            for _ in 0..2 {
+                for slot in cache.told.change(|told| (0, std::mem::take(told))) {
+                    for slot in cache.slab.collect(slot) {
+                        cache.slab.put_back(slot);
+                        put_back.push(slot);
+                    }
+                }
+            }
+            assert!(threads.map(|thread| thread.join().unwrap()).contains(&true));
+            for slot in cache.told.change(|told| (0, std::mem::take(told))) {
+                put_back.extend(cache.slab.collect(slot));
+            }
+            assert_eq!(put_back, [0]);
+            // Nothing is left behind that would keep the next free of the word from telling.
+            assert_eq!(cache.slab.mark_freed(1), Some(true));
+        });
     }
 }

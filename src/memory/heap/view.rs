@@ -3,7 +3,7 @@
 use super::Heap;
 use super::block::{Block, State};
 use super::slab::Slab;
-use crate::memory::pages::Pages;
+use crate::memory::pages::{Entry, Pages};
 
 /// A block as the snapshot shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,6 +12,8 @@ pub(in crate::memory) struct BlockView {
     pub(in crate::memory) size: u64,
     pub(in crate::memory) requested: u64,
     pub(in crate::memory) is_live: bool,
+    /// Whether it was freed and waits for streams; then it is live too.
+    pub(in crate::memory) is_waiting: bool,
 }
 
 impl Heap {
@@ -30,6 +32,7 @@ impl Heap {
                         size: block.size(),
                         requested: if state == State::Live { block.requested() } else { 0 },
                         is_live: state == State::Live,
+                        is_waiting: matches!(pages.entry(block.start), Entry::Freed(_)),
                     }),
                 }
                 id = block.next;
@@ -43,12 +46,13 @@ impl Heap {
 /// The slots of a slab, and the gaps between those that are held.
 fn push_slots(span: &mut Vec<BlockView>, block: &Block, slab: Option<&Slab>) {
     let mut at = block.start;
-    let gap = |start: u64, end: u64| BlockView { start, size: end - start, requested: 0, is_live: false };
-    for (start, size, requested) in slab.into_iter().flat_map(Slab::live_slots) {
+    let gap =
+        |start: u64, end: u64| BlockView { start, size: end - start, requested: 0, is_live: false, is_waiting: false };
+    for (start, size, requested, is_waiting) in slab.into_iter().flat_map(Slab::live_slots) {
         if start > at {
             span.push(gap(at, start));
         }
-        span.push(BlockView { start, size, requested, is_live: true });
+        span.push(BlockView { start, size, requested, is_live: true, is_waiting });
         at = start + size;
     }
     if block.end() > at {

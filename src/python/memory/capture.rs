@@ -5,6 +5,7 @@ use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
 
+use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::capture::{Entered, leave};
@@ -15,6 +16,8 @@ use crate::runtime::Stream;
 #[pyclass(name = "Capture", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCapture {
+    /// Kept as long as it may be entered.
+    _pool: Py<PyMemPool>,
     token: PoolToken,
     stream: Stream,
     state: Mutex<Option<(ThreadId, Entered, Py<PyGraphMemory>)>>,
@@ -29,8 +32,9 @@ pub(in crate::python) struct PyGraphMemory {
 }
 
 impl PyCapture {
-    pub(super) const fn new(token: PoolToken, stream: Stream) -> Self {
-        Self { token, stream, state: Mutex::new(None) }
+    pub(super) fn new(pool: &Bound<'_, PyMemPool>, stream: &Stream) -> Self {
+        let token = pool.get().token();
+        Self { _pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) }
     }
 }
 

@@ -116,7 +116,7 @@ impl PyMemPool {
 
     fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
         let stream = stream::resolve(slf.py(), Some(stream), None)?;
-        Ok(PyCapture::new(slf.get().token(), stream))
+        Ok(PyCapture::new(slf, &stream))
     }
 
     fn __repr__(&self) -> String {

@@ -8,18 +8,26 @@ use crate::memory::{self, SegmentView};
 
 fn segment<'py>(py: Python<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDict>> {
     let blocks = PyList::empty(py);
-    let (mut allocated, mut requested) = (0, 0);
+    let (mut allocated, mut active, mut requested) = (0, 0, 0);
     for block in &view.blocks {
         let entry = PyDict::new(py);
         entry.set_item("address", block.address)?;
         entry.set_item("size", block.bytes)?;
         entry.set_item("requested_size", block.requested)?;
-        entry.set_item("state", if block.is_live { "active_allocated" } else { "inactive" })?;
+        let state = match block {
+            block if block.is_waiting => "active_pending_free",
+            block if block.is_live => "active_allocated",
+            _ => "inactive",
+        };
+        entry.set_item("state", state)?;
         entry.set_item("frames", PyList::empty(py))?;
         blocks.append(entry)?;
         if block.is_live {
-            allocated += block.bytes;
+            active += block.bytes;
             requested += block.requested;
+        }
+        if block.is_live && !block.is_waiting {
+            allocated += block.bytes;
         }
     }
     let entry = PyDict::new(py);
@@ -27,7 +35,7 @@ fn segment<'py>(py: Python<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDi
     entry.set_item("address", view.address)?;
     entry.set_item("total_size", view.bytes)?;
     entry.set_item("allocated_size", allocated)?;
-    entry.set_item("active_size", allocated)?;
+    entry.set_item("active_size", active)?;
     entry.set_item("requested_size", requested)?;
     entry.set_item("stream", view.stream)?;
     entry.set_item("segment_type", "large")?;

@@ -101,11 +101,11 @@ pub fn inject(fault: Fault) {
     ARMED.store(true, Ordering::Release);
 }
 
-/// Takes back every fault that has not come yet.
-pub fn clear_faults() {
+/// Takes back every fault that has not come yet, and answers how many calls were still to fail.
+pub fn clear_faults() -> u32 {
     let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
-    faults.clear();
     ARMED.store(false, Ordering::Release);
+    faults.drain(..).fold(0, |left, fault| left.saturating_add(fault.times))
 }
 
 /// Fails if a fault is due.

@@ -1,0 +1,100 @@
+//! A list that is asked whether it is empty far more often than used.
+//!
+//! The question takes no lock. A list that is being changed meanwhile may answer either way; what was put in before the
+//! question, in the order that threads see things, is never missed.
+
+use std::sync::PoisonError;
+
+use super::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
+
+/// Items, and how many there are.
+#[derive(Debug, Default)]
+pub(super) struct SharedList<T> {
+    len: AtomicUsize,
+    items: Mutex<T>,
+}
+
+impl<T> SharedList<T> {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the items; `f` answers how many there are then, and a result.
+    pub(super) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
+        let mut items = self.lock();
+        let (len, result) = f(&mut items);
+        // Before the lock is let go, or a later change's count could be overwritten by this one.
+        self.len.store(len, Ordering::Release);
+        result
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::super::sync::{AtomicBool, Ordering};
+    use super::SharedList;
+
+    fn push(list: &SharedList<Vec<u32>>, item: u32) {
+        list.change(|items| {
+            items.push(item);
+            (items.len(), ())
+        });
+    }
+
+    fn take(list: &SharedList<Vec<u32>>) -> Vec<u32> {
+        list.change(|items| (0, std::mem::take(items)))
+    }
+
+    #[test]
+    fn what_was_put_in_before_is_not_missed() {
+        loom::model(|| {
+            let list = Arc::new(SharedList::<Vec<u32>>::default());
+            let is_told = Arc::new(AtomicBool::new(false));
+            let pusher = {
+                let (list, is_told) = (Arc::clone(&list), Arc::clone(&is_told));
+                thread::spawn(move || {
+                    push(&list, 1);
+                    is_told.store(true, Ordering::Release);
+                })
+            };
+            if is_told.load(Ordering::Acquire) {
+                assert!(!list.is_empty());
+                assert_eq!(take(&list), [1]);
+            }
+            pusher.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn each_item_is_taken_once_by_an_owner_that_asks_first() {
+        loom::model(|| {
+            let list = Arc::new(SharedList::<Vec<u32>>::default());
+            let pushers = [1, 2].map(|item| {
+                let list = Arc::clone(&list);
+                thread::spawn(move || push(&list, item))
+            });
+            let mut taken = Vec::new();
+            if !list.is_empty() {
+                taken = take(&list);
+                assert!(!taken.is_empty());
+            }
+            for pusher in pushers {
+                pusher.join().unwrap();
+            }
+            if !list.is_empty() {
+                taken.extend(take(&list));
+            }
+            taken.sort_unstable();
+            assert_eq!(taken, [1, 2]);
+            assert!(list.is_empty());
+        });
+    }
+}

@@ -1,0 +1,75 @@
+"""What tests of pools share: an allocator of one's own, a limit to the byte, and other threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import gpupool
+from gpupool import _native
+
+MIB = 1 << 20
+
+
+class Allocator:
+    """Makes addresses up, and takes back what it gave, once and with the size asked for."""
+
+    def __init__(self, first=1 << 44):
+        self.calls, self.live, self.next = [], {}, first
+
+    def malloc(self, size, device, stream):
+        address = self.next
+        self.next += 1 << 30
+        self.live[address] = size
+        self.calls.append((size, device, stream))
+        return address
+
+    def free(self, address, size, device, stream):
+        assert self.live.pop(address) == size
+
+    def pool(self, **arguments):
+        return gpupool.MemPool((self.malloc, self.free), **arguments)
+
+
+def leave(nbytes):
+    """Let this many bytes be reserved beyond what is, and no more."""
+    gpupool.set_per_process_memory_fraction(1.0)
+    try:
+        gpupool.empty(1 << 62)
+    except gpupool.OutOfMemory as error:
+        total = error.total_bytes
+    gpupool.set_per_process_memory_fraction((gpupool.memory_stats().reserved_bytes + nbytes) / total)
+
+
+def allocate_in(pool, nbytes, stream=None):
+    with gpupool.use_mem_pool(pool):
+        return gpupool.empty(nbytes, stream)
+
+
+@contextmanager
+def capturing(pool, stream):
+    """A capture of the stream into the pool, which nothing in the block may spoil."""
+    _native.host_begin_capture(stream)
+    try:
+        with pool.capture(stream) as memory:
+            yield memory
+    finally:
+        _native.host_end_capture(stream)
+
+
+@contextmanager
+def other_thread():
+    """A function that runs another one on a second thread, always the same, and answers what that returns."""
+    with ThreadPoolExecutor(1) as executor:
+        yield lambda work, *arguments: executor.submit(work, *arguments).result()
+
+
+@contextmanager
+def entered_elsewhere(*scopes):
+    """The scopes are entered on another thread meanwhile; work can be done there."""
+    with other_thread() as run:
+        for scope in scopes:
+            run(scope.__enter__)
+        try:
+            yield run
+        finally:
+            for scope in reversed(scopes):
+                run(scope.__exit__, None, None, None)
