@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::stream::Device;
 
@@ -42,6 +43,8 @@ pub enum ErrorKind {
     Library(LibraryError),
     /// Device memory ran out, also after gpupool gave back what it held and nobody used.
     OutOfMemory(OutOfMemory),
+    /// All handles that a pool may have are in use, and stayed so for as long as the request could wait.
+    PoolExhausted(PoolExhausted),
     /// The process was forked after the GPU was first used, and this is the child.
     Forked,
     /// An argument that cannot be right.
@@ -113,6 +116,21 @@ pub struct OutOfMemory {
     pub total: u64,
     /// What gpupool holds on this device: pool, handles or blocks, bytes.
     pub holders: Vec<(String, usize, u64)>,
+}
+
+/// A pool without a handle for a request.
+#[derive(Debug)]
+pub struct PoolExhausted {
+    /// The library.
+    pub library: String,
+    /// The device.
+    pub device: Device,
+    /// The most handles that the pool may have there.
+    pub limit: usize,
+    /// How long the request waited.
+    pub waited: Duration,
+    /// Who holds them, a line each.
+    pub holders: Vec<String>,
 }
 
 impl Error {
@@ -193,6 +211,7 @@ impl fmt::Display for Error {
             }
             ErrorKind::Library(refused) => refused.fmt(f),
             ErrorKind::OutOfMemory(out) => out.fmt(f),
+            ErrorKind::PoolExhausted(exhausted) => exhausted.fmt(f),
             ErrorKind::Forked => f.write_str(
                 "this process was forked after the GPU was first used, and CUDA does not work in such a child. \
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
@@ -255,6 +274,29 @@ impl fmt::Display for OutOfMemory {
                  as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
             }
         })
+    }
+}
+
+impl fmt::Display for PoolExhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        write!(
+            f,
+            "no {} handle on {} after {:.1} s: all {} that the limit allows are in use, by",
+            self.library,
+            self.device,
+            self.waited.as_secs_f64(),
+            self.limit
+        )?;
+        for (index, holder) in self.holders.iter().take(SHOWN).enumerate() {
+            write!(f, "{} {holder}", if index > 0 { "," } else { "" })?;
+        }
+        if self.holders.len() > SHOWN {
+            write!(f, " and {} more", self.holders.len() - SHOWN)?;
+        }
+        f.write_str(
+            ". A thread gives its handle back when it ends, a lease when it is over: use leases, raise the limit, or wait longer",
+        )
     }
 }
 

@@ -29,10 +29,12 @@ pub mod memory;
 mod python;
 pub mod runtime;
 mod stream;
+mod sync;
 
-pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, Result, StatusKind, Wanted};
+pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
 pub use handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Pooled, handle,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Lease, Pooled,
+    handle, lease,
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,

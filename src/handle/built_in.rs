@@ -1,5 +1,6 @@
 //! The pools of the libraries that gpupool knows, by type.
 
+use super::lease::Lease;
 use super::pool::{Handle, HandlePool, Shared};
 use crate::error::Result;
 use crate::library::{self, Library};
@@ -18,6 +19,15 @@ pub trait Pooled {
 #[inline]
 pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
     L::pool().handle(stream)
+}
+
+/// A handle of a library for a scope, on the stream's device, with the stream set; see [`HandlePool::lease`].
+///
+/// # Errors
+/// As [`HandlePool::lease`].
+#[inline]
+pub fn lease<L: Pooled>(stream: &Stream) -> Result<Lease> {
+    L::pool().lease(stream)
 }
 
 macro_rules! built_in {

@@ -1,27 +1,35 @@
-//! A pool's handles on one device: the lists, the counts, and the lock around them.
+//! A pool's handles on one device: who may have which, and the books on all of them.
 //!
-//! Each method locks for a few list operations and returns; none calls a library or a driver.
+//! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
+//! a driver.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::exchange::{Exchange, Turn};
+use super::holder::{Hold, Holder};
 use super::record::Record;
 use super::stats::HandleStats;
 use crate::library::RawHandle;
 use crate::stream::RawStream;
 
 #[derive(Default)]
-pub(super) struct DevicePool(Mutex<Handles>);
+pub(super) struct DevicePool {
+    exchange: Exchange<Record>,
+    books: Mutex<Books>,
+}
 
 #[derive(Default)]
-struct Handles {
+struct Books {
     /// Every live handle, held or idle.
     all: Vec<Arc<Record>>,
-    idle: Vec<Arc<Record>>,
+    /// Handles that nobody may have any more, to be destroyed.
+    retired: Vec<Arc<Record>>,
     created: u64,
     destroyed: u64,
     misses: u64,
     hand_overs: u64,
+    waits: u64,
     failures: u64,
     create_time: Duration,
     /// Hits of handles that were destroyed.
@@ -31,28 +39,88 @@ struct Handles {
 }
 
 impl DevicePool {
-    fn lock(&self) -> MutexGuard<'_, Handles> {
+    fn books(&self) -> MutexGuard<'_, Books> {
         // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An idle handle for a request: one that last ran on the stream, else the one that came back last.
-    pub(super) fn take_idle(&self, stream: RawStream) -> Option<Arc<Record>> {
-        let mut handles = self.lock();
-        handles.misses += 1;
-        let last = handles.idle.len().checked_sub(1)?;
-        let index = handles.idle.iter().rposition(|record| record.last_ran_on(stream)).unwrap_or(last);
-        handles.hand_overs += 1;
-        Some(handles.idle.remove(index))
+    /// The idle handle of a thread's own slot, if it last ran on this stream.
+    #[inline]
+    pub(super) fn take_near(&self, near: usize, stream: RawStream) -> Option<Arc<Record>> {
+        let record = self.exchange.take_near(near)?;
+        if record.last_ran_on(stream) {
+            return Some(record);
+        }
+        self.exchange.put_near(near, record);
+        None
+    }
+
+    /// Takes a handle back that a lease held.
+    #[inline]
+    pub(super) fn put_near(&self, near: usize, record: Arc<Record>) {
+        record.hold(Holder::NONE);
+        self.exchange.put_near(near, record);
+    }
+
+    /// An idle handle, best one that last ran on the stream, or room for a new one; none if there was neither in time.
+    pub(super) fn take(&self, stream: RawStream, timeout: Duration) -> Option<Turn<Record>> {
+        self.books().misses += 1;
+        let begin_to_wait = || {
+            self.books().waits += 1;
+            let now = Instant::now();
+            now.checked_add(timeout).unwrap_or_else(|| now + FOREVER)
+        };
+        self.exchange.take(|record| record.last_ran_on(stream), begin_to_wait)
+    }
+
+    /// Room for a handle that is made ahead of need.
+    pub(super) fn make_room(&self) -> bool {
+        self.exchange.make_room()
+    }
+
+    /// Gives up room that no handle filled.
+    pub(super) fn leave_room(&self) {
+        self.exchange.leave_room(1);
+    }
+
+    pub(super) fn limit(&self) -> Option<usize> {
+        self.exchange.limit()
+    }
+
+    pub(super) fn set_limit(&self, limit: Option<usize>) {
+        self.exchange.set_limit(limit);
+    }
+
+    pub(super) fn count_hand_over(&self) {
+        self.books().hand_overs += 1;
     }
 
     /// Takes handles back that nobody holds any more.
     pub(super) fn put_idle(&self, records: impl IntoIterator<Item = Arc<Record>>) {
-        self.lock().idle.extend(records);
+        for record in records {
+            record.hold(Holder::NONE);
+            self.exchange.put(record);
+        }
+    }
+
+    /// Takes a handle back that nobody may have again.
+    pub(super) fn retire(&self, record: Arc<Record>) {
+        record.hold(Holder::NONE);
+        {
+            let mut books = self.books();
+            books.all.retain(|other| !Arc::ptr_eq(other, &record));
+            books.retired.push(record);
+        }
+        self.exchange.leave_room(1);
     }
 
     pub(super) fn idle_count(&self) -> usize {
-        self.lock().idle.len()
+        self.exchange.idle_count()
+    }
+
+    /// Whether there is anything for [`DevicePool::remove_unused`].
+    pub(super) fn has_unused(&self) -> bool {
+        !self.books().retired.is_empty() || self.exchange.idle_count() > 0
     }
 
     /// Books a new handle as held. Its memory is what was measured, else what was last measured, else what is known.
@@ -63,43 +131,61 @@ impl DevicePool {
         measured_bytes: Option<u64>,
         known_bytes: u64,
     ) -> Arc<Record> {
-        let mut handles = self.lock();
-        handles.created += 1;
-        handles.create_time += time;
-        handles.measured_bytes = measured_bytes.or(handles.measured_bytes);
-        let record = Arc::new(Record::new(handle, handles.measured_bytes.unwrap_or(known_bytes)));
-        handles.all.push(Arc::clone(&record));
+        let mut books = self.books();
+        books.created += 1;
+        books.create_time += time;
+        books.measured_bytes = measured_bytes.or(books.measured_bytes);
+        let record = Arc::new(Record::new(handle, books.measured_bytes.unwrap_or(known_bytes)));
+        books.all.push(Arc::clone(&record));
         record
     }
 
-    /// Takes every idle handle out for good, to be destroyed.
-    pub(super) fn remove_idle(&self) -> Vec<RawHandle> {
-        let mut handles = self.lock();
-        let idle = std::mem::take(&mut handles.idle);
-        handles.all.retain(|record| !idle.iter().any(|gone| Arc::ptr_eq(gone, record)));
-        handles.destroyed += idle.len() as u64;
-        handles.past_hits += idle.iter().map(|record| record.hits()).sum::<u64>();
+    /// Takes every idle and every retired handle out for good, to be destroyed.
+    pub(super) fn remove_unused(&self) -> Vec<RawHandle> {
+        let idle = self.exchange.remove_idle();
+        let mut books = self.books();
+        books.all.retain(|record| !idle.iter().any(|gone| Arc::ptr_eq(gone, record)));
+        let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut books.retired)).collect();
+        books.destroyed += unused.len() as u64;
+        books.past_hits += unused.iter().map(|record| record.hits()).sum::<u64>();
         // Each is in no list any more, so this is its only owner.
-        idle.into_iter().filter_map(Arc::into_inner).map(|record| record.handle).collect()
+        unused.into_iter().filter_map(Arc::into_inner).map(|record| record.handle).collect()
     }
 
     pub(super) fn count_failure(&self) {
-        self.lock().failures += 1;
+        self.books().failures += 1;
+    }
+
+    /// Who holds the handles that are held.
+    pub(super) fn holders(&self) -> Vec<Holder> {
+        let holders: Vec<_> = self.books().all.iter().filter_map(|record| record.holder()).collect();
+        holders.into_iter().map(Holder::named).collect()
     }
 
     pub(super) fn stats(&self) -> HandleStats {
-        let handles = self.lock();
+        let idle = self.exchange.idle_count() as u64;
+        let books = self.books();
+        let holders = books.all.iter().filter_map(|record| record.holder());
+        let leased = holders.filter(|holder| holder.hold == Hold::Lease).count() as u64;
+        let every = || books.all.iter().chain(&books.retired);
         HandleStats {
-            created: handles.created,
-            destroyed: handles.destroyed,
-            idle: handles.idle.len() as u64,
-            held: (handles.all.len() - handles.idle.len()) as u64,
-            hits: handles.past_hits + handles.all.iter().map(|record| record.hits()).sum::<u64>(),
-            misses: handles.misses,
-            hand_overs: handles.hand_overs,
-            failures: handles.failures,
-            create_time: handles.create_time,
-            device_bytes: handles.all.iter().map(|record| record.bytes).sum(),
+            created: books.created,
+            destroyed: books.destroyed,
+            retired: books.retired.len() as u64,
+            idle,
+            // Also those being made ready for a request.
+            held: (books.all.len() as u64).saturating_sub(idle + leased),
+            leased,
+            hits: books.past_hits + every().map(|record| record.hits()).sum::<u64>(),
+            misses: books.misses,
+            hand_overs: books.hand_overs,
+            waits: books.waits,
+            failures: books.failures,
+            create_time: books.create_time,
+            device_bytes: every().map(|record| record.bytes).sum(),
         }
     }
 }
+
+/// Longer than any program runs, for deadlines beyond what a clock can tell.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

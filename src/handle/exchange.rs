@@ -5,9 +5,10 @@
 //! shared, so that every interleaving can be tried with numbers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, lock, wait_until};
 
 /// Slots of a device's exchange. Threads are spread over them, so that each mostly meets its own.
 #[cfg(not(loom))]
@@ -172,7 +173,7 @@ impl<T> Exchange<T> {
             if let Some(turn) = turn.take() {
                 return Some(turn);
             }
-            match wait(&waiter.is_served, turn, deadline) {
+            match wait_until(&waiter.is_served, turn, deadline) {
                 Ok(woken) => turn = woken,
                 Err(still) => {
                     drop(still);
@@ -235,7 +236,7 @@ impl<T> Exchange<T> {
 }
 
 #[cfg(all(test, loom))]
-mod tests {
+mod models {
     use std::time::{Duration, Instant};
 
     use loom::sync::Arc as LoomArc;

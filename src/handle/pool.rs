@@ -10,13 +10,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::device_pool::DevicePool;
+use super::exchange::Turn;
+use super::holder::Holder;
+use super::lease::{self, Lease};
 use super::record::Record;
 use super::stats::HandleStats;
 use super::window;
-use super::{built_in, create};
-use crate::error::{Error, Result};
+use super::{built_in, create, hand_over};
+use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::library::Library;
 use crate::lifecycle;
 use crate::runtime::{self, Runtime};
@@ -50,12 +54,18 @@ pub(super) struct Shared {
     id: u8,
     library: &'static dyn Library,
     is_closed: AtomicBool,
+    /// The most handles for each device; `usize::MAX` for no limit.
+    limit: AtomicUsize,
     /// By ordinal, made when the runtime is known.
     devices: OnceLock<Box<[DevicePool]>>,
 }
 
 /// How many pools a process can have: as many as a byte tells apart. Pools are never dropped.
 const MAX_POOLS: usize = 1 << u8::BITS;
+
+/// How long a request waits for a handle of a pool with a limit, unless it says so itself. Not for ever: threads that hold
+/// handles may be waiting for those that ask for one.
+const WAIT: Duration = Duration::from_secs(30);
 
 static NEXT_ID: AtomicUsize = AtomicUsize::new(built_in::COUNT);
 static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new());
@@ -156,15 +166,7 @@ impl HandlePool {
         let runtime = self.0.require_usable()?;
         let device = stream.device();
         let pool = self.0.on(device)?;
-        let record = match pool.take_idle(stream.raw()) {
-            Some(record) => record,
-            None => self.0.create(runtime, pool, device)?,
-        };
-        if let Err(error) = self.0.library.set_stream(&record.handle, stream) {
-            self.0.give_back(device, record);
-            return Err(self.0.refused(device, error));
-        }
-        record.note_stream(stream.raw());
+        let record = self.0.take(runtime, pool, stream, WAIT)?;
         let address = record.handle.as_non_null();
         if let Err((error, record)) = window::hold(self.0, device, record) {
             self.0.give_back(device, record);
@@ -173,7 +175,61 @@ impl HandlePool {
         Ok(Handle { address, this_thread: PhantomData })
     }
 
-    /// Creates as many handles as are missing for `count` to be idle on the device, and answers how many that were.
+    /// A handle for a scope: nobody else's until the lease is dropped. With a [limit](HandlePool::set_limit) it waits up to
+    /// 30 s for one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if all that there may be are in use for so long.
+    #[inline]
+    pub fn lease(&self, stream: &Stream) -> Result<Lease> {
+        self.lease_within(stream, WAIT)
+    }
+
+    /// [`HandlePool::lease`] that waits at most so long.
+    ///
+    /// # Errors
+    /// As [`HandlePool::lease`].
+    #[inline]
+    pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
+        match self.0.take_near(stream) {
+            Some(record) => record.map(|record| Lease::new(self.0, stream.device(), record)),
+            None => self.lease_slowly(stream, timeout),
+        }
+    }
+
+    #[cold]
+    fn lease_slowly(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
+        let runtime = self.0.require_usable()?;
+        let device = stream.device();
+        let record = self.0.take(runtime, self.0.on(device)?, stream, timeout)?;
+        record.hold(Holder::lease());
+        Ok(Lease::new(self.0, device, record))
+    }
+
+    /// The most handles that there may be on each device, if there is a limit.
+    pub fn limit(&self) -> Option<usize> {
+        Some(self.0.limit.load(Ordering::Relaxed)).filter(|&limit| limit != usize::MAX)
+    }
+
+    /// Sets or removes the most handles that there may be on each device. Requests beyond it wait for a handle to be given
+    /// back: by a lease that ends, or a thread that ends. Handles beyond a new limit stay.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub fn set_limit(&self, limit: Option<usize>) -> Result<()> {
+        if limit == Some(0) {
+            return Err(Error::invalid_value(
+                "a pool of at most 0 handles could serve nobody; give 1 or more, or none",
+            ));
+        }
+        lifecycle::refuse_forked()?;
+        self.0.limit.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
+        self.0.devices.get().into_iter().flatten().for_each(|pool| pool.set_limit(limit));
+        Ok(())
+    }
+
+    /// Creates as many handles as are missing for `count` to be idle on the device, or as a limit allows, and answers how
+    /// many that were.
     ///
     /// # Errors
     /// As [`HandlePool::handle`]; the handles made before the failure stay.
@@ -185,6 +241,10 @@ impl HandlePool {
         let mut created = Vec::new();
         let mut result = Ok(missing);
         for _ in 0..missing {
+            if !pool.make_room() {
+                result = Ok(created.len());
+                break;
+            }
             match self.0.create(runtime, pool, device) {
                 Ok(record) => created.push(record),
                 Err(error) => {
@@ -274,7 +334,13 @@ impl HandlePool {
 
 impl Shared {
     pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
-        Self { id, library, is_closed: AtomicBool::new(false), devices: OnceLock::new() }
+        Self {
+            id,
+            library,
+            is_closed: AtomicBool::new(false),
+            limit: AtomicUsize::new(usize::MAX),
+            devices: OnceLock::new(),
+        }
     }
 
     #[inline]
@@ -297,7 +363,12 @@ impl Shared {
     }
 
     fn make_devices(&self, runtime: &dyn Runtime) {
-        self.devices.get_or_init(|| (0..runtime.device_count()).map(|_| DevicePool::default()).collect());
+        self.devices.get_or_init(|| {
+            let pools: Box<[DevicePool]> = (0..runtime.device_count()).map(|_| DevicePool::default()).collect();
+            let limit = self.limit.load(Ordering::Relaxed);
+            pools.iter().for_each(|pool| pool.set_limit(Some(limit).filter(|&limit| limit != usize::MAX)));
+            pools
+        });
     }
 
     fn on(&self, device: Device) -> Result<&DevicePool> {
@@ -314,6 +385,107 @@ impl Shared {
         error.on(device)
     }
 
+    /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
+    #[inline]
+    fn take_near(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
+        if lifecycle::is_forked() || self.is_closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pool = self.devices.get()?.get(stream.device().ordinal())?;
+        let record = pool.take_near(lease::near(), stream.raw())?;
+        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
+        if let Err(error) = ready {
+            pool.put_idle([record]);
+            return Some(Err(self.refused(stream.device(), error)));
+        }
+        record.hold(Holder::lease());
+        record.count_hit();
+        Some(Ok(record))
+    }
+
+    /// Takes back what a lease held.
+    #[inline]
+    pub(super) fn end_lease(&self, device: Device, record: Arc<Record>) {
+        if let Ok(pool) = self.on(device) {
+            pool.put_near(lease::near(), record);
+        }
+    }
+
+    /// Takes back what nobody may have again.
+    pub(super) fn retire(&self, device: Device, record: Arc<Record>) {
+        if !lifecycle::is_forked()
+            && let Ok(pool) = self.on(device)
+        {
+            pool.retire(record);
+        }
+    }
+
+    /// A handle with the stream set: an idle one, best one that last ran on the stream, else a new one.
+    fn take(
+        &self,
+        runtime: &'static dyn Runtime,
+        pool: &DevicePool,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Result<Arc<Record>> {
+        let device = stream.device();
+        let record = match pool.take(stream.raw(), timeout) {
+            Some(Turn::Handle(record)) => self.hand_over(runtime, pool, record, stream)?,
+            Some(Turn::Room) => self.create(runtime, pool, device)?,
+            None => return Err(self.exhausted(pool, device, timeout)),
+        };
+        if let Err(error) = self.library.set_stream(&record.handle, stream) {
+            pool.put_idle([record]);
+            return Err(self.refused(device, error));
+        }
+        record.note_stream(stream.raw());
+        Ok(record)
+    }
+
+    /// Makes an idle handle ready for the stream; where that would harm a capture, makes a new one.
+    fn hand_over(
+        &self,
+        runtime: &'static dyn Runtime,
+        pool: &DevicePool,
+        record: Arc<Record>,
+        stream: &Stream,
+    ) -> Result<Arc<Record>> {
+        let device = stream.device();
+        match hand_over::make_ready(runtime, self.library, &record, stream) {
+            Ok(true) => {
+                pool.count_hand_over();
+                Ok(record)
+            }
+            Ok(false) => {
+                pool.put_idle([record]);
+                if pool.make_room() {
+                    self.create(runtime, pool, device)
+                } else {
+                    Err(self.exhausted(pool, device, Duration::ZERO))
+                }
+            }
+            Err(error) => {
+                pool.put_idle([record]);
+                Err(self.refused(device, error))
+            }
+        }
+    }
+
+    #[cold]
+    fn exhausted(&self, pool: &DevicePool, device: Device, waited: Duration) -> Error {
+        pool.count_failure();
+        let library = self.library.name().to_owned();
+        let limit = pool.limit().unwrap_or(usize::MAX);
+        ErrorKind::PoolExhausted(PoolExhausted {
+            library,
+            device,
+            limit,
+            waited,
+            holders: pool.holders().iter().map(ToString::to_string).collect(),
+        })
+        .into()
+    }
+
     /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
     pub(super) fn give_back(&self, device: Device, record: Arc<Record>) {
         if !lifecycle::is_forked()
@@ -323,7 +495,7 @@ impl Shared {
         }
     }
 
-    /// Creates a handle and books it as held. If memory runs out, every pool's idle handles are destroyed first.
+    /// Creates a handle in room that was made for it, and books it as held. If memory runs out, every pool's idle handles are destroyed first.
     fn create(&self, runtime: &'static dyn Runtime, pool: &DevicePool, device: Device) -> Result<Arc<Record>> {
         static TELLS: Once = Once::new();
         TELLS.call_once(|| crate::holders::add(holders));
@@ -342,21 +514,22 @@ impl Shared {
             Ok(created) => created,
             Err(error) => {
                 pool.count_failure();
+                pool.leave_room();
                 return Err(error);
             }
         };
         Ok(pool.add(created.handle, created.time, created.bytes, self.library.handle_bytes()))
     }
 
-    /// Destroys the idle handles of a device.
+    /// Destroys the idle and discarded handles of a device.
     fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
         let Ok(pool) = self.on(device) else { return Ok(0) };
-        if pool.idle_count() == 0 || create::would_spoil_a_capture(runtime, self.library, device)? {
+        if !pool.has_unused() || create::would_spoil_a_capture(runtime, self.library, device)? {
             return Ok(0);
         }
         // Before any handle leaves the pool, so that a refusal loses none.
         let prepared = create::Prepared::new(runtime, device)?;
-        let handles = pool.remove_idle();
+        let handles = pool.remove_unused();
         let count = handles.len();
         prepared.destroy(self.library, handles).map(|()| count).inspect_err(|_| pool.count_failure())
     }
@@ -366,7 +539,7 @@ impl Shared {
 fn holders(device: Device) -> Vec<(String, usize, u64)> {
     let held = all_pools().into_iter().filter_map(|pool| {
         let stats = pool.on(device).ok()?.stats();
-        let handles = stats.idle + stats.held;
+        let handles = stats.idle + stats.held + stats.leased + stats.retired;
         (handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, stats.device_bytes))
     });
     held.collect()

@@ -2,34 +2,60 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::holder::Holder;
 use crate::library::RawHandle;
 use crate::stream::RawStream;
 
-/// A handle with the counters of the thread that holds it. Only that thread writes to it, so plain stores suffice;
-/// others read the counters for statistics.
+/// A handle with the counters of whoever holds it. Only the holder writes to it, so plain stores suffice; others read the
+/// counters for statistics.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) handle: RawHandle,
     /// Device memory that creating it took, in bytes.
     pub(super) bytes: u64,
+    /// One more than the address of the stream that it last ran on; 0 if it never ran.
     stream: AtomicUsize,
     hits: AtomicU64,
+    holder: AtomicU64,
 }
 
 impl Record {
     pub(super) fn new(handle: RawHandle, bytes: u64) -> Self {
-        Self { handle, bytes, stream: AtomicUsize::new(0), hits: AtomicU64::new(0) }
+        Self {
+            handle,
+            bytes,
+            stream: AtomicUsize::new(0),
+            hits: AtomicU64::new(0),
+            holder: AtomicU64::new(Holder::NONE),
+        }
     }
 
     /// Notes the stream that the handle's next calls run on.
     #[inline]
     pub(super) fn note_stream(&self, stream: RawStream) {
-        self.stream.store(stream.address(), Ordering::Relaxed);
+        self.stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The stream that it last ran on, if it ever ran.
+    pub(super) fn stream(&self) -> Option<RawStream> {
+        self.stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
     }
 
     /// Whether the handle last ran on this very stream. A per-thread default stream is another one in each thread.
+    #[inline]
     pub(super) fn last_ran_on(&self, stream: RawStream) -> bool {
-        stream != RawStream::PER_THREAD && self.stream.load(Ordering::Relaxed) == stream.address()
+        stream != RawStream::PER_THREAD && self.stream() == Some(stream)
+    }
+
+    /// Notes who holds it from now on.
+    #[inline]
+    pub(super) fn hold(&self, holder: u64) {
+        self.holder.store(holder, Ordering::Relaxed);
+    }
+
+    /// Who holds it, if anybody does.
+    pub(super) fn holder(&self) -> Option<Holder> {
+        Holder::from_bits(self.holder.load(Ordering::Relaxed))
     }
 
     #[inline]

@@ -11,16 +11,22 @@ pub struct HandleStats {
     pub created: u64,
     /// Handles destroyed so far, by trimming.
     pub destroyed: u64,
-    /// Handles that no thread holds.
+    /// Handles that were discarded and wait to be destroyed by trimming.
+    pub retired: u64,
+    /// Handles that nobody holds.
     pub idle: u64,
-    /// Handles that threads hold.
+    /// Handles that threads hold in their windows.
     pub held: u64,
-    /// Requests that the thread's own handle served.
+    /// Handles that leases hold.
+    pub leased: u64,
+    /// Requests that the thread's own handle served, or for a lease the one that it gave back last.
     pub hits: u64,
     /// Requests that went to the pool.
     pub misses: u64,
     /// Misses served by a handle that another thread had held, or that was made ahead of need.
     pub hand_overs: u64,
+    /// Requests that waited for a handle, since there was a limit.
+    pub waits: u64,
     /// Requests and creations that failed.
     pub failures: u64,
     /// Time spent creating handles, summed over threads.
@@ -33,11 +39,14 @@ impl AddAssign for HandleStats {
     fn add_assign(&mut self, other: Self) {
         self.created += other.created;
         self.destroyed += other.destroyed;
+        self.retired += other.retired;
         self.idle += other.idle;
         self.held += other.held;
+        self.leased += other.leased;
         self.hits += other.hits;
         self.misses += other.misses;
         self.hand_overs += other.hand_overs;
+        self.waits += other.waits;
         self.failures += other.failures;
         self.create_time += other.create_time;
         self.device_bytes += other.device_bytes;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::built_in;
+use super::holder::Holder;
 use super::pool::Shared;
 use super::record::Record;
 use crate::error::{Error, Result};
@@ -96,6 +97,7 @@ pub(super) fn with_held<R>(pool: &Shared, device: Device, f: impl FnOnce(&Record
 /// # Errors
 /// The record comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
 pub(super) fn hold(pool: &'static Shared, device: Device, record: Arc<Record>) -> Result<(), (Error, Arc<Record>)> {
+    record.hold(Holder::window());
     let mut record = Some(record);
     let held = WINDOW.try_with(|window| {
         if let Some(slot) = window.near_slot(pool, device) {

@@ -96,6 +96,21 @@ pub trait Library: Send + Sync {
     /// What the library refused.
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()>;
 
+    /// Sets back what the handle's former owner could change of it, such as pointer mode or math mode. Called when a handle
+    /// goes from one owner to the next.
+    ///
+    /// # Errors
+    /// What the library refused.
+    fn reset(&self, _handle: &RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the handle has scratch memory that work under way may still use, so that the next stream has to wait for the
+    /// last one when a handle goes from one owner to the next.
+    fn keeps_scratch(&self) -> bool {
+        true
+    }
+
     /// The runtime that the handles need; none if any will do.
     fn runtime(&self) -> Option<Kind> {
         None
@@ -145,6 +160,14 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         (**self).set_stream(handle, stream)
+    }
+
+    fn reset(&self, handle: &RawHandle) -> Result<()> {
+        (**self).reset(handle)
+    }
+
+    fn keeps_scratch(&self) -> bool {
+        (**self).keeps_scratch()
     }
 
     fn runtime(&self) -> Option<Kind> {

@@ -33,7 +33,6 @@ mod segment;
 mod shared_list;
 mod snapshot;
 mod stats;
-mod sync;
 mod table;
 mod thread_cache;
 

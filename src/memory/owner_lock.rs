@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
-use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl<T> Drop for OwnerGuard<'_, T> {
 mod barrier {
     use std::sync::atomic::{AtomicU8, compiler_fence};
 
-    use super::super::sync::{Ordering, fence};
+    use crate::sync::{Ordering, fence};
 
     const UNKNOWN: u8 = 0;
     const KERNEL: u8 = 1;
@@ -186,7 +186,7 @@ mod barrier {
 
 #[cfg(loom)]
 mod barrier {
-    use super::super::sync::{Ordering, fence};
+    use crate::sync::{Ordering, fence};
 
     pub(super) fn light() {
         fence(Ordering::SeqCst);

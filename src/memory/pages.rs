@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 
 use super::heap::ALIGNMENT;
 use super::heap::slab::Slabs;
-use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::table::Table;
 use crate::runtime::Physical;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The unit of physical memory and of mapping, in bytes.
 pub(super) const PAGE: u64 = 2 << 20;

@@ -5,7 +5,7 @@
 
 use std::sync::PoisonError;
 
-use super::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// Items, and how many there are.
 #[derive(Debug, Default)]
@@ -39,8 +39,8 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    use super::super::sync::{AtomicBool, Ordering};
     use super::SharedList;
+    use crate::sync::{AtomicBool, Ordering};
 
     fn push(list: &SharedList<Vec<u32>>, item: u32) {
         list.change(|items| {

@@ -16,9 +16,9 @@ use super::owner_lock::OwnerLock;
 use super::pages::Entry;
 use super::pool::Pool;
 use super::shared_list::SharedList;
-use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::runtime::Stream;
 use crate::stream::RawStream;
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -310,9 +310,9 @@ mod models {
 
     use super::super::heap::Counts;
     use super::super::pages::PAGE;
-    use super::super::sync::{AtomicBool, Ordering};
     use super::*;
     use crate::stream::Device;
+    use crate::sync::{AtomicBool, Ordering};
 
     const OWNER: u64 = 1;
     const NEXT_OWNER: u64 = 2;

@@ -12,6 +12,7 @@ pub mod host;
 mod scope;
 pub(crate) mod shared_object;
 mod stream;
+mod thread;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -27,6 +28,7 @@ pub use scope::StreamScope;
 pub(crate) use scope::{Entered, enter, leave};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
+pub(crate) use thread::thread_number;
 
 /// The environment variable that chooses the runtime: `cuda` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";

@@ -7,8 +7,8 @@ use std::array;
 use std::sync::PoisonError;
 
 use super::size_class::{SLOTS_MAX, SizeClass};
-use crate::memory::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::memory::table::Table;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 const WORDS: usize = SLOTS_MAX / 64;
 /// How many slabs a device can have.
@@ -249,7 +249,7 @@ mod models {
     use super::super::size_class::SizeClass;
     use super::Slab;
     use crate::memory::shared_list::SharedList;
-    use crate::memory::sync::{AtomicBool, Ordering};
+    use crate::sync::{AtomicBool, Ordering};
 
     /// A slab and what is around it: who frees, and an owner who looks only where it was told to.
     #[derive(Default)]

@@ -1,0 +1,57 @@
+//! Hand-over: what makes a handle that somebody else used fit for the next.
+//!
+//! Where a library keeps scratch memory in its handles, work of the former stream may still be using it, so the new stream
+//! waits for that first. What the former owner could change of the handle is set back.
+
+use super::record::Record;
+use crate::error::Result;
+use crate::library::Library;
+use crate::runtime::{self, BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
+use crate::stream::{CaptureStatus, RawStream};
+
+/// Makes an idle handle ready for the stream. False if it cannot be now, without harm to a capture: then another handle is
+/// to be had.
+///
+/// # Errors
+/// What the library or the driver refused.
+pub(super) fn make_ready(
+    runtime: &'static dyn Runtime,
+    library: &dyn Library,
+    record: &Record,
+    stream: &Stream,
+) -> Result<bool> {
+    if library.keeps_scratch() && !record.last_ran_on(stream.raw()) {
+        let Some(former) = record.stream() else { return library.reset(&record.handle).map(|()| true) };
+        if !wait_for(runtime, former, stream)? {
+            return Ok(false);
+        }
+    }
+    library.reset(&record.handle).map(|()| true)
+}
+
+/// Makes the stream wait for the work so far on a former one of the same device.
+fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream) -> Result<bool> {
+    let device = stream.device();
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+    // A captured stream cannot wait for work outside of its graph.
+    if stream.capture_status()? != CaptureStatus::None {
+        return Ok(false);
+    }
+    // SAFETY: only a stream that turns out to be one of our own, and so alive, or the legacy default stream is used.
+    let former = unsafe { Stream::from_raw_on(former.as_ptr(), device) }.kept();
+    let event = Event::new(device)?;
+    if former.is_lasting() {
+        if former.capture_status()? != CaptureStatus::None {
+            return Ok(false);
+        }
+        event.record(&former)?;
+    } else {
+        // It may have been destroyed by now, so all work on the device stands for its.
+        if is_known_stream_capturing(runtime::get()?, device)? {
+            return Ok(false);
+        }
+        event.record_context()?;
+    }
+    stream.wait(&event).map(|()| true)
+}
