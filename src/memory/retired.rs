@@ -62,7 +62,9 @@ impl DeviceMemory {
         let mut outcome = Ok(());
         let mut released = 0;
         let mut kept = Vec::new();
-        for mut entry in entries {
+        // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back leaves
+        // no older mapping behind.
+        for mut entry in entries.into_iter().rev() {
             match entry.until.is_done(self, wait) {
                 Ok(true) => {
                     let before = entry.remains.bytes();
@@ -83,7 +85,7 @@ impl DeviceMemory {
         }
         if !kept.is_empty() {
             let mut entries = self.retired.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            entries.extend(kept);
+            entries.splice(0..0, kept.into_iter().rev());
             self.retired.len.store(entries.len(), Ordering::Release);
         }
         outcome.map(|()| released)

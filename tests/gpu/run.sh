@@ -84,7 +84,7 @@ run_all() {
   echo
   run_memory
   if [ "${ONLY:-}" = memory ]; then
-    step gpu-tests "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_memory.py
+    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_memory.py tests/gpu/test_replay.py
     finish
     return
   fi
