@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::hint::black_box;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,8 +40,41 @@ fn checkouts(criterion: &mut Criterion) {
                 pool.handle(black_box(&streams[turn]))
             });
         });
+        group.bench_function("lease(stream)", |bench| bench.iter(|| pool.lease(black_box(&streams[0])).map(drop)));
         group.finish();
     }
+}
+
+/// Nanoseconds for a lease and its return, of the slowest of threads that lease at once, each on a stream of its own.
+fn leases_at_once(pool: HandlePool, threads: usize, count: u64) -> Duration {
+    let barrier = Barrier::new(threads);
+    thread::scope(|scope| {
+        let spawn = |_| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                let stream = Stream::new(Device::from_ordinal(0)).expect("a stream");
+                (0..100).for_each(|_| drop(pool.lease(&stream).expect("a handle")));
+                barrier.wait();
+                let start = Instant::now();
+                (0..count).for_each(|_| drop(black_box(pool.lease(&stream)).expect("a handle")));
+                start.elapsed()
+            })
+        };
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        running.into_iter().map(|thread| thread.join().expect("no panic")).max().unwrap_or_default()
+    })
+}
+
+fn leases(criterion: &mut Criterion) {
+    let [pool, _] = two_pools();
+    let mut group = criterion.benchmark_group("leases");
+    group.sampling_mode(SamplingMode::Flat);
+    for threads in [1, 2, 4, 8, 16] {
+        group.bench_function(format!("{threads} threads"), |bench| {
+            bench.iter_custom(|iterations| leases_at_once(pool, threads, iterations));
+        });
+    }
+    group.finish();
 }
 
 /// Two pools whose handles are cheap to make.
@@ -115,6 +149,6 @@ criterion_group! {
     name = benches;
     // A checkout takes nanoseconds: a second of them is plenty.
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = checkouts, threads
+    targets = checkouts, threads, leases
 }
 criterion_main!(benches);

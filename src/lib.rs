@@ -34,7 +34,7 @@ mod sync;
 pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Lease, Pooled,
-    handle, lease,
+    handle, handle_stats, lease,
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,

@@ -51,6 +51,17 @@ class OutOfMemory(Error, MemoryError):
     free_bytes: int
     total_bytes: int
 
+class PoolExhausted(Error, TimeoutError):
+    """All handles that a pool may have are in use, and stayed so for as long as the request could wait.
+
+    ``holders`` tells who has them, a line each.
+    """
+
+    library: str
+    device: int
+    limit: int
+    holders: list[str]
+
 class Forked(Error):
     """The process was forked after the GPU was first used, and this is the child."""
 
@@ -105,14 +116,38 @@ class HandlePool:
         for a device or stream that cannot be right, Forked in a forked child.
         """
 
+    def lease(
+        self,
+        stream: _StreamLike | None = None,
+        device: SupportsIndex | None = None,
+        timeout: float | None = None,
+    ) -> Lease:
+        """``with pool.lease(stream) as handle:`` lends a handle for a block, with the stream set.
+
+        So threads that seldom work at once need only as many handles as work at once. ``int(handle)`` is the handle.
+        With a :attr:`limit` it waits up to ``timeout`` seconds, 30 by default, and then raises PoolExhausted; otherwise
+        as :meth:`handle`.
+        """
+
+    @property
+    def limit(self) -> int | None:
+        """The most handles that there may be on each device; None for any number.
+
+        Requests beyond it wait for a lease or a thread to end, in the order in which they came. Handles beyond a new
+        limit stay.
+        """
+
+    @limit.setter
+    def limit(self, value: int | None) -> None: ...
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
         """Create as many handles as are missing for ``count`` to be idle on the device, and return how many that were.
 
+        A :attr:`limit` is kept.
         In the background it returns 0 at once; the handles, or a failure, show up in :meth:`stats`.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:
-        """Destroy the idle handles of a device, or of all, and return how many.
+        """Destroy the idle and discarded handles of a device, or of all, and return how many.
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
         capture on it. Of those, none is destroyed while a capture is known of: one on a :class:`Stream`, on this
@@ -146,6 +181,36 @@ class HandlePool:
         """The pool's name."""
 
 @final
+class Lease:
+    """A handle that is its holder's alone until the block ends; see :meth:`HandlePool.lease`.
+
+    It may be used and ended in another thread than the one that asked for it, one thread at a time.
+    """
+
+    def __enter__(self) -> Lease: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]: ...
+    def __int__(self) -> int:
+        """The handle. Raises InvalidValue once the lease is over."""
+
+    def __index__(self) -> int:
+        """The same."""
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+
+    def release(self) -> None:
+        """End the lease, as the block's end does; again does nothing."""
+
+    def discard(self) -> None:
+        """End the lease of a handle that was changed beyond what the pool can set back.
+
+        Nobody gets it again, and :meth:`HandlePool.trim` destroys it.
+        """
+
+@final
 class HandleStats:
     """A pool's counts at one moment."""
 
@@ -158,12 +223,20 @@ class HandleStats:
         """Handles destroyed so far, by trimming."""
 
     @property
+    def retired(self) -> int:
+        """Handles that were discarded and wait to be destroyed by trimming."""
+
+    @property
     def idle(self) -> int:
-        """Handles that no thread holds."""
+        """Handles that nobody holds."""
 
     @property
     def held(self) -> int:
-        """Handles that threads hold."""
+        """Handles that threads hold until they end."""
+
+    @property
+    def leased(self) -> int:
+        """Handles that leases hold."""
 
     @property
     def hits(self) -> int:
@@ -176,6 +249,10 @@ class HandleStats:
     @property
     def hand_overs(self) -> int:
         """Misses served by a handle that another thread had held, or that was made ahead of need."""
+
+    @property
+    def waits(self) -> int:
+        """Requests that waited for a handle, since there was a limit."""
 
     @property
     def failures(self) -> int:
@@ -194,6 +271,9 @@ class HandleStats:
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
+
+def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
+    """The counts of every pool that has been used, by its name, on one device or summed over all."""
 
 @final
 class Stream:

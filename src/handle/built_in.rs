@@ -1,7 +1,8 @@
 //! The pools of the libraries that gpupool knows, by type.
 
 use super::lease::Lease;
-use super::pool::{Handle, HandlePool, Shared};
+use super::pool::{Handle, HandlePool};
+use super::shared::Shared;
 use crate::error::Result;
 use crate::library::{self, Library};
 use crate::runtime::Stream;

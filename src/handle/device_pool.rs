@@ -78,6 +78,11 @@ impl DevicePool {
         self.exchange.make_room()
     }
 
+    /// Whether the limit allows no further handle.
+    pub(super) fn is_full(&self) -> bool {
+        self.exchange.is_full()
+    }
+
     /// Gives up room that no handle filled.
     pub(super) fn leave_room(&self) {
         self.exchange.leave_room(1);

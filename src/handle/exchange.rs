@@ -201,6 +201,11 @@ impl<T> Exchange<T> {
         has_room
     }
 
+    pub(super) fn is_full(&self) -> bool {
+        let state = self.lock();
+        state.limit.is_some_and(|limit| state.live >= limit)
+    }
+
     /// Gives up room: a handle was not made, or is no more.
     pub(super) fn leave_room(&self, count: usize) {
         let mut state = self.lock();

@@ -6,11 +6,12 @@
 use super::record::Record;
 use crate::error::Result;
 use crate::library::Library;
-use crate::runtime::{self, BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
+use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
 use crate::stream::{CaptureStatus, RawStream};
 
-/// Makes an idle handle ready for the stream. False if it cannot be now, without harm to a capture: then another handle is
-/// to be had.
+/// Makes an idle handle ready for the stream. False if it cannot be now: then another handle is to be had. With `at_all_costs`
+/// it is also made ready after a foreign stream that may be gone, whose work only the whole device's stands for: captures
+/// that nobody has told of are spoiled by that.
 ///
 /// # Errors
 /// What the library or the driver refused.
@@ -19,10 +20,11 @@ pub(super) fn make_ready(
     library: &dyn Library,
     record: &Record,
     stream: &Stream,
+    at_all_costs: bool,
 ) -> Result<bool> {
     if library.keeps_scratch() && !record.last_ran_on(stream.raw()) {
         let Some(former) = record.stream() else { return library.reset(&record.handle).map(|()| true) };
-        if !wait_for(runtime, former, stream)? {
+        if !wait_for(runtime, former, stream, at_all_costs)? {
             return Ok(false);
         }
     }
@@ -30,7 +32,7 @@ pub(super) fn make_ready(
 }
 
 /// Makes the stream wait for the work so far on a former one of the same device.
-fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream) -> Result<bool> {
+fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, at_all_costs: bool) -> Result<bool> {
     let device = stream.device();
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
@@ -48,7 +50,7 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream) -
         event.record(&former)?;
     } else {
         // It may have been destroyed by now, so all work on the device stands for its.
-        if is_known_stream_capturing(runtime::get()?, device)? {
+        if !at_all_costs || is_known_stream_capturing(runtime, device)? {
             return Ok(false);
         }
         event.record_context()?;

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::pool::Shared;
 use super::record::Record;
+use super::shared::Shared;
 use crate::lifecycle;
 use crate::stream::Device;
 

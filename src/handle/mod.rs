@@ -12,10 +12,11 @@ mod holder;
 mod lease;
 mod pool;
 mod record;
+mod shared;
 mod stats;
 mod window;
 
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled, handle, lease};
 pub use lease::Lease;
-pub use pool::{Handle, HandlePool};
+pub use pool::{Handle, HandlePool, handle_stats};
 pub use stats::HandleStats;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::built_in;
 use super::holder::Holder;
-use super::pool::Shared;
 use super::record::Record;
+use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::stream::Device;
 

@@ -27,6 +27,14 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cublasSetStream_v2"),
     set_stream_uses_context: false,
     get_stream: Some(c"cublasGetStream_v2"),
+    // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
+    resets: &[
+        (c"cublasSetPointerMode_v2", 0),
+        (c"cublasSetAtomicsMode", 0),
+        (c"cublasSetMathMode", 0),
+        (c"cublasSetSmCountTarget", 0),
+    ],
+    keeps_scratch: true,
     version: VersionCall::Property(c"cublasGetProperty"),
     status_names: StatusNames::Function(c"cublasGetStatusName"),
     last_error: None,

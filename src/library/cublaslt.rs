@@ -26,6 +26,8 @@ pub static CUBLASLT: Vendor = Vendor::new(Description {
     set_stream: None,
     set_stream_uses_context: false,
     get_stream: None,
+    resets: &[],
+    keeps_scratch: false,
     version: VersionCall::Property(c"cublasLtGetProperty"),
     status_names: StatusNames::Function(c"cublasLtGetStatusName"),
     last_error: None,

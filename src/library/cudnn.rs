@@ -32,6 +32,8 @@ pub static CUDNN: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudnnSetStream"),
     set_stream_uses_context: true,
     get_stream: Some(c"cudnnGetStream"),
+    resets: &[],
+    keeps_scratch: false,
     version: VersionCall::Number(c"cudnnGetVersion"),
     status_names: StatusNames::Function(c"cudnnGetErrorString"),
     last_error: Some(c"cudnnGetLastErrorString"),

@@ -31,6 +31,8 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudssSetStream"),
     set_stream_uses_context: false,
     get_stream: None,
+    resets: &[],
+    keeps_scratch: true,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[
         (1, "CUDSS_STATUS_NOT_INITIALIZED"),

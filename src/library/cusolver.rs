@@ -31,6 +31,9 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     set_stream: Some(c"cusolverDnSetStream"),
     set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
+    // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
+    resets: &[(c"cusolverDnSetDeterministicMode", 1)],
+    keeps_scratch: true,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[
         (1, "CUSOLVER_STATUS_NOT_INITIALIZED"),

@@ -30,6 +30,9 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     set_stream: Some(c"cusparseSetStream"),
     set_stream_uses_context: false,
     get_stream: None,
+    // Pointers on the host, as `cusparseCreate` sets it.
+    resets: &[(c"cusparseSetPointerMode", 0)],
+    keeps_scratch: false,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),
     last_error: None,

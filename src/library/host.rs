@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -20,15 +20,21 @@ use crate::stream::Device;
 pub struct HostLibrary {
     create_nanoseconds: AtomicU64,
     bytes: AtomicU64,
+    keeps_scratch: AtomicBool,
 }
 
 /// The simulated library.
-pub static HOST: HostLibrary = HostLibrary { create_nanoseconds: AtomicU64::new(0), bytes: AtomicU64::new(1 << 20) };
+pub static HOST: HostLibrary = HostLibrary {
+    create_nanoseconds: AtomicU64::new(0),
+    bytes: AtomicU64::new(1 << 20),
+    keeps_scratch: AtomicBool::new(false),
+};
 
 /// What a handle's address points to.
 #[derive(Debug)]
 struct HostHandle {
     stream: AtomicUsize,
+    resets: AtomicU64,
     device: Device,
     bytes: u64,
 }
@@ -41,6 +47,20 @@ pub fn set_create_cost(cost: Duration) {
 /// Sets how much simulated device memory a handle takes from now on, in bytes.
 pub fn set_handle_bytes(bytes: u64) {
     HOST.bytes.store(bytes, Ordering::Relaxed);
+}
+
+/// Sets whether its handles keep scratch memory, as cuSOLVER's do.
+pub fn set_keeps_scratch(keeps_scratch: bool) {
+    HOST.keeps_scratch.store(keeps_scratch, Ordering::Relaxed);
+}
+
+/// How often a handle of this library was set back for its next owner.
+///
+/// # Safety
+/// The address is that of a live handle of this library.
+pub unsafe fn resets_of(handle: *mut c_void) -> u64 {
+    // SAFETY: the caller vouches for the handle.
+    unsafe { &*handle.cast::<HostHandle>() }.resets.load(Ordering::Relaxed)
 }
 
 fn inner(handle: &RawHandle) -> &HostHandle {
@@ -81,7 +101,7 @@ impl Library for HostLibrary {
         if cost > 0 {
             thread::sleep(Duration::from_nanos(cost));
         }
-        let handle = Box::new(HostHandle { stream: AtomicUsize::new(0), device, bytes });
+        let handle = Box::new(HostHandle { stream: AtomicUsize::new(0), resets: AtomicU64::new(0), device, bytes });
         let handle = NonNull::from(Box::leak(handle));
         handle.as_ptr().expose_provenance();
         // SAFETY: the box was just leaked for this handle, and `destroy` takes it back.
@@ -100,6 +120,16 @@ impl Library for HostLibrary {
         check(Call::HandleSetStream)?;
         inner(handle).stream.store(stream.raw().address(), Ordering::Relaxed);
         Ok(())
+    }
+
+    #[inline]
+    fn reset(&self, handle: &RawHandle) -> Result<()> {
+        inner(handle).resets.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn keeps_scratch(&self) -> bool {
+        self.keeps_scratch.load(Ordering::Relaxed)
     }
 
     fn version(&self) -> Result<Option<Version>> {

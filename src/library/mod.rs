@@ -108,7 +108,7 @@ pub trait Library: Send + Sync {
     /// Whether the handle has scratch memory that work under way may still use, so that the next stream has to wait for the
     /// last one when a handle goes from one owner to the next.
     fn keeps_scratch(&self) -> bool {
-        true
+        false
     }
 
     /// The runtime that the handles need; none if any will do.

@@ -25,6 +25,10 @@ pub(super) struct Description {
     pub(super) set_stream_uses_context: bool,
     /// Given where asking is cheaper than setting, or where setting has side effects.
     pub(super) get_stream: Option<&'static CStr>,
+    /// `status f(handle, int)`: what an owner may have changed, and what a new handle has.
+    pub(super) resets: &'static [(&'static CStr, c_int)],
+    /// As [`Library::keeps_scratch`].
+    pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,
     /// `void f(char*, size_t)`: more about the calling thread's last error.
@@ -59,6 +63,7 @@ type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
+type SetFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
@@ -72,6 +77,8 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
+    /// Those of the description that this version has.
+    resets: Vec<(&'static CStr, SetFn, c_int)>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     status_name: Option<StatusNameFn>,
@@ -119,6 +126,11 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
+                resets: d
+                    .resets
+                    .iter()
+                    .filter_map(|&(name, value)| Some((name, loaded.function(name).ok()?, value)))
+                    .collect(),
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
                 status_name: loaded.optional_function(status_name)?,
@@ -254,6 +266,23 @@ impl Library for Vendor {
             return self.call_set_stream_bound(api, set_stream, handle, stream);
         }
         self.call_set_stream(api, set_stream, handle, stream)
+    }
+
+    #[inline]
+    fn reset(&self, handle: &RawHandle) -> Result<()> {
+        let api = self.api()?;
+        for &(name, set, value) in &api.resets {
+            // SAFETY: the handle is live and nobody else uses it.
+            let status = unsafe { set(handle.as_ptr(), value) };
+            if status != 0 {
+                return Err(self.refused(api, name, status));
+            }
+        }
+        Ok(())
+    }
+
+    fn keeps_scratch(&self) -> bool {
+        self.description.keeps_scratch
     }
 
     fn version(&self) -> Result<Option<Version>> {

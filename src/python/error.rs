@@ -1,6 +1,6 @@
 //! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own.
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -13,6 +13,7 @@ struct Exceptions {
     library_not_found: Py<PyType>,
     library_error: Py<PyType>,
     out_of_memory: Py<PyType>,
+    pool_exhausted: Py<PyType>,
     forked: Py<PyType>,
     invalid_value: Py<PyType>,
 }
@@ -51,6 +52,12 @@ impl Exceptions {
                 "Device memory ran out, also after gpupool gave back what nobody used. Also a MemoryError.",
                 py.get_type::<PyMemoryError>(),
             )?,
+            pool_exhausted: also(
+                "PoolExhausted",
+                "All handles that a pool may have stayed in use: see .library, .device, .limit and .holders. Also a \
+                 TimeoutError.",
+                py.get_type::<PyTimeoutError>(),
+            )?,
             forked: derived("Forked", "The process was forked after the GPU was first used, and this is the child.")?,
             invalid_value: also(
                 "InvalidValue",
@@ -70,6 +77,7 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("LibraryNotFound", &exceptions.library_not_found)?;
     module.add("LibraryError", &exceptions.library_error)?;
     module.add("OutOfMemory", &exceptions.out_of_memory)?;
+    module.add("PoolExhausted", &exceptions.pool_exhausted)?;
     module.add("Forked", &exceptions.forked)?;
     module.add("InvalidValue", &exceptions.invalid_value)
 }
@@ -103,6 +111,7 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         ErrorKind::LibraryNotFound { .. } => &exceptions.library_not_found,
         ErrorKind::Library(_) => &exceptions.library_error,
         ErrorKind::OutOfMemory(_) => &exceptions.out_of_memory,
+        ErrorKind::PoolExhausted(_) => &exceptions.pool_exhausted,
         ErrorKind::Forked => &exceptions.forked,
         ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
     };
@@ -110,6 +119,14 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     let refused = match error.kind() {
         ErrorKind::Library(refused) => refused,
         ErrorKind::OutOfMemory(out) => &out.refused,
+        ErrorKind::PoolExhausted(exhausted) => {
+            let value = exception.value(py);
+            value.setattr("library", &exhausted.library)?;
+            value.setattr("device", exhausted.device.ordinal())?;
+            value.setattr("limit", exhausted.limit)?;
+            value.setattr("holders", exhausted.holders.clone())?;
+            return Ok(exception);
+        }
         _ => return Ok(exception),
     };
     set_attributes(&exception, py, refused)?;

@@ -8,6 +8,7 @@
 mod callbacks;
 mod device;
 mod error;
+mod lease;
 mod memory;
 mod pool;
 mod simulation;
@@ -37,6 +38,8 @@ mod _native {
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
     #[pymodule_export]
+    use super::lease::PyLease;
+    #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, enable_peer_access,
@@ -52,7 +55,7 @@ mod _native {
         host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::stats::PyHandleStats;
+    use super::stats::{PyHandleStats, handle_stats};
     #[pymodule_export]
     use super::stream::{PyStream, PyStreamScope, stream};
 

@@ -1,9 +1,13 @@
 //! `HandlePool`: the pools of gpupool's libraries, and a user's own.
 
+use std::time::Duration;
+
 use pyo3::prelude::*;
 
 use super::callbacks::Callbacks;
+use super::lease::PyLease;
 use super::stats::PyHandleStats;
+use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
 use crate::handle::HandlePool;
@@ -17,6 +21,14 @@ impl From<HandlePool> for PyHandlePool {
     fn from(pool: HandlePool) -> Self {
         Self(pool)
     }
+}
+
+/// A timeout in seconds, of which there may be infinitely many.
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    if timeout.is_nan() || timeout < 0.0 {
+        return Err(Error::invalid_value(format!("timeout={timeout} is no number of seconds from 0")).into());
+    }
+    Ok(Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX))
 }
 
 #[pymethods]
@@ -45,6 +57,35 @@ impl PyHandlePool {
             None => py.detach(|| self.0.obtain(&stream).map(|handle| handle.as_ptr().addr()))?,
         };
         Ok(address)
+    }
+
+    #[pyo3(signature = (stream = None, device = None, timeout = None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyLease> {
+        let stream = stream::resolve(py, stream, device)?;
+        let lease = match self.0.lease_near(&stream) {
+            Some(lease) => lease?,
+            None => {
+                let timeout = timeout.map(seconds).transpose()?;
+                py.detach(|| self.0.lease_slowly(&stream, timeout))?
+            }
+        };
+        Ok(PyLease::new(self.0.name(), lease))
+    }
+
+    #[getter]
+    fn limit(&self) -> Option<usize> {
+        self.0.limit()
+    }
+
+    #[setter]
+    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+        Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
     }
 
     #[pyo3(signature = (count, device = None, background = false))]

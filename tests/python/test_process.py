@@ -81,3 +81,40 @@ buffer.free()
 """
     done = run_python(code)
     assert (done.stdout, done.stderr) == ("0 1048576\n", "")
+
+
+def test_exit_inside_a_lease_and_after_the_pools_is_clean(run_python):
+    code = """
+import atexit, gpupool, sys, threading
+pool = gpupool.HandlePool("own", lambda: 0x10, lambda handle: print("destroyed"))
+kept, never = pool.lease(), threading.Event()
+threading.Thread(target=lambda: (pool.lease(), never.wait()), daemon=True).start()
+atexit.register(lambda: print("at exit", pool.stats().leased > 0))
+with pool.lease():
+    sys.exit(3)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "at exit True\n", "")
+
+
+def test_a_forked_child_gets_no_lease_and_ends_the_parents_quietly(run_python):
+    code = """
+import gpupool, os
+stream = gpupool.Stream()
+lease = gpupool.host.lease(stream)
+child = os.fork()
+if child == 0:
+    calls = [gpupool.host.lease, lambda: gpupool.host.lease(stream), gpupool.host.stats, gpupool.handle_stats,
+             lambda: setattr(gpupool.host, "limit", 3)]
+    for number, call in enumerate(calls):
+        try:
+            call()
+            os._exit(10 + number)
+        except gpupool.Forked:
+            pass
+    lease.release()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gpupool.host.stats().leased)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 1\n", "")

@@ -1,0 +1,265 @@
+//! What all users of a pool share: its handles on each device, and how a request is served from them.
+//!
+//! No lock is held while a handle is created, destroyed, or made ready.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::device_pool::DevicePool;
+use super::exchange::Turn;
+use super::holder::Holder;
+use super::record::Record;
+use super::{built_in, create, hand_over, lease};
+use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::library::Library;
+use crate::lifecycle;
+use crate::runtime::{self, Runtime, Stream};
+use crate::stream::Device;
+
+/// What all users of a pool share.
+pub(super) struct Shared {
+    pub(super) id: u8,
+    pub(super) library: &'static dyn Library,
+    pub(super) is_closed: AtomicBool,
+    /// The most handles for each device; `usize::MAX` for no limit.
+    pub(super) limit: AtomicUsize,
+    /// By ordinal, made when the runtime is known.
+    pub(super) devices: OnceLock<Box<[DevicePool]>>,
+}
+
+/// How many handles lie idle, whose last streams were not ours, before one is made to wait for the whole device.
+const SPARE: usize = 4;
+
+pub(super) static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new());
+
+/// Every pool of the process.
+pub(super) fn all_pools() -> Vec<&'static Shared> {
+    let user = USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    built_in::ALL.iter().copied().chain(user.iter().copied()).collect()
+}
+
+impl Shared {
+    pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
+        Self {
+            id,
+            library,
+            is_closed: AtomicBool::new(false),
+            limit: AtomicUsize::new(usize::MAX),
+            devices: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn id(&self) -> usize {
+        usize::from(self.id)
+    }
+
+    /// The runtime, if handles can be asked for.
+    pub(super) fn require_usable(&self) -> Result<&'static dyn Runtime> {
+        let runtime = match self.library.runtime() {
+            Some(kind) => runtime::require(kind)?,
+            None => runtime::get()?,
+        };
+        if self.is_closed.load(Ordering::Relaxed) {
+            let name = self.library.name();
+            return Err(Error::invalid_value(format!("the {name} pool is closed; make another HandlePool")));
+        }
+        self.make_devices(runtime);
+        Ok(runtime)
+    }
+
+    pub(super) fn make_devices(&self, runtime: &dyn Runtime) {
+        self.devices.get_or_init(|| {
+            let pools: Box<[DevicePool]> = (0..runtime.device_count()).map(|_| DevicePool::default()).collect();
+            let limit = self.limit.load(Ordering::Relaxed);
+            pools.iter().for_each(|pool| pool.set_limit(Some(limit).filter(|&limit| limit != usize::MAX)));
+            pools
+        });
+    }
+
+    pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
+        let devices = self.devices.get().map(AsRef::as_ref).unwrap_or_default();
+        devices.get(device.ordinal()).ok_or_else(|| runtime::no_such_device(device.ordinal() as i64, devices.len()))
+    }
+
+    /// Counts a failed request.
+    #[cold]
+    pub(super) fn refused(&self, device: Device, error: Error) -> Error {
+        if let Ok(pool) = self.on(device) {
+            pool.count_failure();
+        }
+        error.on(device)
+    }
+
+    /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
+    #[inline]
+    pub(super) fn take_near(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
+        if lifecycle::is_forked() || self.is_closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pool = self.devices.get()?.get(stream.device().ordinal())?;
+        let record = pool.take_near(lease::near(), stream.raw())?;
+        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
+        if let Err(error) = ready {
+            pool.put_idle([record]);
+            return Some(Err(self.refused(stream.device(), error)));
+        }
+        record.hold(Holder::lease());
+        record.count_hit();
+        Some(Ok(record))
+    }
+
+    /// Takes back what a lease held.
+    #[inline]
+    pub(super) fn end_lease(&self, device: Device, record: Arc<Record>) {
+        if let Ok(pool) = self.on(device) {
+            pool.put_near(lease::near(), record);
+        }
+    }
+
+    /// Takes back what nobody may have again.
+    pub(super) fn retire(&self, device: Device, record: Arc<Record>) {
+        if !lifecycle::is_forked()
+            && let Ok(pool) = self.on(device)
+        {
+            pool.retire(record);
+        }
+    }
+
+    /// A handle with the stream set: an idle one, best one that last ran on the stream, else a new one.
+    pub(super) fn take(
+        &self,
+        runtime: &'static dyn Runtime,
+        pool: &DevicePool,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Result<Arc<Record>> {
+        let device = stream.device();
+        let record = match pool.take(stream.raw(), timeout) {
+            Some(Turn::Handle(record)) => self.hand_over(runtime, pool, record, stream)?,
+            Some(Turn::Room) => self.create(runtime, pool, device)?,
+            None => return Err(self.exhausted(pool, device, timeout)),
+        };
+        if let Err(error) = self.library.set_stream(&record.handle, stream) {
+            pool.put_idle([record]);
+            return Err(self.refused(device, error));
+        }
+        record.note_stream(stream.raw());
+        Ok(record)
+    }
+
+    /// Makes an idle handle ready for the stream. Where that might harm a capture a new one is made instead, as long as few
+    /// lie idle.
+    pub(super) fn hand_over(
+        &self,
+        runtime: &'static dyn Runtime,
+        pool: &DevicePool,
+        record: Arc<Record>,
+        stream: &Stream,
+    ) -> Result<Arc<Record>> {
+        let device = stream.device();
+        let has_spare = pool.idle_count() < SPARE;
+        let make_ready = |at_all_costs| hand_over::make_ready(runtime, self.library, &record, stream, at_all_costs);
+        let ready = match make_ready(false) {
+            Ok(false) if !has_spare || pool.is_full() => make_ready(true),
+            other => other,
+        };
+        match ready {
+            Ok(true) => {
+                pool.count_hand_over();
+                Ok(record)
+            }
+            Ok(false) => {
+                pool.put_idle([record]);
+                if pool.make_room() {
+                    self.create(runtime, pool, device)
+                } else {
+                    Err(self.exhausted(pool, device, Duration::ZERO))
+                }
+            }
+            Err(error) => {
+                pool.put_idle([record]);
+                Err(self.refused(device, error))
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn exhausted(&self, pool: &DevicePool, device: Device, waited: Duration) -> Error {
+        pool.count_failure();
+        let library = self.library.name().to_owned();
+        let limit = pool.limit().unwrap_or(usize::MAX);
+        ErrorKind::PoolExhausted(PoolExhausted {
+            library,
+            device,
+            limit,
+            waited,
+            holders: pool.holders().iter().map(ToString::to_string).collect(),
+        })
+        .into()
+    }
+
+    /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
+    pub(super) fn give_back(&self, device: Device, record: Arc<Record>) {
+        if !lifecycle::is_forked()
+            && let Ok(pool) = self.on(device)
+        {
+            pool.put_idle([record]);
+        }
+    }
+
+    /// Creates a handle in room that was made for it, and books it as held. If memory runs out, every pool's idle handles are destroyed first.
+    pub(super) fn create(
+        &self,
+        runtime: &'static dyn Runtime,
+        pool: &DevicePool,
+        device: Device,
+    ) -> Result<Arc<Record>> {
+        static TELLS: Once = Once::new();
+        TELLS.call_once(|| crate::holders::add(holders));
+        let created = create::create(runtime, self.library, device).or_else(|error| {
+            if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
+                return Err(error);
+            }
+            for other in all_pools() {
+                // A pool that cannot be trimmed leaves the rest to help.
+                let _ = other.trim(runtime, device);
+            }
+            create::create(runtime, self.library, device)
+                .map_err(|error| create::explain(runtime, self.library, device, error))
+        });
+        let created = match created {
+            Ok(created) => created,
+            Err(error) => {
+                pool.count_failure();
+                pool.leave_room();
+                return Err(error);
+            }
+        };
+        Ok(pool.add(created.handle, created.time, created.bytes, self.library.handle_bytes()))
+    }
+
+    /// Destroys the idle and discarded handles of a device.
+    pub(super) fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
+        let Ok(pool) = self.on(device) else { return Ok(0) };
+        if !pool.has_unused() || create::would_spoil_a_capture(runtime, self.library, device)? {
+            return Ok(0);
+        }
+        // Before any handle leaves the pool, so that a refusal loses none.
+        let prepared = create::Prepared::new(runtime, device)?;
+        let handles = pool.remove_unused();
+        let count = handles.len();
+        prepared.destroy(self.library, handles).map(|()| count).inspect_err(|_| pool.count_failure())
+    }
+}
+
+/// What every pool's handles hold on a device: name, handles, bytes.
+fn holders(device: Device) -> Vec<(String, usize, u64)> {
+    let held = all_pools().into_iter().filter_map(|pool| {
+        let stats = pool.on(device).ok()?.stats();
+        let handles = stats.idle + stats.held + stats.leased + stats.retired;
+        (handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, stats.device_bytes))
+    });
+    held.collect()
+}
