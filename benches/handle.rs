@@ -45,18 +45,18 @@ fn checkouts(criterion: &mut Criterion) {
     }
 }
 
-/// Nanoseconds for a lease and its return, of the slowest of threads that lease at once, each on a stream of its own.
-fn leases_at_once(pool: HandlePool, threads: usize, count: u64) -> Duration {
+/// What the slowest of threads takes that all do this at once, each on a stream of its own.
+fn at_once(threads: usize, count: u64, work: impl Fn(&Stream) + Sync) -> Duration {
     let barrier = Barrier::new(threads);
     thread::scope(|scope| {
         let spawn = |_| {
-            let barrier = &barrier;
+            let (barrier, work) = (&barrier, &work);
             scope.spawn(move || {
                 let stream = Stream::new(Device::from_ordinal(0)).expect("a stream");
-                (0..100).for_each(|_| drop(pool.lease(&stream).expect("a handle")));
+                (0..100).for_each(|_| work(&stream));
                 barrier.wait();
                 let start = Instant::now();
-                (0..count).for_each(|_| drop(black_box(pool.lease(&stream)).expect("a handle")));
+                (0..count).for_each(|_| work(&stream));
                 start.elapsed()
             })
         };
@@ -65,16 +65,23 @@ fn leases_at_once(pool: HandlePool, threads: usize, count: u64) -> Duration {
     })
 }
 
-fn leases(criterion: &mut Criterion) {
-    let [pool, _] = two_pools();
-    let mut group = criterion.benchmark_group("leases");
-    group.sampling_mode(SamplingMode::Flat);
-    for threads in [1, 2, 4, 8, 16] {
-        group.bench_function(format!("{threads} threads"), |bench| {
-            bench.iter_custom(|iterations| leases_at_once(pool, threads, iterations));
-        });
+/// A lease and its return, and a thread's own handle, for one thread to sixteen.
+fn many_threads(criterion: &mut Criterion) {
+    for pool in available_pools() {
+        let mut group = criterion.benchmark_group(format!("{} at once", pool.name()));
+        group.sampling_mode(SamplingMode::Flat);
+        for threads in [1, 4, 16] {
+            group.bench_function(format!("lease, {threads} threads"), |bench| {
+                let lease = |stream: &Stream| drop(black_box(pool.lease(stream)).expect("a handle"));
+                bench.iter_custom(|iterations| at_once(threads, iterations, lease));
+            });
+            group.bench_function(format!("handle, {threads} threads"), |bench| {
+                let handle = |stream: &Stream| drop(black_box(pool.handle(stream)).expect("a handle"));
+                bench.iter_custom(|iterations| at_once(threads, iterations, handle));
+            });
+        }
+        group.finish();
     }
-    group.finish();
 }
 
 /// Two pools whose handles are cheap to make.
@@ -149,6 +156,6 @@ criterion_group! {
     name = benches;
     // A checkout takes nanoseconds: a second of them is plenty.
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = checkouts, threads, leases
+    targets = checkouts, threads, many_threads
 }
 criterion_main!(benches);

@@ -110,15 +110,15 @@ impl<T> Exchange<T> {
         lock(&self.state)
     }
 
-    /// Moves what stands in slots to the list.
-    fn collect(&self, state: &mut State<T>) {
-        state.idle.extend((0..SLOTS).filter_map(|slot| self.take_slot(slot)));
+    /// Takes a handle out of any slot, if it is a fit one. Only one: whoever loses its own has to come here too.
+    fn take_any_slot(&self, is_fit: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.slots.iter().find_map(|slot| lock(&slot.0).take_if(|item| is_fit(item)))
     }
 
     /// Serves those who wait, in order, as far as there are handles or room.
     fn serve(&self, state: &mut State<T>) {
         while let Some(waiter) = state.waiters.front() {
-            let turn = match state.idle.pop() {
+            let turn = match state.idle.pop().or_else(|| self.take_any_slot(|_| true)) {
                 Some(item) => Turn::Handle(item),
                 None if state.limit.is_none_or(|limit| state.live < limit) => {
                     state.live += 1;
@@ -138,27 +138,29 @@ impl<T> Exchange<T> {
     pub(super) fn take(&self, prefers: impl Fn(&T) -> bool, deadline: impl FnOnce() -> Instant) -> Option<Turn<T>> {
         let waiter = {
             let mut state = self.lock();
-            if state.waiters.is_empty() {
-                self.collect(&mut state);
-                if let Some(turn) = Self::turn(&mut state, &prefers) {
-                    return Some(turn);
-                }
+            if state.waiters.is_empty()
+                && let Some(turn) = self.turn(&mut state, &prefers)
+            {
+                return Some(turn);
             }
             let waiter = Arc::new(Waiter { turn: Mutex::new(None), is_served: Condvar::new() });
             state.waiters.push_back(Arc::clone(&waiter));
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            // What was given back between the search and the line above.
-            self.collect(&mut state);
+            // Looks once more, for what was given back between the search and the line above.
             self.serve(&mut state);
             waiter
         };
         self.wait(&waiter, deadline())
     }
 
-    fn turn(state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
-        if let Some(last) = state.idle.len().checked_sub(1) {
-            let index = state.idle.iter().rposition(|item| prefers(item)).unwrap_or(last);
-            return Some(Turn::Handle(state.idle.remove(index)));
+    fn turn(&self, state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
+        let preferred = state.idle.iter().rposition(|item| prefers(item)).map(|index| state.idle.remove(index));
+        let found = preferred
+            .or_else(|| self.take_any_slot(prefers))
+            .or_else(|| state.idle.pop())
+            .or_else(|| self.take_any_slot(|_| true));
+        if let Some(item) = found {
+            return Some(Turn::Handle(item));
         }
         if state.limit.is_some_and(|limit| state.live >= limit) {
             return None;
@@ -216,17 +218,16 @@ impl<T> Exchange<T> {
     /// Takes every idle handle out for good; room for others is left.
     pub(super) fn remove_idle(&self) -> Vec<Arc<T>> {
         let mut state = self.lock();
-        self.collect(&mut state);
-        let idle = std::mem::take(&mut state.idle);
+        let mut idle = std::mem::take(&mut state.idle);
+        idle.extend((0..SLOTS).filter_map(|slot| self.take_slot(slot)));
         state.live -= idle.len();
         self.serve(&mut state);
         idle
     }
 
     pub(super) fn idle_count(&self) -> usize {
-        let mut state = self.lock();
-        self.collect(&mut state);
-        state.idle.len()
+        let state = self.lock();
+        state.idle.len() + self.slots.iter().filter(|slot| lock(&slot.0).is_some()).count()
     }
 
     pub(super) fn limit(&self) -> Option<usize> {

@@ -7,8 +7,10 @@ use crate::library::RawHandle;
 use crate::stream::RawStream;
 
 /// A handle with the counters of whoever holds it. Only the holder writes to it, so plain stores suffice; others read the
-/// counters for statistics.
+/// counters for statistics. Alone in its cache lines, so that threads at work on different handles do not slow each other
+/// down.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct Record {
     pub(super) handle: RawHandle,
     /// Device memory that creating it took, in bytes.

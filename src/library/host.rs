@@ -30,8 +30,9 @@ pub static HOST: HostLibrary = HostLibrary {
     keeps_scratch: AtomicBool::new(false),
 };
 
-/// What a handle's address points to.
+/// What a handle's address points to. Alone in its cache lines, as real handles mostly are.
 #[derive(Debug)]
+#[repr(align(128))]
 struct HostHandle {
     stream: AtomicUsize,
     resets: AtomicU64,
