@@ -76,7 +76,7 @@ fn many_threads(criterion: &mut Criterion) {
                 bench.iter_custom(|iterations| at_once(threads, iterations, lease));
             });
             group.bench_function(format!("handle, {threads} threads"), |bench| {
-                let handle = |stream: &Stream| drop(black_box(pool.handle(stream)).expect("a handle"));
+                let handle = |stream: &Stream| _ = black_box(pool.handle(stream)).expect("a handle");
                 bench.iter_custom(|iterations| at_once(threads, iterations, handle));
             });
         }
