@@ -3,15 +3,16 @@
 
 mod common;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use common::{assert_none_lost, device, host, stream};
-use gpupool::library::host::HOST;
+use gpupool::library::host::{HOST, set_keeps_scratch};
 use gpupool::runtime::host::{Call, Fault, clear_faults, inject};
-use gpupool::{HandlePool, StatusKind};
+use gpupool::{ErrorKind, HandlePool, StatusKind};
 
 const ROUNDS: u32 = 150;
 const THREADS: u32 = 8;
@@ -70,4 +71,59 @@ fn on_each_device_a_handle_can_still_be_had(pool: HandlePool) {
     for ordinal in 0..2 {
         common::on_thread(move || pool.handle(&stream(ordinal)).map(drop)).unwrap();
     }
+}
+
+/// A million requests of 64 threads, under a limit now and then, with failing calls: at every quiet point each handle made
+/// is idle, retired or destroyed.
+#[test]
+fn a_million_leases_of_many_threads_share_and_lose_no_handle() {
+    const QUIET_POINTS: u32 = 8;
+    const LEASERS: u32 = 64;
+    const REQUESTS: u32 = 1_000_000 / QUIET_POINTS / LEASERS + 1;
+    let _host = host();
+    let pool = HandlePool::new(&HOST).unwrap();
+    let streams: Arc<Vec<_>> = Arc::new((0..8).map(|number| stream(number % 2)).collect());
+    let in_use = Arc::new([const { Mutex::new(BTreeSet::new()) }; 16]);
+    for point in 0..QUIET_POINTS {
+        pool.set_limit((point % 2 == 1).then_some(6)).unwrap();
+        set_keeps_scratch(point % 4 > 1);
+        let call = [Call::HandleCreate, Call::HandleSetStream, Call::Bind, Call::HandleDestroy][point as usize % 4];
+        inject(Fault { call, kind: StatusKind::Other, after: 20, times: 10 });
+        let threads: Vec<_> = (0..LEASERS)
+            .map(|number| {
+                let (streams, in_use) = (Arc::clone(&streams), Arc::clone(&in_use));
+                thread::spawn(move || {
+                    for turn in 0..REQUESTS {
+                        let stream = &streams[((number + turn / 64) % 8) as usize];
+                        let lease = match pool.lease_within(stream, Duration::from_secs(600)) {
+                            Ok(lease) => lease,
+                            Err(error) => {
+                                assert!(matches!(error.kind(), ErrorKind::Library(_)), "{error}");
+                                continue;
+                            }
+                        };
+                        let address = lease.as_ptr().addr();
+                        let shard = &in_use[address / 128 % 16];
+                        assert!(shard.lock().unwrap().insert(address), "two leases have {address:#x}");
+                        assert!(shard.lock().unwrap().remove(&address));
+                        if turn % 1000 == number {
+                            lease.discard();
+                        }
+                        if turn % 500 == 7 * number {
+                            let _ = pool.trim(None);
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        clear_faults();
+        let stats = pool.stats(None).unwrap();
+        assert_none_lost(stats);
+        assert_eq!((stats.held, stats.leased), (0, 0), "{stats:?}");
+    }
+    pool.set_limit(None).unwrap();
+    pool.trim(None).unwrap();
+    let stats = pool.stats(None).unwrap();
+    assert_eq!((stats.idle, stats.retired, stats.created), (0, 0, stats.destroyed), "{stats:?}");
 }

@@ -3,7 +3,7 @@
 
 use super::component::{Component, Variant};
 use super::cublaslt;
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublas",
@@ -29,10 +29,10 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     get_stream: Some(c"cublasGetStream_v2"),
     // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
     resets: &[
-        (c"cublasSetPointerMode_v2", 0),
-        (c"cublasSetAtomicsMode", 0),
-        (c"cublasSetMathMode", 0),
-        (c"cublasSetSmCountTarget", 0),
+        Reset::Int(c"cublasSetPointerMode_v2", 0),
+        Reset::Int(c"cublasSetAtomicsMode", 0),
+        Reset::Int(c"cublasSetMathMode", 0),
+        Reset::Int(c"cublasSetSmCountTarget", 0),
     ],
     keeps_scratch: true,
     version: VersionCall::Property(c"cublasGetProperty"),

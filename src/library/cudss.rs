@@ -1,7 +1,7 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
 
 use super::component::{Component, NVRTC, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt};
 
 static COMPONENT: Component = Component {
@@ -31,7 +31,8 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudssSetStream"),
     set_stream_uses_context: false,
     get_stream: None,
-    resets: &[],
+    // Its own device memory. Threading and communication layers have no way back: discard handles that got one.
+    resets: &[Reset::Null(c"cudssSetDeviceMemHandler")],
     keeps_scratch: true,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[

@@ -1,7 +1,7 @@
 //! cuSOLVERDn: <https://docs.nvidia.com/cuda/cusolver/>. Asking for a handle's stream costs an eighth of setting it.
 
 use super::component::{Component, NVJITLINK, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt, cusparse};
 
 static COMPONENT: Component = Component {
@@ -32,7 +32,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
     // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
-    resets: &[(c"cusolverDnSetDeterministicMode", 1)],
+    resets: &[Reset::Int(c"cusolverDnSetDeterministicMode", 1)],
     keeps_scratch: true,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[

@@ -1,7 +1,7 @@
 //! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
 
 use super::component::{Component, NVJITLINK, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 
 pub(super) static COMPONENT: Component = Component {
     name: "cusparse",
@@ -31,7 +31,7 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: None,
     // Pointers on the host, as `cusparseCreate` sets it.
-    resets: &[(c"cusparseSetPointerMode", 0)],
+    resets: &[Reset::Int(c"cusparseSetPointerMode", 0)],
     keeps_scratch: false,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),

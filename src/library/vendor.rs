@@ -25,8 +25,8 @@ pub(super) struct Description {
     pub(super) set_stream_uses_context: bool,
     /// Given where asking is cheaper than setting, or where setting has side effects.
     pub(super) get_stream: Option<&'static CStr>,
-    /// `status f(handle, int)`: what an owner may have changed, and what a new handle has.
-    pub(super) resets: &'static [(&'static CStr, c_int)],
+    /// What an owner may have changed, and what a new handle has.
+    pub(super) resets: &'static [Reset],
     /// As [`Library::keeps_scratch`].
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
@@ -39,6 +39,15 @@ pub(super) struct Description {
     pub(super) handle_bytes: u64,
     /// As [`Library::synchronizes_on_destroy`], measured there too.
     pub(super) synchronizes_on_destroy: bool,
+}
+
+/// A call that sets something of a handle back. Versions of a library that lack it have nothing to set back.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reset {
+    /// `status f(handle, int)`, with this value.
+    Int(&'static CStr, c_int),
+    /// `status f(handle, const T *)`, with null for the library's own.
+    Null(&'static CStr),
 }
 
 /// How a library tells its version.
@@ -63,7 +72,8 @@ type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
-type SetFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
@@ -77,8 +87,8 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    /// Those of the description that this version has.
-    resets: Vec<(&'static CStr, SetFn, c_int)>,
+    ints: Vec<(&'static CStr, SetIntFn, c_int)>,
+    nulls: Vec<(&'static CStr, SetPointerFn)>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     status_name: Option<StatusNameFn>,
@@ -126,10 +136,21 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d
+                ints: d
                     .resets
                     .iter()
-                    .filter_map(|&(name, value)| Some((name, loaded.function(name).ok()?, value)))
+                    .filter_map(|reset| match *reset {
+                        Reset::Int(name, value) => Some((name, loaded.function(name).ok()?, value)),
+                        Reset::Null(_) => None,
+                    })
+                    .collect(),
+                nulls: d
+                    .resets
+                    .iter()
+                    .filter_map(|reset| match *reset {
+                        Reset::Int(..) => None,
+                        Reset::Null(name) => Some((name, loaded.function(name).ok()?)),
+                    })
                     .collect(),
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
@@ -271,14 +292,14 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(name, set, value) in &api.resets {
-            // SAFETY: the handle is live and nobody else uses it.
-            let status = unsafe { set(handle.as_ptr(), value) };
-            if status != 0 {
-                return Err(self.refused(api, name, status));
-            }
+        // SAFETY: the handle is live and nobody else uses it.
+        let ints = api.ints.iter().map(|&(name, set, value)| (name, unsafe { set(handle.as_ptr(), value) }));
+        // SAFETY: as above, and null stands for the library's own.
+        let nulls = api.nulls.iter().map(|&(name, set)| (name, unsafe { set(handle.as_ptr(), ptr::null()) }));
+        match ints.chain(nulls).find(|&(_, status)| status != 0) {
+            Some((name, status)) => Err(self.refused(api, name, status)),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn keeps_scratch(&self) -> bool {
