@@ -17,7 +17,9 @@ mod stream;
 mod whole;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled};
@@ -27,6 +29,20 @@ use crate::library;
 #[pyfunction]
 fn add_site_packages(folders: Vec<PathBuf>) {
     library::add_site_packages(folders);
+}
+
+/// Refuses a second interpreter of the process: exceptions, callbacks and handles belong to the first.
+fn refuse_second_interpreter(py: Python<'_>) -> PyResult<()> {
+    static FIRST: AtomicUsize = AtomicUsize::new(0);
+    // Each interpreter has a `builtins` of its own, as long as it lives.
+    let this = py.import("builtins")?.as_ptr().addr();
+    match FIRST.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(first) if first != this => Err(PyImportError::new_err(
+            "gpupool was imported in another interpreter of this process, and cannot be used in a second one \
+             (subinterpreter); use threads of one interpreter, or processes",
+        )),
+        _ => Ok(()),
+    }
 }
 
 #[pymodule(gil_used = false)]
@@ -61,6 +77,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
