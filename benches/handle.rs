@@ -27,6 +27,8 @@ fn available_pools() -> Vec<HandlePool> {
 fn checkouts(criterion: &mut Criterion) {
     let device = Device::from_ordinal(0);
     let streams = [Stream::new(device).expect("a stream"), Stream::new(device).expect("a stream")];
+    // What it would cost a checkout to know of captures.
+    criterion.bench_function("capture status", |bench| bench.iter(|| black_box(&streams[0]).capture_status()));
     for pool in available_pools() {
         let mut group = criterion.benchmark_group(pool.name());
         group.bench_function("handle(stream)", |bench| bench.iter(|| pool.handle(black_box(&streams[0]))));

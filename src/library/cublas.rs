@@ -34,7 +34,7 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
         Reset::Int(c"cublasSetMathMode", 0),
         Reset::Int(c"cublasSetSmCountTarget", 0),
     ],
-    keeps_scratch: true,
+    keeps_scratch: false,
     version: VersionCall::Property(c"cublasGetProperty"),
     status_names: StatusNames::Function(c"cublasGetStatusName"),
     last_error: None,

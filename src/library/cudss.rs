@@ -33,7 +33,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     get_stream: None,
     // Its own device memory. Threading and communication layers have no way back: discard handles that got one.
     resets: &[Reset::Null(c"cudssSetDeviceMemHandler")],
-    keeps_scratch: true,
+    keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[
         (1, "CUDSS_STATUS_NOT_INITIALIZED"),

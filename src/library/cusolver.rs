@@ -33,7 +33,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     get_stream: Some(c"cusolverDnGetStream"),
     // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
     resets: &[Reset::Int(c"cusolverDnSetDeterministicMode", 1)],
-    keeps_scratch: true,
+    keeps_scratch: false,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[
         (1, "CUSOLVER_STATUS_NOT_INITIALIZED"),

@@ -27,7 +27,7 @@ pub(super) struct Description {
     pub(super) get_stream: Option<&'static CStr>,
     /// What an owner may have changed, and what a new handle has.
     pub(super) resets: &'static [Reset],
-    /// As [`Library::keeps_scratch`].
+    /// As [`Library::keeps_scratch`]: for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,

@@ -1,0 +1,118 @@
+"""One handle on two streams at once, in no order: results stay right.
+
+So a handle needs to wait for nothing when it goes from one owner, and stream, to the next. Should a library keep scratch
+memory in its handles one day, this is where it shows.
+"""
+
+import ctypes
+import importlib
+
+import gpupool
+import numpy as np
+from gpu_helpers import cupy, import_or_skip, pool_or_skip
+
+SINGLE = ctypes.c_float
+
+
+def pointer(array):
+    return ctypes.c_void_p(array.data.ptr)
+
+
+def test_cublas():
+    pool, streams = pool_or_skip("cublas"), [gpupool.Stream(), gpupool.Stream()]
+    library, handle = ctypes.CDLL(pool.path), ctypes.c_void_p(pool.handle(streams[0]))
+    one, zero = ctypes.byref(SINGLE(1)), ctypes.byref(SINGLE(0))
+    # Long inner dimensions, which cuBLAS splits over workspace.
+    for m, n, k in [(16, 16, 1_000_000), (64, 64, 200_000), (1, 1, 4_000_000)]:
+        random = cupy.random.default_rng(1)
+        left = [random.standard_normal((k, m), dtype=cupy.float32) for _ in streams]
+        right = [random.standard_normal((n, k), dtype=cupy.float32) for _ in streams]
+        products = [[cupy.empty((n, m), dtype=cupy.float32) for _ in range(100)] for _ in streams]
+        cupy.cuda.runtime.deviceSynchronize()
+        for turn in range(100):
+            for stream, a, b, out in zip(streams, left, right, products, strict=True):
+                assert library.cublasSetStream_v2(handle, ctypes.c_void_p(stream.ptr)) == 0
+                leading = (pointer(a), m, pointer(b), k, zero, pointer(out[turn]), m)
+                assert library.cublasSgemm_v2(handle, 0, 0, m, n, k, one, *leading) == 0
+        cupy.cuda.runtime.deviceSynchronize()
+        for a, b, out in zip(left, right, products, strict=True):
+            expected = (b.astype(cupy.float64) @ a.astype(cupy.float64)).get()
+            for product in out:
+                np.testing.assert_allclose(product.get(), expected, rtol=1e-2, atol=0.02 * k**0.5)
+
+
+def test_cusolver():
+    pool, streams = pool_or_skip("cusolver"), [gpupool.Stream(), gpupool.Stream()]
+    library, handle = ctypes.CDLL(pool.path), ctypes.c_void_p(pool.handle(streams[0]))
+    n, size = 700, ctypes.c_int()
+    random = np.random.default_rng(3)
+    matrices, works = [], []
+    for _ in streams:
+        square = random.standard_normal((n, n)).astype(np.float32)
+        matrices.append(cupy.asarray(square @ square.T + n * np.eye(n, dtype=np.float32)))
+        assert library.cusolverDnSpotrf_bufferSize(handle, 0, n, pointer(matrices[-1]), n, ctypes.byref(size)) == 0
+        works.append(cupy.empty(size.value, dtype=cupy.float32))
+    information = cupy.zeros(2, dtype=cupy.int32)
+
+    def factor(which, matrix):
+        assert library.cusolverDnSetStream(handle, ctypes.c_void_p(streams[which].ptr)) == 0
+        where = ctypes.c_void_p(information.data.ptr + 4 * which)
+        work = works[which]
+        assert library.cusolverDnSpotrf(handle, 0, n, pointer(matrix), n, pointer(work), work.size, where) == 0
+
+    alone = [matrix.copy() for matrix in matrices]
+    factors = [[matrix.copy() for _ in range(100)] for matrix in matrices]
+    cupy.cuda.runtime.deviceSynchronize()
+    for which, stream in enumerate(streams):
+        factor(which, alone[which])
+        stream.synchronize()
+    for turn in range(100):
+        for which in range(2):
+            factor(which, factors[which][turn])
+    cupy.cuda.runtime.deviceSynchronize()
+    for expected, found in zip(alone, factors, strict=True):
+        assert all(bool((one == expected).all()) for one in found)
+
+
+def test_cudss():
+    pool = pool_or_skip("cudss")
+    import_or_skip("scipy.sparse.linalg")
+    example = importlib.import_module("solve_cudss")
+    library, streams = example.load(), [gpupool.Stream(), gpupool.Stream()]
+    set_stream = ctypes.CDLL(pool.path).cudssSetStream
+    handle, matrix = pool.handle(streams[0]), example.Poisson(96)
+    n, random, systems = matrix.unknowns, np.random.default_rng(5), []
+
+    def execute(which, phase):
+        assert set_stream(ctypes.c_void_p(handle), ctypes.c_void_p(streams[which].ptr)) == 0
+        config, data, a, x, b, _ = systems[which]
+        library.cudssExecute(handle, phase, config, data, a, x, b)
+
+    for which, stream in enumerate(streams):
+        b, x = cupy.asarray(random.standard_normal(n)), cupy.zeros(n)
+        cupy.cuda.runtime.deviceSynchronize()
+        config, data, a_is, b_is, x_is = (ctypes.c_void_p() for _ in range(5))
+        library.cudssConfigCreate(ctypes.byref(config))
+        library.cudssDataCreate(handle, ctypes.byref(data))
+        arrays = (matrix.offsets.data.ptr, None, matrix.columns.data.ptr, matrix.values.data.ptr)
+        library.cudssMatrixCreateCsr(ctypes.byref(a_is), n, n, matrix.values.size, *arrays, *example.csr_types())
+        for dense, array in ((b_is, b), (x_is, x)):
+            library.cudssMatrixCreateDn(ctypes.byref(dense), n, 1, n, array.data.ptr, example.CUDA_R_64F, 0)
+        systems.append((config, data, a_is, x_is, b_is, (b, x)))
+        execute(which, example.CUDSS_PHASE_ANALYSIS)
+        stream.synchronize()
+    for _ in range(20):
+        for phase in (example.CUDSS_PHASE_FACTORIZATION, example.CUDSS_PHASE_SOLVE):
+            for which in range(2):
+                execute(which, phase)
+        cupy.cuda.runtime.deviceSynchronize()
+        for *_, (b, x) in systems:
+            residual = np.linalg.norm(matrix.on_cpu @ x.get() - b.get()) / np.linalg.norm(b.get())
+            assert residual < 1e-11
+            x.fill(0)
+        cupy.cuda.runtime.deviceSynchronize()
+    for config, data, a, x, b, _ in systems:
+        for dense in (a, x, b):
+            library.cudssMatrixDestroy(dense)
+        library.cudssDataDestroy(handle, data)
+        library.cudssConfigDestroy(config)
