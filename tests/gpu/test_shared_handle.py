@@ -1,7 +1,7 @@
 """One handle on two streams at once, in no order: results stay right.
 
-So a handle needs to wait for nothing when it goes from one owner, and stream, to the next. Should a library keep scratch
-memory in its handles one day, this is where it shows.
+So a handle needs to wait for nothing when it goes from one owner, and stream, to the next. Should a library keep
+scratch memory in its handles one day, this is where it shows.
 """
 
 import ctypes
