@@ -14,6 +14,7 @@ cudss: HandlePool
 cusolver: HandlePool
 cusparse: HandlePool
 host: HandlePool
+miopen: HandlePool
 
 class Error(Exception):
     """Any error of gpupool."""
@@ -202,7 +203,7 @@ class Stream:
     def __new__(cls, device: SupportsIndex | None = None) -> Stream: ...
     @property
     def ptr(self) -> int:
-        """The stream's address: its CUstream or cudaStream_t."""
+        """The stream's address: its CUstream, cudaStream_t or hipStream_t."""
 
     @property
     def device(self) -> int:

@@ -11,6 +11,6 @@ mod record;
 mod stats;
 mod window;
 
-pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled, handle};
+pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle};
 pub use pool::{Handle, HandlePool};
 pub use stats::HandleStats;

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 
-use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled};
+use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled};
 use crate::library;
 
 /// Tells the loader where this interpreter's wheels are.
@@ -68,6 +68,7 @@ mod _native {
             ("cublas", Cublas::pool()),
             ("cublaslt", CublasLt::pool()),
             ("cusolver", Cusolver::pool()),
+            ("miopen", Miopen::pool()),
             ("host", HostHandles::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;

@@ -102,7 +102,7 @@ impl PyDeviceBuffer {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.shared()?;
-        if get()?.kind() != Kind::Cuda {
+        if get()?.kind() == Kind::Host {
             return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
         }
         let interface = PyDict::new(py);
@@ -138,7 +138,7 @@ impl PyDeviceBuffer {
             let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
             return Err(PyBufferError::new_err(wrong));
         }
-        if get()?.kind() == Kind::Cuda {
+        if get()?.kind() != Kind::Host {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
                 py.detach(|| wait(&consumer, buffer.stream()))?;
