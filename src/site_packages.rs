@@ -38,8 +38,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     folders
 }
 
-/// The folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in `*`: the wheels
-/// of ROCm carry the GPU family they are for in the name of their package.
+/// The folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in `*`: the
+/// wheels of ROCm carry the GPU family they are for in the name of their package.
 pub(crate) fn below(folder: &str) -> Vec<PathBuf> {
     let (first, rest) = folder.split_once('/').unwrap_or((folder, ""));
     let roots = all().into_iter();

@@ -1,7 +1,7 @@
 //! Where `libamdhip64` is: a copy that the process has, wheels, conda, the toolkit, the system.
 //!
-//! Its file name carries the major version of HIP. A second copy is never loaded, for each has devices, streams and memory
-//! of its own.
+//! Its file name carries the major version of HIP. A second copy is never loaded, for each has devices, streams and
+//! memory of its own.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! AMD GPUs, through `libamdhip64`.
 //!
-//! HIP has no driver contexts: a thread has a current device, and binding a device is to set that. HIP 7 keeps a thread's
-//! last error until it is asked for, and programs ask after a kernel launch; so an error that is answered here is asked
-//! for here too, and no other code takes it for its own.
+//! HIP has no driver contexts: a thread has a current device, and binding a device is to set that. HIP 7 keeps a
+//! thread's last error until it is asked for, and programs ask after a kernel launch; so an error that is answered here
+//! is asked for here too, and no other code takes it for its own.
 
 mod file;
 mod probe;

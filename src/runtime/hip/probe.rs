@@ -47,7 +47,8 @@ impl Hip {
         let mut hip = Self { symbols, version: (0, 0), devices: 0, mappings: Mappings::default() };
         let start = |e: Error| {
             unavailable(format!(
-                "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP cannot use it"
+                "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP \
+                 cannot use it"
             ))
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.

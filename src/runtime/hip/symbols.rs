@@ -1,7 +1,7 @@
 //! The functions of `libamdhip64` that gpupool calls, looked up when the library is opened.
 //!
-//! Names and prototypes are those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one is
-//! refused with the name, so that no call can miss.
+//! Names and prototypes are those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one
+//! is refused with the name, so that no call can miss.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 

@@ -1,8 +1,9 @@
 //! HIP's virtual memory, one mapping at a time.
 //!
-//! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or book wrongly, a range of several
-//! mappings (ROCm/rocm-systems issues 2516 and 6977, ROCm/ROCR-Runtime issue 285). So the mappings are remembered here,
-//! and a device is only taken to have virtual memory once a rehearsal of what the allocator does has worked.
+//! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or book wrongly, a range of
+//! several mappings (ROCm/rocm-systems issues 2516 and 6977, ROCm/ROCR-Runtime issue 285). So the mappings are
+//! remembered here, and a device is only taken to have virtual memory once a rehearsal of what the allocator does has
+//! worked.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -61,13 +62,14 @@ impl Hip {
         let base = self.address_reserve(3 * LARGE_PAGE)?;
         let mut pieces = Vec::new();
         let mut outcome = self.map_pieces(device, base, &mut pieces);
+        // What cannot be unmapped stays: its addresses cannot be given back.
         // SAFETY: nothing uses these mappings.
-        outcome = outcome.and(unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) });
+        unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
         for piece in pieces {
             // SAFETY: this is the only owner of the memory.
             outcome = outcome.and(unsafe { self.physical_release(piece) });
         }
-        // SAFETY: the reservation is whole, and is used no more.
+        // SAFETY: the reservation is whole, and nothing is mapped in it.
         outcome.and(unsafe { self.address_free(base, 3 * LARGE_PAGE) })
     }
 
