@@ -11,8 +11,9 @@ static COMPONENT: Component = Component {
     platform: Kind::Hip,
     variants: &[Variant {
         cuda: None,
-        sonames: &["libMIOpen.so.1"],
-        folders: &["_rocm_sdk_libraries*/lib"],
+        // PyTorch's wheels carry it without its version, of which there has been one.
+        sonames: &["libMIOpen.so.1", "libMIOpen.so"],
+        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
         package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
     }],
     // It names what it needs by the place where its wheel or package puts that.

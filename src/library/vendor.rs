@@ -11,7 +11,7 @@ use super::loader::{self, Loaded};
 use super::{Library, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
-use crate::stream::Device;
+use crate::stream::{Device, RawStream};
 
 /// What tells one library from another.
 #[derive(Debug)]
@@ -138,10 +138,19 @@ impl Vendor {
         Ok(self.api.get_or_init(|| api))
     }
 
+    /// The stream as the library's platform knows it.
+    #[inline]
+    fn raw(&self, stream: &Stream) -> RawStream {
+        match self.description.component.platform {
+            Kind::Hip => stream.raw().as_hip_knows_it(),
+            _ => stream.raw(),
+        }
+    }
+
     #[inline]
     fn call_set_stream(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
-        match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
+        match unsafe { set_stream(handle.as_ptr(), self.raw(stream).as_ptr()) } {
             0 => Ok(()),
             status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
         }
@@ -257,7 +266,8 @@ impl Library for Vendor {
         if let Some(get_stream) = api.get_stream {
             let mut current = ptr::null_mut();
             // SAFETY: the handle is live and `current` is a valid place for a stream.
-            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == stream.raw().address() {
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == self.raw(stream).address()
+            {
                 return Ok(());
             }
         }

@@ -47,6 +47,8 @@ def test_every_major_version_is_found(bare, tmp_path, soname):
 def test_it_is_found_in_wheels_and_in_the_toolkit(bare, tmp_path):
     build_hip(tmp_path / "site/_rocm_sdk_core/lib/libamdhip64.so.7")
     assert bare(PYTHONPATH=str(tmp_path / "site")) == "hip"
+    build_hip(tmp_path / "other/torch/lib/libamdhip64.so")
+    assert bare(PYTHONPATH=str(tmp_path / "other")) == "hip"
     build_hip(tmp_path / "rocm/lib/libamdhip64.so.6")
     assert bare(ROCM_PATH=str(tmp_path / "rocm")) == "hip"
 
@@ -189,9 +191,11 @@ def test_buffers_tell_other_libraries_where_they_are(machine):
 stream = gpupool.Stream(1)
 buffer = gpupool.empty(1 << 20, stream)
 print(buffer.__dlpack_device__(), buffer.__cuda_array_interface__["data"] == (buffer.ptr, False))
-print("dltensor" in str(buffer.__dlpack__()))
+other = gpupool.Stream(1)
+for consumer in (None, 0, -1, stream.ptr, other.ptr):
+    print("dltensor" in str(buffer.__dlpack__(stream=consumer)), end=" ")
 """
-    assert machine.run(code) == "(10, 1) True\nTrue\n"
+    assert machine.run(code) == "(10, 1) True\nTrue True True True True "
 
 
 @pytest.mark.parametrize("refused", ["AddressReserve", "Create", "Map", "SetAccess", "Unmap", "Release", "AddressFree"])

@@ -24,6 +24,11 @@ def test_it_is_found_in_the_wheel_of_any_gpu_family(machine):
     assert machine.run(code) == "True miopen (1, 2, 3)\n"
 
 
+def test_it_is_found_in_pytorchs_wheel(machine, tmp_path):
+    file = build_library("miopen", tmp_path / "other/torch/lib/libMIOpen.so")
+    assert machine.run(FOUND, PYTHONPATH=str(tmp_path / "other")) == f"{file}\n"
+
+
 def test_it_is_found_in_the_toolkit(machine, tmp_path):
     file = build_library("miopen", tmp_path / "rocm/lib/libMIOpen.so.1")
     assert machine.run(FOUND, PYTHONPATH=None, ROCM_PATH=str(tmp_path / "rocm")) == f"{file}\n"

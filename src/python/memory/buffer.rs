@@ -161,13 +161,15 @@ impl PyDeviceBuffer {
 }
 
 /// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
+/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
 fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
     let number = stream.map_or(Ok(1), |stream| stream.extract::<i64>())?;
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(Stream::foreign(number as usize, Some(device))?)),
+        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
         _ => Err(Error::invalid_value(format!(
-            "stream={number} is no stream of CUDA in DLPack: give -1, 1, 2 or an address; 0 is ambiguous"
+            "stream={number} is no stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
         ))
         .into()),
     }

@@ -24,10 +24,13 @@ pub(super) fn open_first() -> Result<(Library, PathBuf), String> {
             return Ok((library, soname.into()));
         }
     }
-    let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter();
+    // In the order in which libraries are looked for, since those of a wheel work with the HIP of that wheel. PyTorch's
+    // has it without its version.
+    let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
+    let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
     let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));
     let toolkit = site_packages::variables(["ROCM_PATH", "HIP_PATH"]).map(|root| root.join("lib"));
-    let here = wheels.chain(conda).chain(toolkit).flat_map(|folder| in_folder(&folder));
+    let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
     let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
     first_of(here.filter(|file| file.exists()).chain(elsewhere))
 }

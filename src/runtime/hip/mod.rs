@@ -52,9 +52,8 @@ fn as_event(event: RawEvent) -> *mut c_void {
     ptr::without_provenance_mut(event.0)
 }
 
-/// The stream as every HIP takes it: those before 6.2 know the legacy default stream by the null pointer alone.
 fn as_stream(stream: RawStream) -> *mut c_void {
-    if stream.address() == 1 { ptr::null_mut() } else { stream.as_ptr() }
+    stream.as_hip_knows_it().as_ptr()
 }
 
 impl Hip {
