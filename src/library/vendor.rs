@@ -141,10 +141,9 @@ impl Vendor {
     /// The stream as the library's platform knows it.
     #[inline]
     fn raw(&self, stream: &Stream) -> RawStream {
-        match self.description.component.platform {
-            Kind::Hip => stream.raw().as_hip_knows_it(),
-            _ => stream.raw(),
-        }
+        let raw = stream.raw();
+        // The address first, for it is at hand.
+        if raw.is_default() && self.description.component.platform == Kind::Hip { raw.as_hip_knows_it() } else { raw }
     }
 
     #[inline]

@@ -91,7 +91,8 @@ def test_a_library_that_does_not_start(machine):
 def test_a_machine_without_a_device(machine, variables):
     message = machine.run(CHOICE, GPUPOOL_RUNTIME="hip", **variables)
     assert "the hip runtime is unavailable: HIP sees no device; check HIP_VISIBLE_DEVICES" in message
-    assert machine.run(CHOICE, **variables) == "host\n"
+    code = "print(gpupool.runtime(), driver.hipPeekAtLastError())"
+    assert machine.run(code, **variables) == "host 0\n"
 
 
 def test_an_error_that_was_told_is_not_left_to_others(machine):

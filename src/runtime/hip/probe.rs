@@ -16,14 +16,16 @@ fn unavailable(reason: String) -> Error {
     Error::unavailable("hip", reason)
 }
 
-fn no_device() -> Error {
-    unavailable(
-        "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this user may open /dev/kfd"
-            .to_owned(),
-    )
-}
-
 impl Hip {
+    fn no_device(&self) -> Error {
+        self.forget_last_error();
+        unavailable(
+            "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this user may open \
+             /dev/kfd"
+                .to_owned(),
+        )
+    }
+
     /// Loads and initialises the library.
     ///
     /// # Errors
@@ -53,18 +55,18 @@ impl Hip {
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
         match unsafe { (hip.symbols.init)(0) } {
-            NO_DEVICE => return Err(no_device()),
+            NO_DEVICE => return Err(hip.no_device()),
             status => hip.check("hipInit", status).map_err(start)?,
         }
         let mut count: c_int = 0;
         // SAFETY: `count` is a valid place for an int.
         match unsafe { (hip.symbols.device_count)(&mut count) } {
-            NO_DEVICE => return Err(no_device()),
+            NO_DEVICE => return Err(hip.no_device()),
             status => hip.check("hipGetDeviceCount", status).map_err(start)?,
         }
         hip.devices = count.unsigned_abs();
         if hip.devices == 0 {
-            return Err(no_device());
+            return Err(hip.no_device());
         }
         let mut version: c_int = 0;
         // SAFETY: `version` is a valid place for an int.
