@@ -65,7 +65,7 @@ pub enum StatusKind {
 /// A refused call of a library or of the driver.
 #[derive(Debug)]
 pub struct LibraryError {
-    /// The library, such as `cudnn`, `cuda` for the CUDA driver, or the name of a user's own pool.
+    /// The library, such as `cudnn`, `cuda` for the CUDA driver, `hip` for HIP, or the name of a user's own pool.
     pub library: String,
     /// The function called, such as `cudnnCreate`.
     pub function: String,
@@ -213,7 +213,7 @@ impl fmt::Display for Error {
             ErrorKind::OutOfMemory(out) => out.fmt(f),
             ErrorKind::PoolExhausted(exhausted) => exhausted.fmt(f),
             ErrorKind::Forked => f.write_str(
-                "this process was forked after the GPU was first used, and CUDA does not work in such a child. \
+                "this process was forked after the GPU was first used, and neither CUDA nor HIP works in such a child. \
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
             ),
             ErrorKind::InvalidValue(what) => f.write_str(what),

@@ -1,5 +1,5 @@
-//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or cuSOLVER
-//! with its stream set.
+//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt,
+//! cuSOLVER or MIOpen with its stream set.
 //!
 //! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice,
 //! nothing is destroyed behind your back, and nothing spoils a stream capture.
@@ -28,13 +28,14 @@ pub mod memory;
 #[cfg(feature = "python")]
 mod python;
 pub mod runtime;
+mod site_packages;
 mod stream;
 mod sync;
 
 pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
 pub use handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Lease, Pooled,
-    handle, handle_stats, lease,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Lease, Miopen,
+    Pooled, handle, handle_stats, lease,
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,

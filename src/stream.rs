@@ -56,6 +56,11 @@ impl RawStream {
         std::ptr::without_provenance_mut(self.0)
     }
 
+    /// The stream as every HIP takes it: those before 6.2 know the legacy default stream by the null pointer alone.
+    pub(crate) const fn as_hip_knows_it(self) -> Self {
+        if self.0 == 1 { Self::LEGACY } else { self }
+    }
+
     /// Whether this is one of the default streams, which name a stream of the current device.
     pub const fn is_default(self) -> bool {
         self.0 <= 2

@@ -1,4 +1,4 @@
-"""A ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or cuSOLVER for each thread, on each device.
+"""A ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt, cuSOLVER or MIOpen for each thread and device.
 
 >>> import gpupool
 >>> handle = gpupool.cublas.handle(stream)  # this thread's cublasHandle_t as an int, its stream set
@@ -58,6 +58,7 @@ from gpupool._native import (
     host,
     memory_snapshot,
     memory_stats,
+    miopen,
     on_oom,
     pool_use_count,
     release_pool,
@@ -113,6 +114,7 @@ __all__ = [
     "host",
     "memory_snapshot",
     "memory_stats",
+    "miopen",
     "on_oom",
     "pool_use_count",
     "release_pool",

@@ -28,6 +28,7 @@ def run(threads: int, waves: int) -> None:
             gpupool.cublas,
             gpupool.cublaslt,
             gpupool.cusolver,
+            gpupool.miopen,
         ]
         pools = [pool for pool in every if pool.available]
     served = threads * waves

@@ -14,6 +14,7 @@ cudss: HandlePool
 cusolver: HandlePool
 cusparse: HandlePool
 host: HandlePool
+miopen: HandlePool
 
 class Error(Exception):
     """Any error of gpupool."""
@@ -150,9 +151,9 @@ class HandlePool:
         """Destroy the idle and discarded handles of a device, or of all, and return how many.
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
-        capture on it. Of those, none is destroyed while a capture is known of: one on a :class:`Stream`, on this
-        thread's current stream, or on any blocking stream. The driver does not tell of others, so don't trim while
-        another library captures on a non-blocking stream of its own.
+        capture on it; MIOpen is taken to. Of those, none is destroyed while a capture is known of: one on a
+        :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver does not tell of others,
+        so don't trim while another library captures on a non-blocking stream of its own.
         """
 
     def close(self) -> int:
@@ -282,7 +283,7 @@ class Stream:
     def __new__(cls, device: SupportsIndex | None = None) -> Stream: ...
     @property
     def ptr(self) -> int:
-        """The stream's address: its CUstream or cudaStream_t."""
+        """The stream's address: its CUstream, cudaStream_t or hipStream_t."""
 
     @property
     def device(self) -> int:
@@ -394,8 +395,8 @@ class MemPool:
         gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has memory, so a
         callable that refers to the pool keeps it for ever: refer to ``pool.token()``. ``use_on_oom``: requests for
         the default pool may take free blocks of this one when the device has no more. ``no_split``: each block has a
-        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` rather than
-        pages that can move.
+        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` (``hipMalloc``)
+        rather than pages that can move.
         """
 
     @property

@@ -61,5 +61,6 @@ built_in! {
     3 Cublas CUBLAS &library::CUBLAS, "cuBLAS's pool.";
     4 CublasLt CUBLASLT &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
     5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
-    6 HostHandles HOST &library::host::HOST, "The pool of the simulated library.";
+    6 Miopen MIOPEN &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
+    7 HostHandles HOST &library::host::HOST, "The pool of the simulated library.";
 }

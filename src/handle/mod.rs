@@ -16,7 +16,7 @@ mod shared;
 mod stats;
 mod window;
 
-pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled, handle, lease};
+pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
 pub use lease::Lease;
 pub use pool::{Handle, HandlePool, handle_stats};
 pub use stats::HandleStats;

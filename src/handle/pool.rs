@@ -254,9 +254,9 @@ impl HandlePool {
     /// Destroys the idle handles of one device, or of all, and answers how many.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
-    /// cuBLASLt, cuSOLVER and cuDSS do. Of those, none is destroyed while a capture is known of: one on a [`Stream`]
-    /// made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not tell of
-    /// others, so do not trim while another library captures on a non-blocking stream of its own.
+    /// cuBLASLt, cuSOLVER and cuDSS do, and MIOpen is taken to. Of those, none is destroyed while a capture is known of:
+    /// one on a [`Stream`] made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver
+    /// does not tell of others, so do not trim while another library captures on a non-blocking stream of its own.
     ///
     /// # Errors
     /// The first refusal of the library or driver; the other idle handles are destroyed all the same.

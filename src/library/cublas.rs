@@ -4,13 +4,20 @@
 use super::component::{Component, Variant};
 use super::cublaslt;
 use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
+use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublas",
+    platform: Kind::Cuda,
     variants: &[
-        Variant { cuda: 13, sonames: &["libcublas.so.13"], folders: &["nvidia/cu13/lib"], package: "nvidia-cublas" },
         Variant {
-            cuda: 12,
+            cuda: Some(13),
+            sonames: &["libcublas.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cublas",
+        },
+        Variant {
+            cuda: Some(12),
             sonames: &["libcublas.so.12"],
             folders: &["nvidia/cublas/lib"],
             package: "nvidia-cublas-cu12",

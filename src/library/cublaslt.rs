@@ -3,13 +3,20 @@
 
 use super::component::{Component, Variant};
 use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublaslt",
+    platform: Kind::Cuda,
     variants: &[
-        Variant { cuda: 13, sonames: &["libcublasLt.so.13"], folders: &["nvidia/cu13/lib"], package: "nvidia-cublas" },
         Variant {
-            cuda: 12,
+            cuda: Some(13),
+            sonames: &["libcublasLt.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cublas",
+        },
+        Variant {
+            cuda: Some(12),
             sonames: &["libcublasLt.so.12"],
             folders: &["nvidia/cublas/lib"],
             package: "nvidia-cublas-cu12",

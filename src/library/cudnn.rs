@@ -4,18 +4,20 @@
 use super::component::{Component, Variant};
 use super::vendor::{Description, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt};
+use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cudnn",
+    platform: Kind::Cuda,
     variants: &[
         Variant {
-            cuda: 13,
+            cuda: Some(13),
             sonames: &["libcudnn.so.9"],
             folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
             package: "nvidia-cudnn-cu13",
         },
         Variant {
-            cuda: 12,
+            cuda: Some(12),
             sonames: &["libcudnn.so.9"],
             folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
             package: "nvidia-cudnn-cu12",

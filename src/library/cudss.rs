@@ -3,18 +3,20 @@
 use super::component::{Component, NVRTC, Variant};
 use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt};
+use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cudss",
+    platform: Kind::Cuda,
     variants: &[
         Variant {
-            cuda: 13,
+            cuda: Some(13),
             sonames: &["libcudss.so.1", "libcudss.so.0"],
             folders: &["nvidia/cu13/lib"],
             package: "nvidia-cudss-cu13",
         },
         Variant {
-            cuda: 12,
+            cuda: Some(12),
             sonames: &["libcudss.so.1", "libcudss.so.0"],
             folders: &["nvidia/cu12/lib"],
             package: "nvidia-cudss-cu12",

@@ -3,18 +3,20 @@
 use super::component::{Component, NVJITLINK, Variant};
 use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt, cusparse};
+use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cusolver",
+    platform: Kind::Cuda,
     variants: &[
         Variant {
-            cuda: 13,
+            cuda: Some(13),
             sonames: &["libcusolver.so.12"],
             folders: &["nvidia/cu13/lib"],
             package: "nvidia-cusolver",
         },
         Variant {
-            cuda: 12,
+            cuda: Some(12),
             sonames: &["libcusolver.so.11"],
             folders: &["nvidia/cusolver/lib"],
             package: "nvidia-cusolver-cu12",

@@ -2,18 +2,20 @@
 
 use super::component::{Component, NVJITLINK, Variant};
 use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
+use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cusparse",
+    platform: Kind::Cuda,
     variants: &[
         Variant {
-            cuda: 13,
+            cuda: Some(13),
             sonames: &["libcusparse.so.12"],
             folders: &["nvidia/cu13/lib"],
             package: "nvidia-cusparse",
         },
         Variant {
-            cuda: 12,
+            cuda: Some(12),
             sonames: &["libcusparse.so.12"],
             folders: &["nvidia/cusparse/lib"],
             package: "nvidia-cusparse-cu12",

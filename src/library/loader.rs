@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use super::component::{Component, Variant};
 use super::places::Place;
 use crate::error::{Error, ErrorKind, Result};
-use crate::runtime;
 use crate::runtime::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
+use crate::runtime::{self, Kind};
 
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Loaded {
 
 /// The pip package that brings a component for a major version of CUDA.
 pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
-    let variant = component.variants.iter().find(|v| v.cuda == cuda).or(component.variants.first());
+    let variant = component.variants.iter().find(|v| v.cuda == Some(cuda)).or(component.variants.first());
     variant.map_or("", |variant| variant.package)
 }
 
@@ -65,9 +65,10 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
 pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
-    let mut search = Search { tried: Vec::new(), symbols, driver: driver_major() };
+    let mut search = Search { tried: Vec::new(), symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
-        let cuda = search.driver.unwrap_or(component.variants.first().map_or(13, |v| v.cuda));
+        let newest = component.variants.first().and_then(|variant| variant.cuda);
+        let cuda = search.driver.or(newest).unwrap_or_default();
         ErrorKind::LibraryNotFound {
             library: component.name,
             tried: search.tried,
@@ -85,9 +86,10 @@ fn variable(component: &Component) -> String {
     format!("GPUPOOL_{}_PATH", component.name.to_uppercase())
 }
 
-/// The major version of CUDA that the driver supports; none without a driver.
-fn driver_major() -> Option<u32> {
-    runtime::get().ok()?.driver_version().map(|(major, _)| major)
+/// The major version of the platform that its driver supports; none without a driver.
+fn driver_major(platform: Kind) -> Option<u32> {
+    let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform)?;
+    runtime.driver_version().map(|(major, _)| major)
 }
 
 /// A copy that is in the process already, found by the name that every copy carries inside.
@@ -136,7 +138,7 @@ impl Search<'_> {
         let variants = self.supported_variants(component);
         for place in Place::ALL {
             for variant in &variants {
-                for file in place.files(variant) {
+                for file in place.files(component.platform, variant) {
                     let loaded = match place {
                         // The linker finds what its own libraries need.
                         Place::Linker => self.try_file(component, &file),
@@ -158,13 +160,19 @@ impl Search<'_> {
             if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
         let source = format!(" (from {})", variable(component));
         files.iter().find_map(|file| {
-            let cuda = cuda_of(component, file).unwrap_or(13);
-            self.try_existing(component, cuda, file, &source)
+            let newest = component.variants.first().and_then(|variant| variant.cuda);
+            self.try_existing(component, cuda_of(component, file).or(newest), file, &source)
         })
     }
 
     /// Tries a full path, after what the component needs. `source` says who named it.
-    fn try_existing(&mut self, component: &'static Component, cuda: u32, file: &Path, source: &str) -> Option<Loaded> {
+    fn try_existing(
+        &mut self,
+        component: &'static Component,
+        cuda: Option<u32>,
+        file: &Path,
+        source: &str,
+    ) -> Option<Loaded> {
         if !file.exists() {
             self.note(format!("{}{source}: no such file", file.display()));
             return None;
@@ -199,12 +207,13 @@ impl Search<'_> {
     fn supported_variants(&mut self, component: &'static Component) -> Vec<&'static Variant> {
         let in_use = cuda_in_use();
         let mut variants: Vec<_> = component.variants.iter().collect();
-        variants.sort_by_key(|variant| (Some(variant.cuda) != in_use, std::cmp::Reverse(variant.cuda)));
+        variants.sort_by_key(|variant| (variant.cuda != in_use, std::cmp::Reverse(variant.cuda)));
         if let Some(driver) = self.driver {
-            for variant in variants.extract_if(.., |variant| variant.cuda > driver) {
+            for variant in variants.extract_if(.., |variant| variant.cuda > Some(driver)) {
                 self.note(format!(
                     "{}: passed over, since it is built for CUDA {} and the driver supports CUDA {driver}",
-                    variant.package, variant.cuda
+                    variant.package,
+                    variant.cuda.unwrap_or_default()
                 ));
             }
         }
@@ -237,20 +246,24 @@ fn cuda_in_use() -> Option<u32> {
 fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
     let text = file.to_string_lossy();
     let name = file.file_name()?.to_string_lossy().into_owned();
-    let by_folder = component.variants.iter().find(|v| text.contains(&format!("/cu{}/", v.cuda)));
+    let in_folder = |cuda: u32| text.contains(&format!("/cu{cuda}/"));
+    let by_folder = component.variants.iter().find(|variant| variant.cuda.is_some_and(in_folder));
     let mut by_name = component.variants.iter().filter(|v| v.sonames.iter().any(|soname| name.starts_with(soname)));
-    by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).map(|variant| variant.cuda)
+    by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).and_then(|variant| variant.cuda)
 }
 
 /// Loads what a component needs, in order. A failure is left to the component's own loading, which will name it.
-fn preload(component: &Component, cuda: u32) {
+fn preload(component: &Component, cuda: Option<u32>) {
     for need in component.needs {
         preload(need, cuda);
         let Some(variant) = need.variants.iter().find(|variant| variant.cuda == cuda) else { continue };
         if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
             continue;
         }
-        let files = Place::ALL.into_iter().flat_map(|place| place.files(variant)).filter(|file| file.is_absolute());
+        let files = Place::ALL
+            .into_iter()
+            .flat_map(|place| place.files(component.platform, variant))
+            .filter(|file| file.is_absolute());
         let library = files.filter(|file| file.exists()).find_map(|file| open(&file, NOW).ok());
         // It stays loaded for the life of the process.
         std::mem::forget(library);

@@ -1,6 +1,6 @@
 //! Libraries whose calls need a handle: what the pools ask of one, and one small file for each that gpupool knows.
 //!
-//! The NVIDIA libraries share one C shape, so each file is a table of names that one implementation works from. A
+//! The vendors' libraries share one C shape, so each file is a table of names that one implementation works from. A
 //! library that gpupool does not know is served by implementing [`Library`].
 
 mod component;
@@ -14,6 +14,7 @@ mod cusparse;
 pub(crate) mod functions;
 pub mod host;
 mod loader;
+mod miopen;
 mod places;
 mod vendor;
 
@@ -31,8 +32,10 @@ pub use cudnn::CUDNN;
 pub use cudss::CUDSS;
 pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
-pub use places::add_site_packages;
+pub use miopen::MIOPEN;
 pub use vendor::Vendor;
+
+pub use crate::site_packages::add_site_packages;
 
 /// A library's version: major, minor, patch.
 pub type Version = (u32, u32, u32);

@@ -1,23 +1,10 @@
 //! Where a library may be: the folders of wheels, conda, the toolkit and the system.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use super::component::Variant;
-
-static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Adds `site-packages` folders, below which wheels put their libraries.
-///
-/// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
-pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
-    let mut known = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
-    for folder in folders {
-        if !known.contains(&folder) {
-            known.push(folder);
-        }
-    }
-}
+use crate::runtime::Kind;
+use crate::site_packages::{self, variables};
 
 /// A kind of place. Each is looked through for every version of CUDA before the next, so that what a user installed for a
 /// program comes before what the machine has for all.
@@ -25,7 +12,7 @@ pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
 pub(super) enum Place {
     Wheels,
     Conda,
-    /// `CUDA_HOME` and `CUDA_PATH`.
+    /// `CUDA_HOME` and `CUDA_PATH`, `ROCM_PATH` and `HIP_PATH`.
     Toolkit,
     /// A bare name: the dynamic linker's own search, `LD_LIBRARY_PATH` included.
     Linker,
@@ -38,41 +25,25 @@ impl Place {
     pub(super) const ALL: [Place; 5] = [Place::Wheels, Place::Conda, Place::Toolkit, Place::Linker, Place::Installed];
 
     /// The files that could be the variant. Bare names are for the linker to find.
-    pub(super) fn files(self, variant: &Variant) -> Vec<PathBuf> {
+    pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
         let folders = match self {
-            Place::Wheels => {
-                let below = |root: PathBuf| variant.folders.iter().map(move |folder| root.join(folder));
-                site_packages().into_iter().flat_map(below).collect()
-            }
-            Place::Conda => site_packages().iter().filter_map(|packages| conda_folder(packages)).collect(),
+            Place::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
+            Place::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
             Place::Toolkit => {
-                variables(["CUDA_HOME", "CUDA_PATH"]).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
+                let roots = if platform == Kind::Hip { ["ROCM_PATH", "HIP_PATH"] } else { ["CUDA_HOME", "CUDA_PATH"] };
+                variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
             }
             Place::Linker => vec![PathBuf::new()],
-            Place::Installed => {
-                vec![format!("/usr/local/cuda-{}/lib64", variant.cuda).into(), "/usr/local/cuda/lib64".into()]
-            }
+            Place::Installed => match (platform, variant.cuda) {
+                (Kind::Hip, _) => vec!["/opt/rocm/lib".into()],
+                (_, Some(cuda)) => {
+                    vec![format!("/usr/local/cuda-{cuda}/lib64").into(), "/usr/local/cuda/lib64".into()]
+                }
+                (_, None) => vec!["/usr/local/cuda/lib64".into()],
+            },
         };
         folders.iter().flat_map(|folder| variant.sonames.iter().map(move |soname| folder.join(soname))).collect()
     }
-}
-
-fn variables<const N: usize>(names: [&str; N]) -> impl Iterator<Item = PathBuf> {
-    names.map(std::env::var_os).into_iter().flatten().map(PathBuf::from)
-}
-
-/// The folders given, then those of the environment that the process was started in.
-fn site_packages() -> Vec<PathBuf> {
-    let mut folders = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for environment in variables(["VIRTUAL_ENV", "CONDA_PREFIX"]) {
-        let Ok(entries) = environment.join("lib").read_dir() else { continue };
-        let versions = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
-        let mut found: Vec<_> = versions.map(|entry| entry.path().join("site-packages")).collect();
-        found.sort();
-        found.retain(|folder| !folders.contains(folder));
-        folders.append(&mut found);
-    }
-    folders
 }
 
 /// Conda puts libraries in `<environment>/lib`, and packages in `<environment>/lib/python3.x/site-packages`.

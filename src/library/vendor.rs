@@ -1,5 +1,5 @@
-//! NVIDIA's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status where 0
-//! is success. One table of names a library, one implementation for all.
+//! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status
+//! where 0 is success. One table of names a library, one implementation for all.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use super::loader::{self, Loaded};
 use super::{Library, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
-use crate::stream::Device;
+use crate::stream::{Device, RawStream};
 
-/// What tells one NVIDIA library from another.
+/// What tells one library from another.
 #[derive(Debug)]
 pub(super) struct Description {
     pub(super) component: &'static Component,
@@ -35,7 +35,7 @@ pub(super) struct Description {
     pub(super) last_error: Option<&'static CStr>,
     pub(super) not_initialized: &'static [c_int],
     pub(super) out_of_memory: &'static [c_int],
-    /// Device memory that a handle takes, measured on an H200 with CUDA 13.0.
+    /// Device memory that a handle takes, measured on an H200 with CUDA 13.0; 0 where it was not.
     pub(super) handle_bytes: u64,
     /// As [`Library::synchronizes_on_destroy`], measured there too.
     pub(super) synchronizes_on_destroy: bool,
@@ -57,6 +57,8 @@ pub(super) enum VersionCall {
     Property(&'static CStr),
     /// `size_t f()`, as 10000 * major + 100 * minor + patch.
     Number(&'static CStr),
+    /// `status f(size_t* major, size_t* minor, size_t* patch)`.
+    Three(&'static CStr),
 }
 
 /// How a library names its statuses.
@@ -76,6 +78,7 @@ type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
+type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int;
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
 type LastErrorFn = unsafe extern "C" fn(*mut c_char, usize);
 
@@ -91,11 +94,12 @@ struct Api {
     nulls: Vec<(&'static CStr, SetPointerFn)>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
+    three: Option<ThreeFn>,
     status_name: Option<StatusNameFn>,
     last_error: Option<LastErrorFn>,
 }
 
-/// One of NVIDIA's libraries, loaded when first needed.
+/// One of NVIDIA's or AMD's libraries, loaded when first needed.
 #[derive(Debug)]
 pub struct Vendor {
     description: Description,
@@ -120,12 +124,16 @@ impl Vendor {
     #[cold]
     fn load(&self) -> Result<&Api> {
         let d = &self.description;
-        let property = if let VersionCall::Property(name) = d.version { Some(name) } else { None };
-        let number = if let VersionCall::Number(name) = d.version { Some(name) } else { None };
+        let (property, number, three) = match d.version {
+            VersionCall::Property(name) => (Some(name), None, None),
+            VersionCall::Number(name) => (None, Some(name), None),
+            VersionCall::Three(name) => (None, None, Some(name)),
+        };
         let status_name = if let StatusNames::Function(name) = d.status_names { Some(name) } else { None };
         let wanted: Vec<&'static CStr> =
-            [Some(d.create), Some(d.destroy), d.set_stream, d.get_stream, property, number, status_name, d.last_error]
+            [Some(d.create), Some(d.destroy), d.set_stream, d.get_stream, status_name, d.last_error]
                 .into_iter()
+                .chain([property, number, three])
                 .flatten()
                 .collect();
         let loaded = loader::load(d.component, &wanted)?;
@@ -154,6 +162,7 @@ impl Vendor {
                     .collect(),
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
+                three: loaded.optional_function(three)?,
                 status_name: loaded.optional_function(status_name)?,
                 last_error: loaded.optional_function(d.last_error)?,
                 loaded,
@@ -162,10 +171,18 @@ impl Vendor {
         Ok(self.api.get_or_init(|| api))
     }
 
+    /// The stream as the library's platform knows it.
+    #[inline]
+    fn raw(&self, stream: &Stream) -> RawStream {
+        let raw = stream.raw();
+        // The address first, for it is at hand.
+        if raw.is_default() && self.description.component.platform == Kind::Hip { raw.as_hip_knows_it() } else { raw }
+    }
+
     #[inline]
     fn call_set_stream(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
-        match unsafe { set_stream(handle.as_ptr(), stream.raw().as_ptr()) } {
+        match unsafe { set_stream(handle.as_ptr(), self.raw(stream).as_ptr()) } {
             0 => Ok(()),
             status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
         }
@@ -227,14 +244,16 @@ impl Vendor {
                 advice.push(format!("The library says: {message}"));
             }
         }
-        let driver = runtime::get().ok().and_then(runtime::Runtime::driver_version);
+        let platform = self.description.component.platform;
+        let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform);
+        let driver = runtime.and_then(runtime::Runtime::driver_version);
         match (driver, api.loaded.cuda()) {
             (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(
                 "The library is built for CUDA {built_for}, and this driver supports CUDA {major}.{minor}: update the driver, or install {}",
                 loader::package(self.description.component, major)
             )),
             (None, _) if kind == StatusKind::NotInitialized => {
-                advice.push("There is no NVIDIA driver in this process, so no handle can be made".to_owned());
+                advice.push(format!("This process does not use the {platform} runtime, so no handle can be made"));
             }
             _ => {}
         }
@@ -248,7 +267,7 @@ impl Library for Vendor {
     }
 
     fn runtime(&self) -> Option<Kind> {
-        Some(Kind::Cuda)
+        Some(self.description.component.platform)
     }
 
     fn create(&self, device: Device) -> Result<RawHandle> {
@@ -279,7 +298,8 @@ impl Library for Vendor {
         if let Some(get_stream) = api.get_stream {
             let mut current = ptr::null_mut();
             // SAFETY: the handle is live and `current` is a valid place for a stream.
-            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == stream.raw().address() {
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == self.raw(stream).address()
+            {
                 return Ok(());
             }
         }
@@ -312,6 +332,16 @@ impl Library for Vendor {
             // SAFETY: the function takes nothing and needs no handle.
             let number = unsafe { number() } as u32;
             return Ok(Some((number / 10_000, number % 10_000 / 100, number % 100)));
+        }
+        if let Some(three) = api.three {
+            let (mut major, mut minor, mut patch) = (0, 0, 0);
+            // SAFETY: all three are valid places for a size, and no handle is needed.
+            let status = unsafe { three(&mut major, &mut minor, &mut patch) };
+            let VersionCall::Three(name) = self.description.version else { return Ok(None) };
+            return match status {
+                0 => Ok(Some((major as u32, minor as u32, patch as u32))),
+                status => Err(self.refused(api, name, status)),
+            };
         }
         let Some(property) = api.property else { return Ok(None) };
         let mut version = [0; 3];

@@ -132,7 +132,7 @@ impl DeviceMemory {
             total,
             // The upper half is for the windows of segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
-            space: Mutex::new(AddressSpace::new(0, if room > 0 { pages } else { 0 })),
+            space: Mutex::new(AddressSpace::new(0, (room / PAGE) as u32)),
             windows: Mutex::new(AddressSpace::new(pages, pages)),
             segments: RwLock::default(),
             events: EventPool::default(),

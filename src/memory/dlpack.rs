@@ -13,9 +13,10 @@ use pyo3::prelude::*;
 use super::device_buffer::DeviceBuffer;
 use crate::runtime::{self, Kind};
 
-/// `kDLCPU`, `kDLCUDA`.
+/// `kDLCPU`, `kDLCUDA`, `kDLROCM`.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
+const ROCM: i32 = 10;
 /// `kDLUInt`.
 const UNSIGNED: u8 = 1;
 
@@ -77,6 +78,7 @@ struct Owner<M> {
 pub(crate) fn device(buffer: &DeviceBuffer) -> (i32, i32) {
     match runtime::get().map(|runtime| runtime.kind()) {
         Ok(Kind::Cuda) => (CUDA, buffer.device().ordinal() as i32),
+        Ok(Kind::Hip) => (ROCM, buffer.device().ordinal() as i32),
         _ => (CPU, 0),
     }
 }

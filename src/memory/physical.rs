@@ -17,13 +17,23 @@ fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Res
     call(runtime).map_err(|e| e.on(device))
 }
 
-/// Reserves addresses: base and bytes, both 0 where the device has no virtual memory, or pages of another size than ours.
+/// Reserves addresses: base and bytes, both 0 where the device has no virtual memory, or pages of another size than
+/// ours. Where the driver has fewer addresses than `bytes`, half as many, as long as all of the device's memory fits in
+/// them.
 pub(super) fn reserve(device: Device, bytes: u64) -> Result<(u64, u64)> {
     with_device(device, |runtime| {
         if !runtime.supports_virtual_memory(device)? || !PAGE.is_multiple_of(runtime.page_bytes(device)?) {
             return Ok((0, 0));
         }
-        Ok((runtime.address_reserve(bytes)?, bytes))
+        let least = runtime.total_memory(device)?;
+        let mut bytes = bytes;
+        loop {
+            match runtime.address_reserve(bytes) {
+                Ok(base) => return Ok((base, bytes)),
+                Err(error) if bytes / 2 < least => return Err(error),
+                Err(_) => bytes = (bytes / 2).next_multiple_of(PAGE),
+            }
+        }
     })
 }
 

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Pooled};
+use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled};
 use crate::library;
 
 /// Tells the loader where this interpreter's wheels are.
@@ -88,6 +88,7 @@ mod _native {
             ("cublas", Cublas::pool()),
             ("cublaslt", CublasLt::pool()),
             ("cusolver", Cusolver::pool()),
+            ("miopen", Miopen::pool()),
             ("host", HostHandles::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;

@@ -1,13 +1,15 @@
 //! GPU platforms behind one trait, and the choice among them.
 //!
-//! `cuda` drives NVIDIA GPUs, `host` simulates devices in plain memory for machines that have none. The choice is made
-//! at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, else the first with a device.
+//! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
+//! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, else the first
+//! with a device, in that order.
 //! Every pointer that reaches a driver passes through a type of this module.
 
 mod cuda;
 mod event;
 mod fork;
 mod guard;
+mod hip;
 pub mod host;
 mod scope;
 pub(crate) mod shared_object;
@@ -30,7 +32,7 @@ pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
 pub(crate) use thread::thread_number;
 
-/// The environment variable that chooses the runtime: `cuda` or `host`.
+/// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
 
 /// A GPU platform.
@@ -39,6 +41,8 @@ pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
 pub enum Kind {
     /// NVIDIA GPUs through the CUDA driver.
     Cuda,
+    /// AMD GPUs through ROCm's HIP.
+    Hip,
     /// Simulated devices in plain memory.
     Host,
 }
@@ -48,6 +52,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Cuda => "cuda",
+            Kind::Hip => "hip",
             Kind::Host => "host",
         }
     }
@@ -68,11 +73,11 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// A context that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
+/// A context, or HIP's device, that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
 
-/// Physical device memory that can be mapped (`CUmemGenericAllocationHandle`).
+/// Physical device memory that can be mapped (`CUmemGenericAllocationHandle`, `hipMemGenericAllocationHandle_t`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct Physical(pub(super) u64);
@@ -91,11 +96,12 @@ impl Physical {
 /// What the pools need of a GPU platform. No method panics.
 ///
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and of this runtime. [`Stream`]
-/// and [`Event`] keep that promise for their callers. Addresses of memory are numbers (`CUdeviceptr`).
+/// and [`Event`] keep that promise for their callers. Addresses of memory are numbers (`CUdeviceptr`). Functions are
+/// named as CUDA's driver has them; HIP's have the same names but for the prefix, unless something is said of them.
 pub trait Runtime: fmt::Debug + Send + Sync {
     /// Which platform this is.
     fn kind(&self) -> Kind;
-    /// The CUDA version that the driver supports, as (major, minor); none for simulated devices.
+    /// The CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
     fn driver_version(&self) -> Option<(u32, u32)>;
     /// How many devices the process sees.
     fn device_count(&self) -> u32;
@@ -104,7 +110,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and answers what was current before; none if
-    /// that was it.
+    /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`).
     fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
     fn restore(&self, previous: Context);
@@ -162,7 +168,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Both are alive, of this runtime and of one device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
     /// Records all work of the current device's context so far (`cuCtxRecordEvent`). Spoils every capture of the context,
-    /// in any mode. Refused by drivers older than CUDA 12.5.
+    /// in any mode. Refused by drivers older than CUDA 12.5. HIP has no such event: it waits for the device instead.
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
@@ -212,7 +218,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The range consists of mappings of this runtime.
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()>;
-    /// Unmaps one or more whole mappings (`cuMemUnmap`). The driver need not wait for the device.
+    /// Unmaps one or more whole mappings (`cuMemUnmap`). CUDA's driver need not wait for the device;
+    /// HIP waits.
     ///
     /// # Safety
     /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
@@ -239,8 +246,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 }
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
-/// Why `cuda` was passed over where nobody asked for another runtime.
-static NO_CUDA: OnceLock<String> = OnceLock::new();
+/// Why platforms were passed over where nobody asked for one.
+static PASSED_OVER: OnceLock<Vec<(Kind, String)>> = OnceLock::new();
 
 /// The runtime of this process, chosen at the first call.
 ///
@@ -268,29 +275,38 @@ pub(crate) fn is_chosen() -> bool {
 fn choose() -> Result<&'static dyn Runtime> {
     let wanted = std::env::var(RUNTIME_VARIABLE).unwrap_or_default();
     let runtime: Box<dyn Runtime> = match wanted.as_str() {
-        "" => match cuda::Cuda::probe() {
-            Ok(cuda) => Box::new(cuda),
-            Err(error) => {
-                let _ = NO_CUDA.set(match error.into_kind() {
-                    ErrorKind::RuntimeUnavailable { reason, .. } => reason,
-                    other => Error::from(other).to_string(),
-                });
-                Box::new(host::Host::from_environment()?)
-            }
-        },
+        "" => first_with_a_device()?,
         "cuda" => Box::new(cuda::Cuda::probe()?),
+        "hip" => Box::new(hip::Hip::probe()?),
         "host" => Box::new(host::Host::from_environment()?),
-        "hip" => {
-            return Err(Error::unavailable("hip", "gpupool drives NVIDIA GPUs only; unset GPUPOOL_RUNTIME"));
-        }
         other => {
             return Err(Error::invalid_value(format!(
-                "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda or host, or unset it to take the first that has a device"
+                "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda, hip or host, or unset it to take the first that has a device"
             )));
         }
     };
     install(runtime);
     get()
+}
+
+fn first_with_a_device() -> Result<Box<dyn Runtime>> {
+    let no_cuda = match cuda::Cuda::probe() {
+        Ok(cuda) => return Ok(Box::new(cuda)),
+        Err(error) => reason_of(error),
+    };
+    let no_hip = match hip::Hip::probe() {
+        Ok(hip) => return Ok(Box::new(hip)),
+        Err(error) => reason_of(error),
+    };
+    let _ = PASSED_OVER.set(vec![(Kind::Cuda, no_cuda), (Kind::Hip, no_hip)]);
+    Ok(Box::new(host::Host::from_environment()?))
+}
+
+fn reason_of(error: Error) -> String {
+    match error.into_kind() {
+        ErrorKind::RuntimeUnavailable { reason, .. } => reason,
+        other => Error::from(other).to_string(),
+    }
 }
 
 /// Makes this the process's runtime, unless there is one already.
@@ -305,9 +321,16 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     if runtime.kind() == kind {
         return Ok(runtime);
     }
-    let reason = match (kind, NO_CUDA.get()) {
-        (Kind::Cuda, Some(reason)) => format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind()),
-        _ => format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind()),
+    let passed_over = PASSED_OVER.get().and_then(|all| all.iter().find(|(passed, _)| *passed == kind));
+    let reason = match (passed_over, std::env::var_os(RUNTIME_VARIABLE)) {
+        (Some((_, reason)), _) => format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind()),
+        (None, Some(_)) => {
+            format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind())
+        }
+        (None, None) => format!(
+            "this process uses runtime {}, the first with a device; set GPUPOOL_RUNTIME={kind} before it starts",
+            runtime.kind()
+        ),
     };
     Err(Error::unavailable(kind.name(), reason))
 }

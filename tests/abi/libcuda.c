@@ -1,85 +1,126 @@
-// An ABI double of the CUDA driver: the names and signatures that gpupool calls, over nothing. The environment says how
-// many devices it has, which CUDA it supports and what cuInit answers. -DWITHOUT_CAPTURE_MODE leaves a symbol out.
+// An ABI double of the CUDA driver: the names and signatures that gpupool calls. FAKE_DRIVER_VERSION says which CUDA it
+// supports, -DWITHOUT_CAPTURE_MODE leaves a symbol out. A dead stream aborts here where the driver crashes.
 
-#include <stdlib.h>
-#include <string.h>
-
-#define MAX_DEVICES 8
+#include "driver.h"
 
 typedef int Result;
 typedef unsigned long long Address;
 typedef struct { int device; } Context;
-typedef struct { Context *context; } Stream;
+
+enum { INVALID_CONTEXT = 201, VIRTUAL_MEMORY_SUPPORTED = 102 };
 
 static Context contexts[MAX_DEVICES];
 static _Thread_local Context *current;
-static _Thread_local int capture_mode;
 
-static int number(const char *name, int otherwise) {
-  const char *text = getenv(name);
-  return text ? atoi(text) : otherwise;
+static int current_device(void) { return current ? current->device : -1; }
+#define NEEDS_CONTEXT() if (!current) return INVALID_CONTEXT
+
+Result cuInit(unsigned flags) { CALL(); return flags ? INVALID : 0; }
+Result cuDriverGetVersion(int *version) {
+  CALL();
+  *version = (int)number("FAKE_DRIVER_VERSION", 13000);
+  return 0;
 }
-
-Result cuInit(unsigned flags) { return flags ? 1 : number("FAKE_CUINIT", 0); }
-Result cuDriverGetVersion(int *version) { *version = number("FAKE_DRIVER_VERSION", 13000); return 0; }
-Result cuDeviceGetCount(int *count) { *count = number("FAKE_DEVICES", 1); return 0; }
-Result cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
-Result cuDeviceGetName(char *name, int length, int device) { strncpy(name, "double", length); return 0; }
-Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }
+Result cuDeviceGetCount(int *count) { CALL(); *count = devices(); return 0; }
+Result cuDeviceGet(int *device, int ordinal) {
+  CALL();
+  *device = ordinal;
+  return ordinal < devices() ? 0 : INVALID_DEVICE;
+}
+Result cuDeviceGetName(char *name, int length, int device) { CALL(); strncpy(name, "double", length); return 0; }
+Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  CALL();
+  *flags = 0;
+  *active = 1;
+  return 0;
+}
 Result cuDevicePrimaryCtxRetain(Context **context, int device) {
+  CALL();
   contexts[device].device = device;
   *context = &contexts[device];
   return 0;
 }
-Result cuCtxGetCurrent(Context **context) { *context = current; return 0; }
-Result cuCtxSetCurrent(Context *context) { current = context; return 0; }
-Result cuCtxGetDevice(int *device) {
-  if (!current) return 201;
-  *device = current->device;
+Result cuCtxGetCurrent(Context **context) { CALL(); *context = current; return 0; }
+Result cuCtxSetCurrent(Context *context) {
+  CALL();
+  if (context && (context < contexts || context >= contexts + devices())) wrong("%p is no context", context);
+  current = context;
   return 0;
 }
+Result cuCtxGetDevice(int *device) { CALL(); NEEDS_CONTEXT(); *device = current->device; return 0; }
 Result cuMemGetInfo_v2(size_t *free, size_t *total) {
-  *free = (size_t)number("FAKE_FREE_MIB", 1024) << 20;
-  *total = (size_t)1 << 30;
-  return current ? 0 : 201;
+  CALL();
+  NEEDS_CONTEXT();
+  *free = free_bytes(current->device);
+  *total = total_bytes();
+  return 0;
 }
 #ifndef WITHOUT_CAPTURE_MODE
-Result cuThreadExchangeStreamCaptureMode(int *mode) { int old = capture_mode; capture_mode = *mode; *mode = old; return 0; }
+Result cuThreadExchangeStreamCaptureMode(int *mode) { CALL(); return exchange_mode(mode); }
 #endif
-Result cuStreamCreate(Stream **stream, unsigned flags) {
-  if (!current) return 201;
-  *stream = malloc(sizeof(Stream));
-  (*stream)->context = current;
+Result cuStreamCreate(void **stream, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_stream(stream, flags); }
+Result cuStreamDestroy_v2(void *stream) { CALL(); return destroy_object("stream", stream); }
+Result cuStreamGetCtx(void *stream, Context **context) { CALL(); *context = &contexts[device_of(stream)]; return 0; }
+Result cuStreamQuery(void *stream) { CALL(); device_of(stream); return 0; }
+Result cuStreamSynchronize(void *stream) { CALL(); device_of(stream); return 0; }
+Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  CALL();
+  device_of(stream);
+  alive("event", event);
   return 0;
 }
-Result cuStreamDestroy_v2(Stream *stream) { free(stream); return 0; }
-Result cuStreamGetCtx(Stream *stream, Context **context) { *context = stream->context; return 0; }
-Result cuStreamQuery(Stream *stream) { return 0; }
-Result cuStreamSynchronize(Stream *stream) { return 0; }
-Result cuStreamWaitEvent(Stream *stream, void *event, unsigned flags) { return 0; }
-Result cuStreamIsCapturing(Stream *stream, int *status) { *status = 0; return 0; }
-Result cuEventCreate(void **event, unsigned flags) { *event = malloc(1); return 0; }
-Result cuEventDestroy_v2(void *event) { free(event); return 0; }
-Result cuEventRecord(void *event, Stream *stream) { return 0; }
-Result cuEventQuery(void *event) { return 0; }
-Result cuEventSynchronize(void *event) { return 0; }
-Result cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)1 << 30; return 0; }
-Result cuDeviceCanAccessPeer(int *answer, int device, int peer) { *answer = 0; return 0; }
-Result cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 0; return 0; }
-Result cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) { *bytes = 2 << 20; return 0; }
-// Without virtual memory, as the attribute says.
-Result cuMemAddressReserve(Address *address, size_t bytes, size_t align, Address wanted, Address flags) { return 801; }
-Result cuMemAddressFree(Address address, size_t bytes) { return 801; }
-Result cuMemCreate(Address *handle, size_t bytes, const void *properties, Address flags) { return 801; }
-Result cuMemRelease(Address handle) { return 801; }
-Result cuMemMap(Address address, size_t bytes, size_t offset, Address handle, Address flags) { return 801; }
-Result cuMemSetAccess(Address address, size_t bytes, const void *access, size_t count) { return 801; }
-Result cuMemUnmap(Address address, size_t bytes) { return 801; }
-Result cuMemAlloc_v2(Address *address, size_t bytes) {
-  if (!current) return 201;
-  *address = (Address)malloc(bytes);
-  return *address ? 0 : 2;
+Result cuStreamIsCapturing(void *stream, int *status) { CALL(); return capture_status(stream, status); }
+Result cuEventCreate(void **event, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_event(event, flags); }
+Result cuEventDestroy_v2(void *event) { CALL(); return destroy_object("event", event); }
+Result cuEventRecord(void *event, void *stream) { CALL(); return record(event, stream); }
+Result cuCtxRecordEvent(Context *context, void *event) {
+  CALL();
+  if (context->device != alive("event", event)->device) wrong("an event of another device");
+  return spoil_captures();
 }
-Result cuMemFree_v2(Address address) { free((void *)address); return 0; }
-Result cuMemAllocAsync(Address *address, size_t bytes, Stream *stream) { return cuMemAlloc_v2(address, bytes); }
-Result cuMemFreeAsync(Address address, Stream *stream) { return cuMemFree_v2(address); }
+Result cuEventQuery(void *event) { CALL(); alive("event", event); return 0; }
+Result cuEventSynchronize(void *event) { CALL(); alive("event", event); return 0; }
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(); *bytes = total_bytes(); return 0; }
+Result cuDeviceCanAccessPeer(int *answer, int device, int peer) { CALL(); *answer = device != peer; return 0; }
+Result cuDeviceGetAttribute(int *value, int attribute, int device) {
+  CALL();
+  if (attribute != VIRTUAL_MEMORY_SUPPORTED) wrong("attribute %d", attribute);
+  *value = has_virtual_memory();
+  return 0;
+}
+Result cuMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {
+  CALL();
+  check_properties(properties);
+  *bytes = PAGE;
+  return option;
+}
+Result cuMemAddressReserve(Address *address, size_t bytes, size_t alignment, Address wanted, Address flags) {
+  CALL();
+  return wanted || flags ? INVALID : reserve((uintptr_t *)address, bytes, alignment);
+}
+Result cuMemAddressFree(Address address, size_t bytes) { CALL(); return free_reservation(address, bytes); }
+Result cuMemCreate(Address *handle, size_t bytes, const Properties *properties, Address flags) {
+  CALL();
+  return flags ? INVALID : create_physical((uintptr_t *)handle, bytes, properties);
+}
+Result cuMemRelease(Address handle) { CALL(); return release_physical(handle); }
+Result cuMemMap(Address address, size_t bytes, size_t offset, Address handle, Address flags) {
+  CALL();
+  return map(address, bytes, offset, handle, flags);
+}
+Result cuMemSetAccess(Address address, size_t bytes, const Access *access, size_t count) {
+  CALL();
+  return set_access(address, bytes, access, count, -1);
+}
+Result cuMemUnmap(Address address, size_t bytes) { CALL(); return each_mapping(address, bytes, -1, unmap_mapping); }
+Result cuMemAlloc_v2(Address *address, size_t bytes) {
+  CALL();
+  NEEDS_CONTEXT();
+  return allocate((uintptr_t *)address, bytes, current->device);
+}
+Result cuMemFree_v2(Address address) { CALL(); return release(address); }
+Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
+  CALL();
+  return allocate((uintptr_t *)address, bytes, device_of(stream));
+}
+Result cuMemFreeAsync(Address address, void *stream) { CALL(); device_of(stream); return release(address); }

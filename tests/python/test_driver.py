@@ -53,7 +53,7 @@ print(gpupool.cusparse.available, gpupool.cusparse.version)
 
 
 def test_a_driver_that_does_not_start(machine):
-    message = machine(FAKE_CUINIT="999")
+    message = machine(FAKE_FAIL="cuInit=999")
     assert "RuntimeUnavailable the cuda runtime is unavailable: the NVIDIA driver does not start" in message
     assert "cuInit failed with CUDA_ERROR_UNKNOWN (999)" in message
 
@@ -78,22 +78,14 @@ def test_a_driver_older_than_the_library(machine):
 
 def test_a_driver_older_than_the_library_that_the_environment_names(machine, tmp_path):
     file = tmp_path / "site/nvidia/cu13/lib/libcusparse.so.12"
-    variables = {"FAKE_DRIVER_VERSION": "12040", "FAKE_CREATE_STATUS": "1", "GPUPOOL_CUSPARSE_PATH": str(file)}
+    variables = {"FAKE_DRIVER_VERSION": "12040", "FAKE_FAIL": "cusparseCreate=1", "GPUPOOL_CUSPARSE_PATH": str(file)}
     message = machine(**variables)
-    assert "cusparseCreate failed with DOUBLE_NOT_INITIALIZED (1) on device 0" in message
+    assert "cusparseCreate failed with CUSPARSE_STATUS_NOT_INITIALIZED (1) on device 0" in message
     assert "built for CUDA 13, and this driver supports CUDA 12.4: update the driver" in message
 
 
-def test_a_library_that_fails_to_create(machine, tmp_path):
-    file = tmp_path / "site/nvidia/cu13/lib/libcusparse.so.12"
-    message = machine(FAKE_CREATE_STATUS="3")
-    assert (
-        message == f"LibraryError cusparse: cusparseCreate failed with DOUBLE_OTHER (3) on device 0, library {file}\n"
-    )
-
-
 def test_a_library_that_runs_out_of_memory(machine):
-    message = machine(FAKE_CREATE_STATUS="2", FAKE_FREE_MIB="0")
+    message = machine(FAKE_FAIL="cusparseCreate=2", FAKE_FREE_MIB="0")
     assert message.startswith("OutOfMemory out of memory on device 0: cusparse: cusparseCreate failed")
     assert "Free: 0.0 MiB of 1.0 GiB" in message
 
@@ -102,10 +94,30 @@ def test_not_initialized_means_out_of_memory_where_memory_is_short(machine, tmp_
     build_library("cublas", tmp_path / "site/nvidia/cu13/lib/libcublas.so.13")
     cublas = handle("cublas")
     assert machine(cublas) == "True cuda 0\n"
-    assert machine(cublas, FAKE_CREATE_STATUS="1").startswith("LibraryError cublas: cublasCreate_v2 failed")
-    message = machine(cublas, FAKE_CREATE_STATUS="1", FAKE_FREE_MIB="63")
+    assert machine(cublas, FAKE_FAIL="cublasCreate_v2=1").startswith("LibraryError cublas: cublasCreate_v2 failed")
+    message = machine(cublas, FAKE_FAIL="cublasCreate_v2=1", FAKE_FREE_MIB="63")
     assert message.startswith("OutOfMemory out of memory on device 0")
     assert "A cublas handle takes about 64.0 MiB. Free: 63.0 MiB of 1.0 GiB" in message
+
+
+def test_what_cudnn_says_of_its_last_error_is_told(machine, tmp_path):
+    build_library("cudnn", tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9")
+    said = "No device is good enough"
+    message = machine(handle("cudnn"), FAKE_FAIL="cudnnCreate=3000", FAKE_LAST_ERROR=said)
+    assert message.endswith(f". The library says: {said}\n")
+
+
+def test_a_stream_that_the_driver_does_not_know_is_refused(machine):
+    code = """
+import gpupool
+stream = gpupool.Stream(1)
+try:
+    gpupool.cusparse.handle(stream.ptr)
+except gpupool.LibraryError as error:
+    print(error)
+"""
+    message = machine(code, FAKE_DEVICES="2", FAKE_FAIL="cuStreamGetCtx=709")
+    assert message == "cuda: cuStreamGetCtx failed with CUDA_ERROR_CONTEXT_IS_DESTROYED (709)\n"
 
 
 def test_a_device_that_does_not_exist(machine):
@@ -116,7 +128,8 @@ def test_a_device_that_does_not_exist(machine):
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ("hip", "RuntimeUnavailable the hip runtime is unavailable: gpupool drives NVIDIA GPUs only"),
+        ("cuda", "RuntimeUnavailable the cuda runtime is unavailable: no NVIDIA driver was found (libcuda.so.1: "),
+        ("hip", "RuntimeUnavailable the hip runtime is unavailable: no HIP library was found (libamdhip64.so.8: "),
         ("gpu", "InvalidValue GPUPOOL_RUNTIME='gpu' names no runtime"),
     ],
 )

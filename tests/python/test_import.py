@@ -6,7 +6,7 @@ def test_import_loads_no_gpu_library_and_chooses_no_runtime(run_python):
 import gpupool, re
 gpupool.cudnn.name, gpupool.cudnn.stats()
 maps = open("/proc/self/maps").read()
-print(re.findall(r"lib(?:cuda|cudnn|cublas|cublasLt|cusparse|cusolver|cudss|amdhip64)\\.so", maps))
+print(re.findall(r"lib(?:cuda|cudnn|cublas|cublasLt|cusparse|cusolver|cudss|amdhip64|MIOpen)\\.so", maps))
 """
     # A runtime that cannot be had shows that none is asked for.
     done = run_python(code, GPUPOOL_RUNTIME="nothing")

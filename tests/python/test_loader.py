@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
-from abi import build_library
+from abi import LIBRARIES, build_library, build_wheel
 
 PATH = "import gpupool; print(gpupool.{name}.path)"
 
@@ -55,6 +55,23 @@ def test_the_cuda_in_use_comes_before_the_newest(run_bare_python, site_packages)
     build_library("cusparse", site_packages / "nvidia/cu13/lib/libcusparse.so.12")
     loaded = f"import ctypes; ctypes.CDLL({str(cublas)!r})\n"
     assert found(run_bare_python, "cusparse", loaded, PYTHONPATH=str(site_packages)) == in_use
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_every_library_is_found_where_its_wheel_puts_it(run_bare_python, site_packages, name):
+    file = build_wheel(name, site_packages)
+    assert found(run_bare_python, name, PYTHONPATH=str(site_packages)) == file
+    code = f"import gpupool; print(gpupool.{name}.version, gpupool.{name}.available)"
+    assert run_bare_python(code, PYTHONPATH=str(site_packages)).stdout == "(1, 2, 3) False\n"
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_every_symbol_that_a_library_lacks_is_told(run_bare_python, site_packages, name):
+    library = LIBRARIES[name]
+    for kind, symbol in {"CREATE": library.create, "DESTROY": library.destroy, **library.symbols}.items():
+        file = build_library(name, site_packages / library.file, without=kind)
+        message = refusal(run_bare_python, name, PYTHONPATH=str(site_packages))
+        assert f"tried {file} (loaded): lacks the symbol {symbol}, so it is too old" in message
 
 
 def test_a_copy_that_is_loaded_is_taken_and_no_other_loaded(run_bare_python, site_packages, tmp_path):

@@ -102,7 +102,7 @@ impl PyDeviceBuffer {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.shared()?;
-        if get()?.kind() != Kind::Cuda {
+        if get()?.kind() == Kind::Host {
             return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
         }
         let interface = PyDict::new(py);
@@ -138,7 +138,7 @@ impl PyDeviceBuffer {
             let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
             return Err(PyBufferError::new_err(wrong));
         }
-        if get()?.kind() == Kind::Cuda {
+        if get()?.kind() != Kind::Host {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
                 py.detach(|| wait(&consumer, buffer.stream()))?;
@@ -161,13 +161,15 @@ impl PyDeviceBuffer {
 }
 
 /// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
+/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
 fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
     let number = stream.map_or(Ok(1), |stream| stream.extract::<i64>())?;
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(Stream::foreign(number as usize, Some(device))?)),
+        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
         _ => Err(Error::invalid_value(format!(
-            "stream={number} is no stream of CUDA in DLPack: give -1, 1, 2 or an address; 0 is ambiguous"
+            "stream={number} is no stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
         ))
         .into()),
     }

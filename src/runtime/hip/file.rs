@@ -1,0 +1,51 @@
+//! Where `libamdhip64` is: a copy that the process has, wheels, conda, the toolkit, the system.
+//!
+//! Its file name carries the major version of HIP. A second copy is never loaded, for each has devices, streams and
+//! memory of its own.
+
+use std::path::{Path, PathBuf};
+
+use crate::runtime::shared_object::{IF_LOADED, Library, NOW, open};
+use crate::site_packages;
+
+/// The names, newest first.
+const SONAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
+/// Names a file or a folder, and then no other place is looked at.
+const VARIABLE: &str = "GPUPOOL_AMDHIP64_PATH";
+
+/// Opens the library, and answers the file it was asked for by. The error lists what was tried.
+pub(super) fn open_first() -> Result<(Library, PathBuf), String> {
+    if let Some(wanted) = std::env::var_os(VARIABLE).map(PathBuf::from) {
+        let files = if wanted.is_dir() { in_folder(&wanted) } else { vec![wanted] };
+        return first_of(files).map_err(|tried| format!("{tried}, from {VARIABLE}"));
+    }
+    for soname in SONAMES {
+        if let Ok(library) = open(Path::new(soname), IF_LOADED) {
+            return Ok((library, soname.into()));
+        }
+    }
+    // In the order in which libraries are looked for, since those of a wheel work with the HIP of that wheel. PyTorch's
+    // has it without its version.
+    let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
+    let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
+    let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));
+    let toolkit = site_packages::variables(["ROCM_PATH", "HIP_PATH"]).map(|root| root.join("lib"));
+    let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
+    let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
+    first_of(here.filter(|file| file.exists()).chain(elsewhere))
+}
+
+fn in_folder(folder: &Path) -> Vec<PathBuf> {
+    SONAMES.iter().map(|soname| folder.join(soname)).collect()
+}
+
+fn first_of(files: impl IntoIterator<Item = PathBuf>) -> Result<(Library, PathBuf), String> {
+    let mut tried = Vec::new();
+    for file in files {
+        match open(&file, NOW) {
+            Ok(library) => return Ok((library, file)),
+            Err(reason) => tried.push(reason),
+        }
+    }
+    Err(tried.join("; "))
+}

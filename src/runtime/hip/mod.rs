@@ -1,0 +1,371 @@
+//! AMD GPUs, through `libamdhip64`.
+//!
+//! HIP has no driver contexts: a thread has a current device, and binding a device is to set that. HIP 7 keeps a
+//! thread's last error until it is asked for, and programs ask after a kernel launch; so an error that is answered here
+//! is asked for here too, and no other code takes it for its own.
+
+mod file;
+mod probe;
+mod symbols;
+mod virtual_memory;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt;
+use std::ptr;
+
+use self::symbols::{Status, Symbols};
+use self::virtual_memory::Mappings;
+use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, no_such_device};
+use crate::error::{Error, Result, StatusKind};
+use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+
+/// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, and
+/// `hipErrorStreamCaptureImplicit`.
+const OUT_OF_MEMORY: Status = 2;
+const NOT_INITIALIZED: Status = 3;
+const NOT_READY: Status = 600;
+const CAPTURE_IMPLICIT: Status = 906;
+
+/// `hipStreamNonBlocking` and `hipEventDisableTiming`.
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+
+/// The HIP library and its devices.
+pub(super) struct Hip {
+    symbols: Symbols,
+    version: (u32, u32),
+    devices: u32,
+    mappings: Mappings,
+}
+
+impl fmt::Debug for Hip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hip").field("version", &self.version).field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+fn as_pointer(address: u64) -> *mut c_void {
+    ptr::without_provenance_mut(address as usize)
+}
+
+fn as_event(event: RawEvent) -> *mut c_void {
+    ptr::without_provenance_mut(event.0)
+}
+
+fn as_stream(stream: RawStream) -> *mut c_void {
+    stream.as_hip_knows_it().as_ptr()
+}
+
+impl Hip {
+    /// Turns an answer into a result that names the function.
+    #[inline]
+    fn check(&self, function: &'static str, status: Status) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(self.refused(function, status)) }
+    }
+
+    #[cold]
+    fn refused(&self, function: &'static str, status: Status) -> Error {
+        self.forget_last_error();
+        let kind = match status {
+            OUT_OF_MEMORY => StatusKind::OutOfMemory,
+            NOT_INITIALIZED => StatusKind::NotInitialized,
+            _ => StatusKind::Other,
+        };
+        // SAFETY: the function takes any status and answers a string that lives as long as the library, or null.
+        let name = unsafe { (self.symbols.error_name)(status) };
+        let name = if name.is_null() {
+            "unknown status".to_owned()
+        } else {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        };
+        Error::refused("hip", function, name, status, kind)
+    }
+
+    /// Clears what the last call answered from this thread's memory of errors.
+    fn forget_last_error(&self) {
+        // SAFETY: the function takes nothing and may be called at any time.
+        unsafe { (self.symbols.last_error)() };
+    }
+
+    /// An answer of a query: whether it is done.
+    fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
+        if status == NOT_READY {
+            self.forget_last_error();
+            return Ok(false);
+        }
+        self.check(function, status).map(|()| true)
+    }
+
+    /// The device as HIP numbers it.
+    fn ordinal(&self, device: Device) -> Result<c_int> {
+        match c_int::try_from(device.ordinal()) {
+            Ok(ordinal) if device.ordinal() < self.devices as usize => Ok(ordinal),
+            _ => Err(no_such_device(device.ordinal() as i64, self.devices as usize)),
+        }
+    }
+
+    fn current_ordinal(&self) -> Result<c_int> {
+        let mut ordinal = 0;
+        // SAFETY: `ordinal` is a valid place for an int.
+        self.check("hipGetDevice", unsafe { (self.symbols.get_device)(&mut ordinal) })?;
+        Ok(ordinal)
+    }
+}
+
+impl Runtime for Hip {
+    fn kind(&self) -> Kind {
+        Kind::Hip
+    }
+
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        Some(self.version)
+    }
+
+    fn device_count(&self) -> u32 {
+        self.devices
+    }
+
+    fn device_name(&self, device: Device) -> Result<String> {
+        let mut name = [0_u8; 256];
+        // SAFETY: the library writes at most the given length, with a final zero.
+        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), 255, self.ordinal(device)?) };
+        self.check("hipDeviceGetName", status)?;
+        Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    fn current_device(&self) -> Result<Device> {
+        Ok(Device::from_ordinal(self.current_ordinal()?.unsigned_abs()))
+    }
+
+    fn bind(&self, device: Device) -> Result<Option<Context>> {
+        let wanted = self.ordinal(device)?;
+        let previous = self.current_ordinal()?;
+        if previous == wanted {
+            return Ok(None);
+        }
+        // SAFETY: the ordinal is a device's.
+        self.check("hipSetDevice", unsafe { (self.symbols.set_device)(wanted) })?;
+        Ok(Some(Context(previous.unsigned_abs() as usize)))
+    }
+
+    fn restore(&self, previous: Context) {
+        // SAFETY: this device was current in this thread before.
+        let status = unsafe { (self.symbols.set_device)(previous.0 as c_int) };
+        // There is nothing better to restore if it is refused.
+        let _ = self.check("hipSetDevice", status);
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid places for a size.
+        self.check("hipMemGetInfo", unsafe { (self.symbols.memory_info)(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut exchanged = match mode {
+            CaptureMode::Global => 0,
+            CaptureMode::ThreadLocal => 1,
+            CaptureMode::Relaxed => 2,
+        };
+        // SAFETY: the mode is a valid one, and the library writes the previous one in its place.
+        let status = unsafe { (self.symbols.exchange_capture_mode)(&mut exchanged) };
+        self.check("hipThreadExchangeStreamCaptureMode", status)?;
+        Ok(match exchanged {
+            1 => CaptureMode::ThreadLocal,
+            2 => CaptureMode::Relaxed,
+            _ => CaptureMode::Global,
+        })
+    }
+
+    fn is_blocking_stream_capturing(&self) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: `status` is a valid place, and the legacy default stream always exists.
+        match unsafe { (self.symbols.stream_is_capturing)(ptr::null_mut(), &mut status) } {
+            // The answer where a blocking stream, of whichever device, is captured. It harms no capture.
+            CAPTURE_IMPLICIT => {
+                self.forget_last_error();
+                Ok(true)
+            }
+            answer => self.check("hipStreamIsCapturing", answer).map(|()| false),
+        }
+    }
+
+    fn stream_create(&self) -> Result<RawStream> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: `stream` is a valid place for a stream.
+        let status = unsafe { (self.symbols.stream_create)(&mut stream, NON_BLOCKING) };
+        self.check("hipStreamCreateWithFlags", status)?;
+        Ok(RawStream::from_address(stream.addr()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the stream.
+        self.check("hipStreamDestroy", unsafe { (self.symbols.stream_destroy)(as_stream(stream)) })
+    }
+
+    unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
+        // HIP 6.2 crashes on the address 1 here, and answers the current device for the other default streams.
+        if stream.is_default() {
+            return self.current_device();
+        }
+        if self.devices == 1 {
+            return Ok(Device::from_ordinal(0));
+        }
+        let mut ordinal = 0;
+        // SAFETY: the caller promises that the stream is alive.
+        let status = unsafe { (self.symbols.stream_device)(as_stream(stream), &mut ordinal) };
+        self.check("hipStreamGetDevice", status)?;
+        Ok(Device::from_ordinal(ordinal.unsigned_abs()))
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        // SAFETY: the caller promises that the stream is alive.
+        self.is_ready("hipStreamQuery", unsafe { (self.symbols.stream_query)(as_stream(stream)) })
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the stream is alive.
+        self.check("hipStreamSynchronize", unsafe { (self.symbols.stream_synchronize)(as_stream(stream)) })
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        let status = unsafe { (self.symbols.stream_wait_event)(as_stream(stream), as_event(event), 0) };
+        self.check("hipStreamWaitEvent", status)
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        let mut status = 0;
+        // SAFETY: the caller promises that the stream is alive.
+        let answer = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
+        self.check("hipStreamIsCapturing", answer)?;
+        Ok(match status {
+            0 => CaptureStatus::None,
+            1 => CaptureStatus::Active,
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
+    fn event_create(&self) -> Result<RawEvent> {
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` is a valid place for an event.
+        let status = unsafe { (self.symbols.event_create)(&mut event, DISABLE_TIMING) };
+        self.check("hipEventCreateWithFlags", status)?;
+        Ok(RawEvent(event.addr()))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller owns the event.
+        self.check("hipEventDestroy", unsafe { (self.symbols.event_destroy)(as_event(event)) })
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), as_stream(stream)) })
+    }
+
+    /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left to wait for.
+    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the function takes nothing.
+        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })?;
+        // SAFETY: the caller promises that the event is alive and of the current device.
+        self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), ptr::null_mut()) })
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        // SAFETY: the caller promises that the event is alive.
+        self.is_ready("hipEventQuery", unsafe { (self.symbols.event_query)(as_event(event)) })
+    }
+
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that the event is alive.
+        self.check("hipEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
+    }
+
+    fn total_memory(&self, device: Device) -> Result<u64> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size.
+        let status = unsafe { (self.symbols.device_total_memory)(&mut bytes, self.ordinal(device)?) };
+        self.check("hipDeviceTotalMem", status)?;
+        Ok(bytes as u64)
+    }
+
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
+        let (device, peer) = (self.ordinal(device)?, self.ordinal(peer)?);
+        let mut answer = 0;
+        // SAFETY: `answer` is a valid place for an int.
+        let status = unsafe { (self.symbols.device_can_access_peer)(&mut answer, device, peer) };
+        self.check("hipDeviceCanAccessPeer", status)?;
+        Ok(answer != 0)
+    }
+
+    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
+        self.has_virtual_memory(device)
+    }
+
+    fn page_bytes(&self, device: Device) -> Result<u64> {
+        self.granularity(device)
+    }
+
+    fn address_reserve(&self, bytes: u64) -> Result<u64> {
+        self.reserve(bytes)
+    }
+
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the reservation.
+        let status = unsafe { (self.symbols.address_free)(as_pointer(address), bytes as usize) };
+        self.check("hipMemAddressFree", status)
+    }
+
+    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
+        self.create(device, bytes)
+    }
+
+    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
+        // SAFETY: the caller owns the handle.
+        self.check("hipMemRelease", unsafe { (self.symbols.physical_release)(as_pointer(physical.0)) })
+    }
+
+    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.map(address, bytes, physical) }
+    }
+
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.set_access(address, bytes, devices) }
+    }
+
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.unmap(address, bytes) }
+    }
+
+    fn memory_allocate(&self, bytes: u64) -> Result<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: `address` is a valid place for one.
+        self.check("hipMalloc", unsafe { (self.symbols.memory_allocate)(&mut address, bytes as usize) })?;
+        Ok(address.addr() as u64)
+    }
+
+    unsafe fn memory_free(&self, address: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory.
+        self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
+    }
+
+    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
+        let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
+        self.check("hipMallocAsync", status)?;
+        Ok(address.addr() as u64)
+    }
+
+    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the memory and promises that the stream is alive.
+        let status = unsafe { (self.symbols.memory_free_async)(as_pointer(address), as_stream(stream)) };
+        self.check("hipFreeAsync", status)
+    }
+}

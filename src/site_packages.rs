@@ -1,0 +1,57 @@
+//! The folders below which Python's wheels put shared libraries.
+//!
+//! Kept apart from the loader, for a runtime may come in a wheel as well as a library.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Adds `site-packages` folders, below which wheels put their libraries.
+///
+/// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
+pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
+    let mut known = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    for folder in folders {
+        if !known.contains(&folder) {
+            known.push(folder);
+        }
+    }
+}
+
+/// The folders that these environment variables name.
+pub(crate) fn variables<const N: usize>(names: [&str; N]) -> impl Iterator<Item = PathBuf> {
+    names.map(std::env::var_os).into_iter().flatten().map(PathBuf::from)
+}
+
+/// The folders given, then those of the environment that the process was started in.
+pub(crate) fn all() -> Vec<PathBuf> {
+    let mut folders = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for environment in variables(["VIRTUAL_ENV", "CONDA_PREFIX"]) {
+        let Ok(entries) = environment.join("lib").read_dir() else { continue };
+        let versions = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
+        let mut found: Vec<_> = versions.map(|entry| entry.path().join("site-packages")).collect();
+        found.sort();
+        found.retain(|folder| !folders.contains(folder));
+        folders.append(&mut found);
+    }
+    folders
+}
+
+/// The folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in `*`: the
+/// wheels of ROCm carry the GPU family they are for in the name of their package.
+pub(crate) fn below(folder: &str) -> Vec<PathBuf> {
+    let (first, rest) = folder.split_once('/').unwrap_or((folder, ""));
+    let roots = all().into_iter();
+    let Some(start) = first.strip_suffix('*') else { return roots.map(|root| root.join(folder)).collect() };
+    let matching = |root: PathBuf| {
+        let entries = root.read_dir().into_iter().flatten().flatten();
+        let mut found: Vec<_> = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
+            .map(|entry| entry.path().join(rest))
+            .collect();
+        found.sort();
+        found
+    };
+    roots.flat_map(matching).collect()
+}

@@ -1,0 +1,243 @@
+// What the doubles of the two drivers share: devices, streams, captures, events and memory, which is the machine's own,
+// so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same.
+//
+// FAKE_DEVICES, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is virtual memory, a memfd
+// for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
+
+#include "double.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { INVALID = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_SUPPORTED = 801 };
+enum { UNSUPPORTED_IN_CAPTURE = 900, IMPLICIT_IN_CAPTURE = 906 };
+enum { MAX_DEVICES = 8, RELAXED = 2, NON_BLOCKING = 1, PAGE = 2 << 20 };
+
+typedef struct { int kind, id; } Location;
+typedef struct { int kind, handle_kind; Location location; void *meta_data; unsigned char flags[8]; } Properties;
+typedef struct { Location location; int flags; } Access;
+
+static size_t used[MAX_DEVICES];
+static _Thread_local int capture_mode;
+
+// The calling thread's current device; -1 if it has none.
+static int current_device(void);
+
+static int devices(void) { return (int)number("FAKE_DEVICES", 1); }
+static size_t total_bytes(void) { return (size_t)number("FAKE_MEMORY_MIB", 1024) << 20; }
+static size_t free_bytes(int device) {
+  long said = number("FAKE_FREE_MIB", -1);
+  return said < 0 ? total_bytes() - used[device] : (size_t)said << 20;
+}
+
+// Streams. 0 and 1 are the legacy default stream, 2 the thread's own.
+static int is_default(const void *stream) { return (uintptr_t)stream <= 2; }
+static int device_of(const void *stream) {
+  return is_default(stream) ? current_device() : alive("stream", stream)->device;
+}
+
+static Object *captured(int only_blocking) {
+  for (Object *object = objects; object; object = object->next) {
+    int counts = !only_blocking || !(object->flags & NON_BLOCKING);
+    if (!strcmp(object->kind, "stream") && object->state && counts) return object;
+  }
+  return NULL;
+}
+
+// What waits for the whole device spoils captures in every mode, what allocates in any but the relaxed one.
+static int spoil_captures(void) {
+  Object *stream = captured(0);
+  if (!stream) return 0;
+  stream->state = 2;
+  return UNSUPPORTED_IN_CAPTURE;
+}
+static int allocation_spoils(void) { return capture_mode == RELAXED ? 0 : spoil_captures(); }
+
+static int capture_status(const void *stream, int *status) {
+  if (is_default(stream) && captured(1)) return IMPLICIT_IN_CAPTURE;
+  *status = is_default(stream) ? 0 : alive("stream", stream)->state;
+  return 0;
+}
+
+static int exchange_mode(int *mode) {
+  int previous = capture_mode;
+  if (*mode < 0 || *mode > RELAXED) return INVALID;
+  capture_mode = *mode;
+  *mode = previous;
+  return 0;
+}
+
+static int create_stream(void **stream, unsigned flags) {
+  *stream = malloc(64);
+  add("stream", (uintptr_t)*stream, 0, current_device())->flags = (int)flags;
+  return 0;
+}
+
+static int destroy_object(const char *kind, void *address) {
+  removed(alive(kind, address));
+  free(address);
+  return 0;
+}
+
+static int create_event(void **event, unsigned flags) {
+  if (flags != 2) wrong("an event that keeps the time");
+  *event = malloc(64);
+  add("event", (uintptr_t)*event, 0, current_device());
+  return 0;
+}
+
+static int record(void *event, void *stream) {
+  Object *object = alive("event", event);
+  int device = device_of(stream);
+  if (object->device != device) wrong("a stream of device %d on an event of device %d", device, object->device);
+  return 0;
+}
+
+// Memory.
+static int taken(int device, size_t bytes) {
+  if (bytes > free_bytes(device)) return OUT_OF_MEMORY;
+  used[device] += bytes;
+  return 0;
+}
+
+static int allocate(uintptr_t *address, size_t bytes, int device) {
+  int status = allocation_spoils();
+  if (!status) status = taken(device, bytes);
+  if (status) return status;
+  *address = (uintptr_t)aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  add("memory", *address, bytes, device);
+  return 0;
+}
+
+static int release(uintptr_t address) {
+  Object *memory = alive("memory", (void *)address);
+  int device = current_device();
+  if (memory->device != device) wrong("memory of device %d with device %d current", memory->device, device);
+  int status = allocation_spoils();
+  if (status) return status;
+  used[memory->device] -= memory->bytes;
+  removed(memory);
+  free((void *)address);
+  return 0;
+}
+
+// Virtual memory.
+static int has_virtual_memory(void) { return number("FAKE_VMM", 0) != 0; }
+
+static void check_properties(const Properties *properties) {
+  Location location = properties->location;
+  if (properties->kind != 1 || properties->handle_kind || location.kind != 1) wrong("not plain device memory");
+  if (location.id < 0 || location.id >= devices()) wrong("no device %d", location.id);
+}
+
+static int reserve(uintptr_t *address, size_t bytes, size_t alignment) {
+  if (!has_virtual_memory()) return NOT_SUPPORTED;
+  if (!bytes || bytes % PAGE || alignment & (alignment - 1)) return INVALID;
+  if (bytes > (size_t)number("FAKE_ROOM_GIB", 1 << 20) << 30) return OUT_OF_MEMORY;
+  void *place = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return OUT_OF_MEMORY;
+  *address = ((uintptr_t)place + PAGE - 1) / PAGE * PAGE;
+  add("reservation", *address, bytes, -1);
+  return 0;
+}
+
+static int overlap(const Object *object, uintptr_t address, size_t bytes) {
+  return object->address < address + bytes && address < object->address + object->bytes;
+}
+
+static int free_reservation(uintptr_t address, size_t bytes) {
+  Object *reservation = alive("reservation", (void *)address);
+  if (reservation->bytes != bytes) wrong("%zu bytes of a reservation of %zu", bytes, reservation->bytes);
+  for (Object *object = objects; object; object = object->next)
+    if (!strcmp(object->kind, "mapping") && overlap(object, address, bytes)) wrong("%#lx is mapped", object->address);
+  removed(reservation);
+  munmap((void *)address, bytes);
+  return 0;
+}
+
+static int create_physical(uintptr_t *handle, size_t bytes, const Properties *properties) {
+  static uintptr_t last = 0x1000;
+  check_properties(properties);
+  int device = properties->location.id;
+  int status = allocation_spoils();
+  if (!status) status = bytes % PAGE ? INVALID : taken(device, bytes);
+  if (status) return status;
+  Object *memory = add("physical memory", *handle = ++last, bytes, device);
+  memory->flags = memfd_create("double", 0);
+  return ftruncate(memory->flags, (off_t)bytes);
+}
+
+static void end_physical(Object *memory) {
+  if (memory->mappings || !memory->state) return;
+  used[memory->device] -= memory->bytes;
+  close(memory->flags);
+  removed(memory);
+}
+
+static int release_physical(uintptr_t handle) {
+  Object *memory = alive("physical memory", (void *)handle);
+  if (memory->state) wrong("%#lx was released before", handle);
+  memory->state = 1;
+  end_physical(memory);
+  return 0;
+}
+
+static int map(uintptr_t address, size_t bytes, size_t offset, uintptr_t handle, unsigned long long flags) {
+  Object *memory = alive("physical memory", (void *)handle);
+  if (memory->state || memory->bytes != bytes || offset || flags) wrong("not the whole of live memory");
+  int is_reserved = 0;
+  for (Object *object = objects; object; object = object->next) {
+    int is_within = object->address <= address && address + bytes <= object->address + object->bytes;
+    if (!strcmp(object->kind, "reservation") && is_within) is_reserved = 1;
+    if (!strcmp(object->kind, "mapping") && overlap(object, address, bytes)) wrong("%#lx is mapped already", address);
+  }
+  if (!is_reserved) wrong("%#lx is not reserved", address);
+  void *place = mmap((void *)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->flags, 0);
+  if (place == MAP_FAILED) return OUT_OF_MEMORY;
+  add("mapping", address, bytes, memory->device)->memory = memory;
+  memory->mappings++;
+  return 0;
+}
+
+// Does something to each mapping of a range that consists of whole ones, of no more than so many.
+static int each_mapping(uintptr_t address, size_t bytes, int most, void (*act)(Object *)) {
+  for (uintptr_t end = address + bytes; address < end; most--) {
+    Object *mapping = alive("mapping", (void *)address);
+    if (!most) return INVALID;
+    if (mapping->bytes > end - address) wrong("a part of a mapping");
+    address += mapping->bytes;
+    act(mapping);
+  }
+  return 0;
+}
+
+static void open_mapping(Object *mapping) {
+  mprotect((void *)mapping->address, mapping->bytes, PROT_READ | PROT_WRITE);
+}
+
+static void unmap_mapping(Object *mapping) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  mmap((void *)mapping->address, mapping->bytes, PROT_NONE, flags, -1, 0);
+  mapping->memory->mappings--;
+  end_physical(mapping->memory);
+  removed(mapping);
+}
+
+static int set_access(uintptr_t address, size_t bytes, const Access *access, size_t count, int most) {
+  for (size_t index = 0; index < count; index++) {
+    if (access[index].location.kind != 1 || access[index].flags != 3) wrong("not read and write access of a device");
+    if (access[index].location.id < 0 || access[index].location.id >= devices()) return INVALID_DEVICE;
+  }
+  return count ? each_mapping(address, bytes, most, open_mapping) : INVALID;
+}
+
+// For the doubles of libraries, and for tests.
+int double_device(void) { return current_device(); }
+// -1 for a default stream, -2 for none.
+int double_device_of(void *stream) {
+  Object *object = known("stream", (uintptr_t)stream);
+  return is_default(stream) ? -1 : object ? object->device : -2;
+}
+int double_allocation_spoils(void) { return allocation_spoils(); }
+void double_set_capture(void *stream, int state) { alive("stream", stream)->state = state; }
+int double_capture(void *stream) { return alive("stream", stream)->state; }
+unsigned long double_used(int device) { return used[device]; }
