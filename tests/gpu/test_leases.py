@@ -228,3 +228,30 @@ def test_a_limit_holds_for_real_handles():
     finally:
         pool.limit = None
     assert pool.stats().created == before.created + 1
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_threads_that_alternate_devices_get_each_ones_handles(name):
+    pool = pool_or_skip(name)
+    if gpupool.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    streams = [gpupool.Stream(device) for device in range(2)]
+    before, handles = cupy.cuda.runtime.getDevice(), [set(), set()]
+
+    def work(number):
+        own = [pool.handle(stream) for stream in streams]
+        for turn in range(200):
+            device = (number + turn) % 2
+            with pool.lease(streams[device]) as lease:
+                assert (lease.device, pool.handle(streams[device])) == (device, own[device])
+                handles[device].add(int(lease))
+                if name not in ("cudss", "cublaslt"):
+                    assert stream_of(pool, int(lease)) == streams[device].ptr
+        return cupy.cuda.runtime.getDevice()
+
+    # The caller's device stays current, and no handle is ever on the other one.
+    assert in_threads(8, work) == [before] * 8
+    assert handles[0].isdisjoint(handles[1]) or name == "cublaslt"
+    stats = [pool.stats(device) for device in range(2)]
+    assert [each.leased for each in stats] == [0, 0]
+    assert pool.stats().created == sum(each.created for each in stats)
