@@ -1,8 +1,8 @@
 //! HIP's virtual memory, one mapping at a time.
 //!
 //! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or book wrongly, a range of
-//! several mappings (ROCm/rocm-systems issues 2516 and 6977, ROCm/ROCR-Runtime issue 285). So the mappings are
-//! remembered here, and a device is only taken to have virtual memory once a rehearsal of what the allocator does has
+//! several mappings (ROCm/rocm-systems issue 2516 and pull request 6977, ROCm/ROCR-Runtime issue 285). So the mappings
+//! are remembered here, and a device is only taken to have virtual memory once a rehearsal of what the allocator does has
 //! worked.
 
 use std::collections::BTreeMap;
