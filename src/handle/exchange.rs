@@ -12,9 +12,9 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, lock, wait_
 
 /// Slots of a device's exchange. Threads are spread over them, so that each mostly meets its own.
 #[cfg(not(loom))]
-pub(super) const SLOTS: usize = 32;
+const SLOTS: usize = 32;
 #[cfg(loom)]
-pub(super) const SLOTS: usize = 1;
+const SLOTS: usize = 1;
 
 /// A slot alone in its cache lines, so that threads do not slow each other down.
 #[derive(Debug)]

@@ -76,6 +76,11 @@ type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
 type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
+#[derive(Clone, Copy, Debug)]
+enum ResetFn {
+    Int(SetIntFn, c_int),
+    Null(SetPointerFn),
+}
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
 type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int;
@@ -90,8 +95,7 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    ints: Vec<(&'static CStr, SetIntFn, c_int)>,
-    nulls: Vec<(&'static CStr, SetPointerFn)>,
+    resets: Vec<(&'static CStr, ResetFn)>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     three: Option<ThreeFn>,
@@ -144,20 +148,12 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                ints: d
+                resets: d
                     .resets
                     .iter()
                     .filter_map(|reset| match *reset {
-                        Reset::Int(name, value) => Some((name, loaded.function(name).ok()?, value)),
-                        Reset::Null(_) => None,
-                    })
-                    .collect(),
-                nulls: d
-                    .resets
-                    .iter()
-                    .filter_map(|reset| match *reset {
-                        Reset::Int(..) => None,
-                        Reset::Null(name) => Some((name, loaded.function(name).ok()?)),
+                        Reset::Int(name, value) => Some((name, ResetFn::Int(loaded.function(name).ok()?, value))),
+                        Reset::Null(name) => Some((name, ResetFn::Null(loaded.function(name).ok()?))),
                     })
                     .collect(),
                 property: loaded.optional_function(property)?,
@@ -312,14 +308,18 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        // SAFETY: the handle is live and nobody else uses it.
-        let ints = api.ints.iter().map(|&(name, set, value)| (name, unsafe { set(handle.as_ptr(), value) }));
-        // SAFETY: as above, and null stands for the library's own.
-        let nulls = api.nulls.iter().map(|&(name, set)| (name, unsafe { set(handle.as_ptr(), ptr::null()) }));
-        match ints.chain(nulls).find(|&(_, status)| status != 0) {
-            Some((name, status)) => Err(self.refused(api, name, status)),
-            None => Ok(()),
+        for &(name, reset) in &api.resets {
+            let status = match reset {
+                // SAFETY: the handle is live and nobody else uses it.
+                ResetFn::Int(set, value) => unsafe { set(handle.as_ptr(), value) },
+                // SAFETY: as above, and null stands for the library's own.
+                ResetFn::Null(set) => unsafe { set(handle.as_ptr(), ptr::null()) },
+            };
+            if status != 0 {
+                return Err(self.refused(api, name, status));
+            }
         }
+        Ok(())
     }
 
     fn keeps_scratch(&self) -> bool {

@@ -5,11 +5,9 @@
 //! price of the barrier that each lock needs is paid by the rare visitor. Where the kernel has no `membarrier`, the owner
 //! pays for a barrier of its own.
 
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
-
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
@@ -69,13 +67,13 @@ impl<T> OwnerLock<T> {
     fn wait_for_visitor(&self) -> OwnerGuard<'_, T> {
         self.inside.store(false, Ordering::Release);
         // While this is held no visitor is at work.
-        OwnerGuard::new(self, Some(self.enter()))
+        OwnerGuard::new(self, Some(lock(&self.visitors)))
     }
 
     /// Locks for any thread, the owner too.
     #[cold]
     pub(super) fn lock(&self) -> OwnerGuard<'_, T> {
-        let visitor = self.enter();
+        let visitor = lock(&self.visitors);
         self.wanted.store(true, Ordering::Relaxed);
         barrier::heavy();
         // Acquire: what the owner did is seen once it has stepped out. It never makes a system call in there.
@@ -83,10 +81,6 @@ impl<T> OwnerLock<T> {
             yield_now();
         }
         OwnerGuard::new(self, Some(visitor))
-    }
-
-    fn enter(&self) -> MutexGuard<'_, ()> {
-        self.visitors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,12 +18,8 @@ pub(super) struct PoolUse {
 }
 
 impl PoolUse {
-    /// The use that a new pool begins with.
+    /// The use that a new pool begins with, or any other that the pool has counted.
     pub(super) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
-        Self::begun(pool, is_captured)
-    }
-
-    fn begun(pool: Arc<Pool>, is_captured: bool) -> Self {
         if is_captured {
             pool.begin_capture();
         }
@@ -42,7 +38,7 @@ impl PoolUse {
                 pool.id
             )));
         }
-        Ok(Self::begun(Arc::clone(pool), is_captured))
+        Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
     pub(super) fn pool(&self) -> &Arc<Pool> {

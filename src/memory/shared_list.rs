@@ -3,9 +3,7 @@
 //! The question takes no lock. A list that is being changed meanwhile may answer either way; what was put in before the
 //! question, in the order that threads see things, is never missed.
 
-use std::sync::PoisonError;
-
-use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
 /// Items, and how many there are.
 #[derive(Debug, Default)]
@@ -20,13 +18,9 @@ impl<T> SharedList<T> {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, T> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the items; `f` answers how many there are then, and a result.
     pub(super) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
-        let mut items = self.lock();
+        let mut items = lock(&self.items);
         let (len, result) = f(&mut items);
         // Before the lock is let go, or a later change's count could be overwritten by this one.
         self.len.store(len, Ordering::Release);

@@ -10,8 +10,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool import _native
-
-MIB = 1 << 20
+from own_memory import MIB, Allocator
 
 
 @pytest.fixture(autouse=True)
@@ -198,23 +197,6 @@ def test_blocks_outlive_their_pool():
     assert gpupool.memory_stats().pools == 2
     del buffer
     assert gpupool.memory_stats().pools == 1
-
-
-class Allocator:
-    """Makes addresses up: memory on the simulated device is not touched here."""
-
-    def __init__(self):
-        self.calls, self.live, self.next = [], {}, 1 << 44
-
-    def malloc(self, size, device, stream):
-        address = self.next
-        self.next += 1 << 30
-        self.live[address] = size
-        self.calls.append((size, device, stream))
-        return address
-
-    def free(self, address, size, device, stream):
-        assert self.live.pop(address) == size
 
 
 def test_an_own_allocator_supplies_and_takes_back():

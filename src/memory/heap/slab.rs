@@ -3,12 +3,10 @@
 //! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit of
 //! their own, which the owner collects, so neither waits for the other.
 
-use std::array;
-use std::sync::PoisonError;
-
 use super::size_class::{SLOTS_MAX, SizeClass};
 use crate::memory::table::Table;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use std::array;
 
 const WORDS: usize = SLOTS_MAX / 64;
 /// How many slabs a device can have.
@@ -225,7 +223,7 @@ impl Slabs {
 
     /// A slab that is not in use.
     pub(super) fn acquire(&self) -> Option<&Slab> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(&self.numbers);
         let number = numbers.returned.pop().unwrap_or(numbers.next);
         let slab = self.table.get_or_make(number as usize)?;
         if number == numbers.next {
@@ -236,7 +234,7 @@ impl Slabs {
     }
 
     pub(super) fn release(&self, slab: &Slab) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).returned.push(slab.number());
+        lock(&self.numbers).returned.push(slab.number());
     }
 }
 
