@@ -99,5 +99,6 @@ void LAST_ERROR(char *message, size_t length) {
 }
 #endif
 
-// The stream of a handle, for tests.
+// For tests: the stream of a handle, and whether it was destroyed.
 void *double_stream_of(void *handle) { return *(void **)handle; }
+int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }
