@@ -107,8 +107,8 @@ fn take_inside() -> Duration {
     Duration::from_nanos(INSIDE.swap(0, Ordering::Relaxed))
 }
 
-/// Times the end of a thread: from when [`BEGIN`] is dropped, before all thread-locals that were first used earlier, until
-/// this is, after all that were first used later. What else a thread does to end takes longer.
+/// Times the end of a thread: from when [`BEGIN`] is dropped, before all thread-locals that were first used earlier,
+/// until this is, after all that were first used later. What else a thread does to end takes longer.
 struct End(Cell<Option<Instant>>);
 struct Begin;
 
@@ -131,8 +131,8 @@ impl Drop for End {
     }
 }
 
-/// A thread's life: `f`, and its end. Both are also timed inside the thread, since starting and joining one varies by more
-/// than handles cost.
+/// A thread's life: `f`, and its end. Both are also timed inside the thread, since starting and joining one varies by
+/// more than handles cost.
 fn live(f: impl FnOnce() -> bool + Send + 'static) {
     let thread = thread::spawn(move || {
         END.with(|_| ());
@@ -178,8 +178,8 @@ fn threads(criterion: &mut Criterion) {
 /// As many threads live at a time where they come and go.
 const LANES: u64 = 16;
 
-/// Threads that each do `f` once and end, in lanes of `count` one after another: what the slowest lane takes, and what `f`
-/// and the ends of the threads take of an average one.
+/// Threads that each do `f` once and end, in lanes of `count` one after another: what the slowest lane takes, and what
+/// `f` and the ends of the threads take of an average one.
 fn lanes(count: u64, f: impl FnOnce() -> bool + Copy + Send + 'static) -> (Duration, Duration) {
     take_inside();
     let lane = move || {

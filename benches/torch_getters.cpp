@@ -35,8 +35,8 @@ static double call(int64_t calls, Getter get) {
   return nanoseconds(start) / static_cast<double>(calls);
 }
 
-// Time the end of a thread: from when Begin is destroyed, before all thread-locals that were first used earlier, until End
-// is, after all that were first used later. What else a thread does to end takes longer.
+// Time the end of a thread: from when Begin is destroyed, before all thread-locals that were first used earlier, until
+// End is, after all that were first used later. What else a thread does to end takes longer.
 struct End {
   Clock::time_point start;
   std::atomic<int64_t>* inside = nullptr;
@@ -47,8 +47,8 @@ struct Begin {
   ~Begin() { end->start = Clock::now(); }
 };
 
-// Threads that each ask once and end, in lanes of one after another, as benches/handle.rs does it. Nanoseconds for each:
-// its whole life, in the slowest lane, and what asking and the end of its thread-locals take of that.
+// Threads that each ask once and end, in lanes of one after another, as in benches/handle.rs. Nanoseconds for each: its
+// whole life, in the slowest lane, and what asking and the end of its thread-locals take of that.
 template <class Getter>
 static std::pair<double, double> churn(int lanes, int64_t count, Getter get) {
   std::atomic<int64_t> inside{0};
@@ -76,7 +76,8 @@ static std::pair<double, double> churn(int lanes, int64_t count, Getter get) {
   for (double& time : times) running.emplace_back(lane, std::ref(time));
   for (auto& thread : running) thread.join();
   if (failed) throw std::runtime_error("a thread got no handle");
-  return {*std::max_element(times.begin(), times.end()), static_cast<double>(inside) / static_cast<double>(lanes * count)};
+  const double slowest = *std::max_element(times.begin(), times.end());
+  return {slowest, static_cast<double>(inside) / static_cast<double>(lanes * count)};
 }
 
 template <class Getter>

@@ -2,11 +2,13 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out
-# the measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs to
-# replay than tests/data has. MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they
-# start, under compute-sanitizer, ten times as slowly, a step for each file; it fails at an access of the GPU that is wrong,
-# at a test that fails, and where the sanitizer checked nothing. MEMCHECK_TESTS="tests/gpu/test_leases.py ..." has it run
-# these files, or single tests of them, and no others.
+# the measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs
+# to replay than tests/data has.
+#
+# MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
+# compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
+# a test that fails, after ten minutes, and where the sanitizer checked nothing.
+# MEMCHECK_TESTS="tests/gpu/test_leases.py ..." has it run these files, or single tests of them (FILE::TEST), alone.
 set -uo pipefail
 cd "$(dirname "$0")"
 results=$(realpath -m "${1:-results}")
@@ -50,8 +52,8 @@ find_sanitizer() {
 memcheck() {
   local folder status
   folder=$(mktemp -d)
-  # No API errors: tests have the driver refuse calls on purpose. Python may take long to its first call of the driver, and
-  # not every process that a test starts makes one.
+  # No API errors: tests have the driver refuse calls on purpose. Python may take long to its first call of the driver,
+  # and not every process that a test starts makes one.
   GPUPOOL_TESTS_PATIENCE=10 timeout -k 10 600 "$1" --tool memcheck --error-exitcode 9 --report-api-errors no \
     --target-processes all --max-connections 100 --launch-timeout 0 --require-cuda-init no --log-file "$folder/said" \
     "$python" -m pytest -q -p no:cacheprovider -o timeout=500 "$2" | tee "$folder/tested"
@@ -69,8 +71,8 @@ memcheck() {
 run_memcheck() {
   local sanitizer tests test name
   sanitizer=$(find_sanitizer)
-  # The first fills the device, which leaves the sanitizer no memory for itself. The second calls the driver a million times
-  # and runs no kernel.
+  # The first fills the device, which leaves the sanitizer no memory for itself. The second calls the driver a million
+  # times and runs no kernel.
   read -ra tests <<<"${MEMCHECK_TESTS:-$(find tests/gpu -name 'test_*.py' ! -name test_out_of_memory.py \
     ! -name test_replay.py | sort | xargs)}"
   for test in "${tests[@]}"; do
