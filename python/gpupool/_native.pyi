@@ -111,7 +111,9 @@ class HandlePool:
         """This thread's handle, with the stream set.
 
         Without a stream it is the thread's current one (see :func:`stream`) on ``device``, or on the thread's current
-        device. The handle stays this thread's until the thread ends: don't destroy it, and don't use it elsewhere.
+        device. The handle stays this thread's until the thread ends: don't destroy it, and don't use it elsewhere. Ask
+        for it inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is then
+        the graph's own.
 
         Raises LibraryNotFound, RuntimeUnavailable, LibraryError or OutOfMemory if a handle cannot be had, InvalidValue
         for a device or stream that cannot be right, Forked in a forked child.
@@ -266,6 +268,13 @@ class HandleStats:
     @property
     def device_bytes(self) -> int:
         """Device memory that the handles took when they were created."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that gpupool gave the handles, and graphs captured with them, to compute with.
+
+        cuBLAS's workspaces: one for each stream of a handle, and one for each graph.
+        """
 
     def as_dict(self) -> dict[str, int | float]:
         """The counts by name."""

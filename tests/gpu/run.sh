@@ -90,11 +90,12 @@ run_all() {
   fi
   step rust-tests bin/test_cuda
   # shellcheck disable=SC2086 # several words, or none
-  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel tests/gpu
+  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
+  step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms)
+    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done
