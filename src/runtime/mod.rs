@@ -27,7 +27,7 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
-pub(crate) use scope::{Entered, enter, leave};
+pub(crate) use scope::{Entered, enter, leave, scoped};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
 pub(crate) use thread::thread_number;
