@@ -8,7 +8,7 @@ from types import ModuleType
 
 from gpupool._native import LibraryNotFound, set_stream_source
 
-# What names a thread's current stream on a device, by its address, in each framework that is enabled; the last one counts.
+# What names the current stream on a device, by its address, in each framework that is enabled; the last one counts.
 _sources: list[Callable[[int], int]] = []
 _lock = threading.Lock()
 
