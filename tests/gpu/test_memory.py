@@ -4,14 +4,14 @@ import gc
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, run_python
+from gpu_helpers import PATIENCE, cupy, import_or_skip, run_python
 
 # The whole file waits for the memory API of the module.
 pytestmark = pytest.mark.skipif(not hasattr(gpupool, "empty"), reason="needs gpupool.empty")
 
 MIB = 1 << 20
-# About 20 ms of an H200.
-SLEEP_CYCLES = 40_000_000
+# About 20 ms of an H200, in which the host does what comes next.
+SLEEP_CYCLES = int(40_000_000 * PATIENCE)
 
 
 def totals():
