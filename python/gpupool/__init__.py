@@ -9,8 +9,10 @@ A thread keeps its handles until it ends; then they go back to the pool, and the
 package loads no GPU library: that happens at the first call that needs one.
 """
 
+import importlib
 import os
 import sys
+from types import ModuleType
 
 from gpupool import _native
 from gpupool._native import (
@@ -135,3 +137,16 @@ _native.add_site_packages(
         if folder not in ("", _standard, os.path.join(_standard, "lib-dynload")) and not folder.endswith(".zip")
     ]
 )
+
+# One module for each framework that gpupool plugs into, each imported when first used.
+_FRAMEWORKS = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _FRAMEWORKS:
+        return importlib.import_module(f"gpupool.{name}")
+    raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_FRAMEWORKS])

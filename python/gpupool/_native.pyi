@@ -110,8 +110,12 @@ class HandlePool:
     def handle(self, stream: _StreamLike | None = None, device: SupportsIndex | None = None) -> int:
         """This thread's handle, with the stream set.
 
-        Without a stream it is the thread's current one (see :func:`stream`) on ``device``, or on the thread's current
-        device. The handle stays this thread's until the thread ends: don't destroy it, and don't use it elsewhere.
+        Without a stream it is the thread's current one on ``device``, or on the thread's current device: that of
+        :func:`stream`, else that of the framework that was enabled last, else the legacy default stream.
+
+        The handle stays this thread's until the thread ends: don't destroy it, and don't use it elsewhere. Ask for it
+        inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is then the
+        graph's own.
 
         Raises LibraryNotFound, RuntimeUnavailable, LibraryError or OutOfMemory if a handle cannot be had, InvalidValue
         for a device or stream that cannot be right, Forked in a forked child.
@@ -266,6 +270,13 @@ class HandleStats:
     @property
     def device_bytes(self) -> int:
         """Device memory that the handles took when they were created."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that gpupool gave the handles, and graphs captured with them, to compute with.
+
+        cuBLAS's workspaces: one for each stream of a handle, and one for each graph.
+        """
 
     def as_dict(self) -> dict[str, int | float]:
         """The counts by name."""
@@ -711,6 +722,11 @@ def replay(
 ) -> ReplayResult: ...
 def stream(s: _StreamLike) -> StreamScope:
     """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
+
+def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], int] | None:
+    """Choose what names a thread's current stream, outside of :func:`stream`: ``source(device) -> address``, 0 for the
+    default one. Returns what chose it before; None stands for the legacy default stream. Frameworks' adapters set it.
+    """
 
 def runtime() -> str:
     """The runtime in use, ``cuda`` or ``host``: that of ``GPUPOOL_RUNTIME``, else the first that has a device."""

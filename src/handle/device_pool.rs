@@ -188,6 +188,7 @@ impl DevicePool {
             failures: books.failures,
             create_time: books.create_time,
             device_bytes: every().map(|record| record.bytes).sum(),
+            workspace_bytes: 0,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The pool: all handles of one library in the process.
 //!
-//! The hit path takes no lock and calls only the library's own stream function. The miss path locks one device's list
+//! The hit path takes no lock and calls only the library's own stream function, and for cuBLAS the driver's that says whether
+//! the stream is captured. The miss path locks one device's list
 //! for as long as it takes to pop from it; creating and destroying happen outside of every lock.
 
 use std::ffi::c_void;
@@ -108,7 +109,8 @@ impl HandlePool {
         self.0.require_usable().is_ok() && self.path().is_ok()
     }
 
-    /// The calling thread's handle on the stream's device, with the stream set.
+    /// The calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture, not before: what
+    /// a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
@@ -251,7 +253,8 @@ impl HandlePool {
         })
     }
 
-    /// Destroys the idle handles of one device, or of all, and answers how many.
+    /// Destroys the idle handles of one device, or of all, with their workspaces, and answers how many. What graphs that are
+    /// gone had as workspaces is freed too.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
     /// cuBLASLt, cuSOLVER and cuDSS do, and MIOpen is taken to. Of those, none is destroyed while a capture is known of:
@@ -308,11 +311,11 @@ impl HandlePool {
         lifecycle::refuse_forked()?;
         if let Some(device) = device {
             self.0.make_devices(runtime::get()?);
-            return Ok(self.0.on(device)?.stats());
+            return self.0.stats(device);
         }
-        let mut sum = HandleStats::default();
-        self.0.devices.get().into_iter().flatten().for_each(|pool| sum += pool.stats());
-        Ok(sum)
+        let devices = self.0.devices.get().map_or(0, |pools| pools.len() as u32);
+        let each = (0..devices).map(|ordinal| self.0.stats(Device::from_ordinal(ordinal)));
+        each.sum()
     }
 }
 

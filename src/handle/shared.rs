@@ -10,6 +10,7 @@ use super::device_pool::DevicePool;
 use super::exchange::Turn;
 use super::holder::Holder;
 use super::record::Record;
+use super::stats::HandleStats;
 use super::{built_in, create, hand_over, lease};
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::library::Library;
@@ -81,6 +82,12 @@ impl Shared {
     pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
         let devices = self.devices.get().map(AsRef::as_ref).unwrap_or_default();
         devices.get(device.ordinal()).ok_or_else(|| runtime::no_such_device(device.ordinal() as i64, devices.len()))
+    }
+
+    /// The pool's counts on a device.
+    pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
+        let stats = self.on(device)?.stats();
+        Ok(HandleStats { workspace_bytes: self.library.workspace_bytes(device), ..stats })
     }
 
     /// Counts a failed request.
@@ -243,23 +250,26 @@ impl Shared {
     /// Destroys the idle and discarded handles of a device.
     pub(super) fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
         let Ok(pool) = self.on(device) else { return Ok(0) };
+        let released = self.library.release_workspaces(device).inspect_err(|_| pool.count_failure());
         if !pool.has_unused() || create::would_spoil_a_capture(runtime, self.library, device)? {
-            return Ok(0);
+            return released.map(|()| 0);
         }
         // Before any handle leaves the pool, so that a refusal loses none.
         let prepared = create::Prepared::new(runtime, device)?;
         let handles = pool.remove_unused();
         let count = handles.len();
-        prepared.destroy(self.library, handles).map(|()| count).inspect_err(|_| pool.count_failure())
+        let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
+        released.and(destroyed).map(|()| count)
     }
 }
 
 /// What every pool's handles hold on a device: name, handles, bytes.
 fn holders(device: Device) -> Vec<(String, usize, u64)> {
     let held = all_pools().into_iter().filter_map(|pool| {
-        let stats = pool.on(device).ok()?.stats();
+        let stats = pool.stats(device).ok()?;
         let handles = stats.idle + stats.held + stats.leased + stats.retired;
-        (handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, stats.device_bytes))
+        let bytes = stats.device_bytes + stats.workspace_bytes;
+        (bytes > 0 || handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, bytes))
     });
     held.collect()
 }

@@ -1,5 +1,6 @@
 //! What a pool counts.
 
+use std::iter::Sum;
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ pub struct HandleStats {
     pub create_time: Duration,
     /// Device memory that the handles took when they were created, in bytes.
     pub device_bytes: u64,
+    /// Device memory that gpupool gave the handles, and graphs captured with them, to compute with, in bytes: cuBLAS's
+    /// workspaces.
+    pub workspace_bytes: u64,
 }
 
 impl AddAssign for HandleStats {
@@ -50,5 +54,15 @@ impl AddAssign for HandleStats {
         self.failures += other.failures;
         self.create_time += other.create_time;
         self.device_bytes += other.device_bytes;
+        self.workspace_bytes += other.workspace_bytes;
+    }
+}
+
+impl Sum for HandleStats {
+    fn sum<I: Iterator<Item = Self>>(each: I) -> Self {
+        each.fold(Self::default(), |mut sum, stats| {
+            sum += stats;
+            sum
+        })
     }
 }

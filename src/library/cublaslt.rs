@@ -34,6 +34,7 @@ pub static CUBLASLT: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: None,
     resets: &[],
+    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasLtGetProperty"),
     status_names: StatusNames::Function(c"cublasLtGetStatusName"),

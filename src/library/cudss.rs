@@ -35,6 +35,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     get_stream: None,
     // Its own device memory. Threading and communication layers have no way back: discard handles that got one.
     resets: &[Reset::Null(c"cudssSetDeviceMemHandler")],
+    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[

@@ -35,6 +35,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     get_stream: Some(c"cusolverDnGetStream"),
     // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
     resets: &[Reset::Int(c"cusolverDnSetDeterministicMode", 1)],
+    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[

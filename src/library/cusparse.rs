@@ -34,6 +34,7 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     get_stream: None,
     // Pointers on the host, as `cusparseCreate` sets it.
     resets: &[Reset::Int(c"cusparseSetPointerMode", 0)],
+    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::workspace::{HandleWorkspaces, Workspaces};
 use super::{Library, RawHandle, Version};
 use crate::error::Result;
 use crate::runtime::host::{self, Call, check};
@@ -21,6 +22,7 @@ pub struct HostLibrary {
     create_nanoseconds: AtomicU64,
     bytes: AtomicU64,
     keeps_scratch: AtomicBool,
+    workspace_bytes: AtomicU64,
 }
 
 /// The simulated library.
@@ -28,13 +30,18 @@ pub static HOST: HostLibrary = HostLibrary {
     create_nanoseconds: AtomicU64::new(0),
     bytes: AtomicU64::new(1 << 20),
     keeps_scratch: AtomicBool::new(false),
+    workspace_bytes: AtomicU64::new(0),
 };
+
+static WORKSPACES: Workspaces = Workspaces::new();
 
 /// What a handle's address points to. Alone in its cache lines, as real handles mostly are.
 #[derive(Debug)]
 #[repr(align(128))]
 struct HostHandle {
     stream: AtomicUsize,
+    /// The address of the workspace that it would compute with; 0 for the library's own.
+    workspace: AtomicU64,
     resets: AtomicU64,
     device: Device,
     bytes: u64,
@@ -53,6 +60,29 @@ pub fn set_handle_bytes(bytes: u64) {
 /// Sets whether its handles keep scratch memory, as cuSOLVER's do.
 pub fn set_keeps_scratch(keeps_scratch: bool) {
     HOST.keeps_scratch.store(keeps_scratch, Ordering::Relaxed);
+}
+
+/// Sets how large a workspace handles made from now on get for each stream and each graph, as cuBLAS's do; 0 for none.
+pub fn set_workspace_bytes(bytes: u64) {
+    HOST.workspace_bytes.store(bytes, Ordering::Relaxed);
+}
+
+/// The address of the workspace that the handle computes with; 0 for the library's own.
+///
+/// # Safety
+/// The address is that of a live handle of this library.
+pub unsafe fn workspace_of(handle: *mut c_void) -> u64 {
+    // SAFETY: the caller vouches for the handle.
+    unsafe { &*handle.cast::<HostHandle>() }.workspace.load(Ordering::Relaxed)
+}
+
+/// Gives the handle another workspace, as its owner might behind the pool's back.
+///
+/// # Safety
+/// The address is that of a live handle of this library.
+pub unsafe fn set_workspace_of(handle: *mut c_void, address: u64) {
+    // SAFETY: the caller vouches for the handle.
+    unsafe { &*handle.cast::<HostHandle>() }.workspace.store(address, Ordering::Relaxed);
 }
 
 /// How often a handle of this library was set back for its next owner.
@@ -102,30 +132,55 @@ impl Library for HostLibrary {
         if cost > 0 {
             thread::sleep(Duration::from_nanos(cost));
         }
-        let handle = Box::new(HostHandle { stream: AtomicUsize::new(0), resets: AtomicU64::new(0), device, bytes });
+        let handle = Box::new(HostHandle {
+            stream: AtomicUsize::new(0),
+            workspace: AtomicU64::new(0),
+            resets: AtomicU64::new(0),
+            device,
+            bytes,
+        });
         let handle = NonNull::from(Box::leak(handle));
         handle.as_ptr().expose_provenance();
         // SAFETY: the box was just leaked for this handle, and `destroy` takes it back.
-        Ok(unsafe { RawHandle::from_ptr(handle.cast()) })
+        let handle = unsafe { RawHandle::from_ptr(handle.cast()) };
+        Ok(match self.workspace_bytes.load(Ordering::Relaxed) {
+            0 => handle,
+            bytes => handle.with_workspaces(HandleWorkspaces::new(&WORKSPACES, bytes)),
+        })
     }
 
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         check(Call::HandleDestroy)?;
         // SAFETY: the handle owns the box that `create` leaked.
         let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<HostHandle>()) };
-        host::synchronize_and_free(inner.device, inner.bytes)
+        let freed = host::synchronize_and_free(inner.device, inner.bytes);
+        freed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
     }
 
     #[inline]
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         check(Call::HandleSetStream)?;
-        inner(handle).stream.store(stream.raw().address(), Ordering::Relaxed);
-        Ok(())
+        let raw = inner(handle);
+        // Only the holder writes to it.
+        let former = raw.stream.load(Ordering::Relaxed);
+        raw.stream.store(stream.raw().address(), Ordering::Relaxed);
+        let Some(workspaces) = &handle.workspaces else { return Ok(()) };
+        let is_other = former != stream.raw().address();
+        if is_other {
+            raw.workspace.store(0, Ordering::Relaxed);
+        }
+        workspaces.fit(stream, is_other, |workspace| {
+            raw.workspace.store(workspace.map_or(0, |workspace| workspace.address), Ordering::Relaxed);
+            Ok(())
+        })
     }
 
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         inner(handle).resets.fetch_add(1, Ordering::Relaxed);
+        if let Some(workspaces) = &handle.workspaces {
+            workspaces.forget();
+        }
         Ok(())
     }
 
@@ -139,5 +194,13 @@ impl Library for HostLibrary {
 
     fn handle_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn workspace_bytes(&self, device: Device) -> u64 {
+        WORKSPACES.bytes(device)
+    }
+
+    fn release_workspaces(&self, device: Device) -> Result<()> {
+        WORKSPACES.release_spare(device)
     }
 }

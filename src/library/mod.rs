@@ -17,6 +17,7 @@ mod loader;
 mod miopen;
 mod places;
 mod vendor;
+mod workspace;
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
 pub use miopen::MIOPEN;
 pub use vendor::Vendor;
+use workspace::HandleWorkspaces;
 
 pub use crate::site_packages::add_site_packages;
 
@@ -42,8 +44,11 @@ pub type Version = (u32, u32, u32);
 
 /// A live handle of a library, owned. It is destroyed by giving it back to its library, and by nothing else.
 #[derive(Debug)]
-#[repr(transparent)]
-pub struct RawHandle(NonNull<c_void>);
+pub struct RawHandle {
+    address: NonNull<c_void>,
+    /// Where the library takes workspaces.
+    workspaces: Option<Box<HandleWorkspaces>>,
+}
 
 // SAFETY: a handle is an address that its owner gives to one thread at a time; the libraries allow use from any thread.
 unsafe impl Send for RawHandle {}
@@ -56,18 +61,23 @@ impl RawHandle {
     /// # Safety
     /// The handle is live, nobody else destroys it, and it is given only to the [`Library`] that made it.
     pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
-        Self(handle)
+        Self { address: handle, workspaces: None }
+    }
+
+    /// The same handle, with workspaces.
+    fn with_workspaces(self, workspaces: HandleWorkspaces) -> Self {
+        Self { workspaces: Some(Box::new(workspaces)), ..self }
     }
 
     #[inline]
     pub(crate) const fn as_non_null(&self) -> NonNull<c_void> {
-        self.0
+        self.address
     }
 
     /// The handle as the C API takes it.
     #[inline]
     pub const fn as_ptr(&self) -> *mut c_void {
-        self.0.as_ptr()
+        self.address.as_ptr()
     }
 }
 
@@ -145,6 +155,20 @@ pub trait Library: Send + Sync {
     fn handle_bytes(&self) -> u64 {
         0
     }
+
+    /// Device memory in bytes that the library's handles, and graphs captured with them, have been given to compute with on
+    /// the device, beyond what they took themselves.
+    fn workspace_bytes(&self, _device: Device) -> u64 {
+        0
+    }
+
+    /// Frees what of that neither a handle nor a graph has any more.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    fn release_workspaces(&self, _device: Device) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A library kept elsewhere, so that several pools can share one.
@@ -191,5 +215,13 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn handle_bytes(&self) -> u64 {
         (**self).handle_bytes()
+    }
+
+    fn workspace_bytes(&self, device: Device) -> u64 {
+        (**self).workspace_bytes(device)
+    }
+
+    fn release_workspaces(&self, device: Device) -> Result<()> {
+        (**self).release_workspaces(device)
     }
 }

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use super::component::Component;
 use super::loader::{self, Loaded};
+use super::workspace::{HandleWorkspaces, Workspace, Workspaces};
 use super::{Library, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
@@ -27,6 +28,8 @@ pub(super) struct Description {
     pub(super) get_stream: Option<&'static CStr>,
     /// What an owner may have changed, and what a new handle has.
     pub(super) resets: &'static [Reset],
+    /// Given where handles take a workspace of ours.
+    pub(super) workspace: Option<WorkspaceCall>,
     /// As [`Library::keeps_scratch`]: for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
@@ -48,6 +51,17 @@ pub(super) enum Reset {
     Int(&'static CStr, c_int),
     /// `status f(handle, const T *)`, with null for the library's own.
     Null(&'static CStr),
+}
+
+/// How handles get a workspace.
+#[derive(Debug)]
+pub(super) struct WorkspaceCall {
+    /// `status f(handle, void *, size_t)`. Setting the handle's stream brings the library's own workspace back.
+    pub(super) set: &'static CStr,
+    /// How many bytes a handle on the device should get; 0 for none.
+    pub(super) bytes: fn(Device) -> u64,
+    /// Where they are kept.
+    pub(super) all: &'static Workspaces,
 }
 
 /// How a library tells its version.
@@ -75,6 +89,7 @@ type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
 type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
 #[derive(Clone, Copy, Debug)]
 enum ResetFn {
@@ -96,6 +111,7 @@ struct Api {
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
     resets: Vec<(&'static CStr, ResetFn)>,
+    set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     three: Option<ThreeFn>,
@@ -156,6 +172,8 @@ impl Vendor {
                         Reset::Null(name) => Some((name, ResetFn::Null(loaded.function(name).ok()?))),
                     })
                     .collect(),
+                // Versions that lack it keep to their own workspaces.
+                set_workspace: d.workspace.as_ref().and_then(|workspace| loaded.function(workspace.set).ok()),
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
                 three: loaded.optional_function(three)?,
@@ -195,6 +213,40 @@ impl Vendor {
     ) -> Result<()> {
         let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
         self.call_set_stream(api, set_stream, handle, stream)
+    }
+
+    /// Sets the stream, if asking does not show that it is set. Answers whether it was set.
+    #[inline]
+    fn set_stream_if_other(
+        &self,
+        api: &Api,
+        set_stream: SetStreamFn,
+        handle: &RawHandle,
+        stream: &Stream,
+    ) -> Result<bool> {
+        if let Some(get_stream) = api.get_stream {
+            let mut current = ptr::null_mut();
+            // SAFETY: the handle is live and `current` is a valid place for a stream.
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == self.raw(stream).address()
+            {
+                return Ok(false);
+            }
+        }
+        if self.description.set_stream_uses_context {
+            return self.call_set_stream_bound(api, set_stream, handle, stream).map(|()| true);
+        }
+        self.call_set_stream(api, set_stream, handle, stream).map(|()| true)
+    }
+
+    #[cold]
+    fn call_set_workspace(&self, api: &Api, handle: &RawHandle, workspace: Workspace) -> Result<()> {
+        let (Some(set), Some(call)) = (api.set_workspace, &self.description.workspace) else { return Ok(()) };
+        let address = ptr::without_provenance_mut(workspace.address as usize);
+        // SAFETY: the handle is live, and the workspace is its alone for as long as it, or a graph, has it.
+        match unsafe { set(handle.as_ptr(), address, workspace.bytes as usize) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, call.set, status)),
+        }
     }
 
     #[cold]
@@ -272,8 +324,15 @@ impl Library for Vendor {
         // SAFETY: `handle` is a valid place for a handle.
         let status = unsafe { (api.create)(&mut handle) };
         match NonNull::new(handle) {
-            // SAFETY: the library just made it, and nobody else knows it.
-            Some(handle) if status == 0 => Ok(unsafe { RawHandle::from_ptr(handle) }),
+            Some(handle) if status == 0 => {
+                // SAFETY: the library just made it, and nobody else knows it.
+                let handle = unsafe { RawHandle::from_ptr(handle) };
+                let workspace = self.description.workspace.as_ref().filter(|_| api.set_workspace.is_some());
+                Ok(match workspace.map(|call| (call, (call.bytes)(device))) {
+                    Some((call, bytes)) if bytes > 0 => handle.with_workspaces(HandleWorkspaces::new(call.all, bytes)),
+                    _ => handle,
+                })
+            }
             _ => Err(self.refused(api, self.description.create, status).on(device)),
         }
     }
@@ -281,28 +340,25 @@ impl Library for Vendor {
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         let api = self.api()?;
         // SAFETY: the handle is live and owned by this call.
-        match unsafe { (api.destroy)(handle.as_ptr()) } {
+        let destroyed = match unsafe { (api.destroy)(handle.as_ptr()) } {
             0 => Ok(()),
             status => Err(self.refused(api, self.description.destroy, status)),
-        }
+        };
+        destroyed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
     }
 
     #[inline]
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         let api = self.api()?;
         let Some(set_stream) = api.set_stream else { return Ok(()) };
-        if let Some(get_stream) = api.get_stream {
-            let mut current = ptr::null_mut();
-            // SAFETY: the handle is live and `current` is a valid place for a stream.
-            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == self.raw(stream).address()
-            {
-                return Ok(());
-            }
+        let was_stream_set = self.set_stream_if_other(api, set_stream, handle, stream)?;
+        match &handle.workspaces {
+            None => Ok(()),
+            Some(workspaces) => workspaces.fit(stream, was_stream_set, |workspace| match workspace {
+                Some(workspace) => self.call_set_workspace(api, handle, workspace),
+                None => self.call_set_stream(api, set_stream, handle, stream),
+            }),
         }
-        if self.description.set_stream_uses_context {
-            return self.call_set_stream_bound(api, set_stream, handle, stream);
-        }
-        self.call_set_stream(api, set_stream, handle, stream)
     }
 
     #[inline]
@@ -318,6 +374,9 @@ impl Library for Vendor {
             if status != 0 {
                 return Err(self.refused(api, name, status));
             }
+        }
+        if let Some(workspaces) = &handle.workspaces {
+            workspaces.forget();
         }
         Ok(())
     }
@@ -362,6 +421,14 @@ impl Library for Vendor {
 
     fn handle_bytes(&self) -> u64 {
         self.description.handle_bytes
+    }
+
+    fn workspace_bytes(&self, device: Device) -> u64 {
+        self.description.workspace.as_ref().map_or(0, |call| call.all.bytes(device))
+    }
+
+    fn release_workspaces(&self, device: Device) -> Result<()> {
+        self.description.workspace.as_ref().map_or(Ok(()), |call| call.all.release_spare(device))
     }
 
     fn synchronizes_on_destroy(&self) -> bool {

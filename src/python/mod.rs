@@ -14,6 +14,7 @@ mod pool;
 mod simulation;
 mod stats;
 mod stream;
+mod stream_source;
 mod whole;
 
 use std::path::PathBuf;
@@ -74,6 +75,8 @@ mod _native {
     use super::stats::{PyHandleStats, handle_stats};
     #[pymodule_export]
     use super::stream::{PyStream, PyStreamScope, stream};
+    #[pymodule_export]
+    use super::stream_source::set_stream_source;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

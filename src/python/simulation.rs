@@ -64,5 +64,5 @@ pub(super) fn host_begin_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> P
 
 #[pyfunction]
 pub(super) fn host_end_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    Ok(host::end_capture(&resolve(py, Some(stream), None)?)?)
+    Ok(host::end_capture(&resolve(py, Some(stream), None)?).map(drop)?)
 }

@@ -22,6 +22,7 @@ pub(super) struct PyHandleStats {
     failures: u64,
     create_seconds: f64,
     device_bytes: u64,
+    workspace_bytes: u64,
 }
 
 impl From<HandleStats> for PyHandleStats {
@@ -40,6 +41,7 @@ impl From<HandleStats> for PyHandleStats {
             failures: stats.failures,
             create_seconds: stats.create_time.as_secs_f64(),
             device_bytes: stats.device_bytes,
+            workspace_bytes: stats.workspace_bytes,
         }
     }
 }
@@ -61,6 +63,7 @@ impl PyHandleStats {
         dict.set_item("failures", self.failures)?;
         dict.set_item("create_seconds", self.create_seconds)?;
         dict.set_item("device_bytes", self.device_bytes)?;
+        dict.set_item("workspace_bytes", self.workspace_bytes)?;
         Ok(dict)
     }
 

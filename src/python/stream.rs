@@ -7,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
 
-use super::device;
+use super::{device, stream_source};
 use crate::error::Error;
 use crate::runtime::{self, Entered, Stream};
 use crate::stream::Device;
@@ -64,10 +64,8 @@ pub(super) fn resolve(
     let runtime = device::get(py)?;
     let device = device.map(|device| device::extract(py, device)).transpose()?;
     let Some(stream) = stream else {
-        return Ok(match device {
-            Some(device) => Stream::current_on(device),
-            None => Stream::current_on(runtime.current_device()?),
-        });
+        let device = device.map_or_else(|| runtime.current_device(), Ok)?;
+        return stream_source::current(py, device);
     };
     if stream.is_exact_instance_of::<PyInt>() {
         let Ok(address) = stream.extract() else {

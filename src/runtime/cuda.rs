@@ -4,7 +4,7 @@
 //! for both itself, before any such call. Each device's primary context is retained once, when first needed, and never
 //! released: at process end the driver does that.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::mem;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, no_such_device, shared_object};
+use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device, shared_object};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -60,11 +60,17 @@ const SYMBOLS: &[&CStr] = &[
     c"cuMemFreeAsync",
 ];
 
+/// What tells of captures and keeps objects for graphs; the last came with CUDA 12.3.
+const GRAPH_OBJECTS: &[&CStr] =
+    &[c"cuUserObjectCreate", c"cuUserObjectRelease", c"cuGraphRetainUserObject", c"cuStreamGetCaptureInfo_v3"];
+
 /// The CUDA driver and its devices.
 pub(super) struct Cuda {
     version: (u32, u32),
     /// Whether the driver has `cuCtxRecordEvent`, which came with CUDA 12.5.
     has_context_events: bool,
+    /// Whether it has [`GRAPH_OBJECTS`].
+    has_graph_objects: bool,
     devices: Vec<CudaDevice>,
 }
 
@@ -101,6 +107,16 @@ fn unavailable(reason: String) -> Error {
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
     stream.as_ptr().cast()
+}
+
+fn as_graph(graph: RawGraph) -> sys::CUgraph {
+    ptr::without_provenance_mut(graph.0)
+}
+
+/// Ends what [`Cuda::graph_retain`] kept, on a thread of the driver.
+unsafe extern "C" fn drop_kept(kept: *mut c_void) {
+    // SAFETY: `graph_retain` made this box for the driver, which calls this once.
+    drop(unsafe { Box::from_raw(kept.cast::<Box<dyn Send>>()) });
 }
 
 fn as_event(event: RawEvent) -> sys::CUevent {
@@ -154,7 +170,9 @@ impl Cuda {
                 symbol.to_string_lossy()
             )));
         }
-        let has_context_events = shared_object::missing_symbol(&library, &[c"cuCtxRecordEvent"]).is_none();
+        let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
+        let has_context_events = has(&[c"cuCtxRecordEvent"]);
+        let has_graph_objects = has(GRAPH_OBJECTS);
         // The driver stays loaded for the life of the process.
         std::mem::forget(library);
 
@@ -179,7 +197,14 @@ impl Cuda {
             devices.push(CudaDevice { handle, primary: OnceLock::new() });
         }
         let version = version.unsigned_abs();
-        Ok(Self { version: (version / 1000, version % 1000 / 10), has_context_events, devices })
+        Ok(Self { version: (version / 1000, version % 1000 / 10), has_context_events, has_graph_objects, devices })
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute, device: Device) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: `value` is a valid place for an int, and the handle came from `cuDeviceGet`.
+        let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.slot(device)?.handle) };
+        check("cuDeviceGetAttribute", status).map(|()| value)
     }
 
     fn slot(&self, device: Device) -> Result<&CudaDevice> {
@@ -259,6 +284,12 @@ impl Runtime for Cuda {
         let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, self.slot(device)?.handle) };
         check("cuDeviceGetName", status)?;
         Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
+        let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let minor = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+        Ok(Some((self.attribute(major, device)?.unsigned_abs(), self.attribute(minor, device)?.unsigned_abs())))
     }
 
     fn current_device(&self) -> Result<Device> {
@@ -390,6 +421,53 @@ impl Runtime for Cuda {
         })
     }
 
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
+        if !self.has_graph_objects {
+            return Err(refused("cuStreamGetCaptureInfo", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut graph) = (0, ptr::null_mut());
+        // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
+        let answer = unsafe {
+            let none = ptr::null_mut();
+            sys::cuStreamGetCaptureInfo_v3(
+                as_stream(stream),
+                &mut status,
+                &mut id,
+                &mut graph,
+                none,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuStreamGetCaptureInfo", answer)?;
+        let is_active = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        Ok(is_active.then(|| Capture { id, graph: RawGraph(graph.addr()) }))
+    }
+
+    unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
+        if !self.has_graph_objects {
+            return Err(refused("cuUserObjectCreate", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let kept: *mut Box<dyn Send> = Box::into_raw(Box::new(kept));
+        let mut object = ptr::null_mut();
+        let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
+        // SAFETY: `object` is a valid place, and `drop_kept` ends what `kept` points to.
+        let created = unsafe { sys::cuUserObjectCreate(&mut object, kept.cast(), Some(drop_kept), 1, no_sync) };
+        if let Err(error) = check("cuUserObjectCreate", created) {
+            // SAFETY: the driver refused it, so the box is still this function's.
+            drop(unsafe { Box::from_raw(kept) });
+            return Err(error);
+        }
+        let hand_on = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
+        // SAFETY: the object is alive, and the caller promises that the graph is.
+        let retained = unsafe { sys::cuGraphRetainUserObject(as_graph(graph), object, 1, hand_on) };
+        check("cuGraphRetainUserObject", retained).inspect_err(|_| {
+            // SAFETY: the graph did not take the only reference, which is this function's.
+            let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
+        })
+    }
+
     fn event_create(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -449,11 +527,7 @@ impl Runtime for Cuda {
 
     fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        let mut answer = 0;
-        // SAFETY: `answer` is a valid place for an int, and the handle came from `cuDeviceGet`.
-        let status = unsafe { sys::cuDeviceGetAttribute(&mut answer, attribute, self.slot(device)?.handle) };
-        check("cuDeviceGetAttribute", status)?;
-        Ok(answer != 0)
+        self.attribute(attribute, device).map(|answer| answer != 0)
     }
 
     fn page_bytes(&self, device: Device) -> Result<u64> {

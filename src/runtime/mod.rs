@@ -27,7 +27,7 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
-pub(crate) use scope::{Entered, enter, leave};
+pub(crate) use scope::{Entered, enter, leave, scoped};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
 pub(crate) use thread::thread_number;
@@ -93,6 +93,20 @@ impl Physical {
     }
 }
 
+/// A graph (`CUgraph`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct RawGraph(pub(super) usize);
+
+/// A capture under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capture {
+    /// Tells it from every other capture of the process.
+    pub id: u64,
+    /// The graph that it makes, alive until the capture ends.
+    pub graph: RawGraph,
+}
+
 /// What the pools need of a GPU platform. No method panics.
 ///
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and of this runtime. [`Stream`]
@@ -107,6 +121,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn device_count(&self) -> u32;
     /// The device's name as its vendor gives it.
     fn device_name(&self, device: Device) -> Result<String>;
+    /// The device's compute capability, major and minor; none where devices have none, as AMD's.
+    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// The calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and answers what was current before; none if
@@ -154,6 +170,20 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
+
+    /// The capture that the stream's work goes to, if it goes to one (`cuStreamGetCaptureInfo`). Refused by drivers older
+    /// than CUDA 12.3, and by HIP.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>>;
+    /// Keeps something until the graph and all that was instantiated from it are gone and have run
+    /// (`cuGraphRetainUserObject`). It is then dropped on a thread of the driver, where no driver call is allowed; if this is
+    /// refused, at once.
+    ///
+    /// # Safety
+    /// The graph is alive and of this runtime.
+    unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()>;
 
     /// A new event on the current device, without timing.
     fn event_create(&self) -> Result<RawEvent>;

@@ -11,43 +11,46 @@ use crate::error::Result;
 use crate::stream::{Device, RawStream};
 
 thread_local! {
-    /// Indexed by device; devices beyond the end are on the legacy default stream.
-    static CURRENT: RefCell<Vec<RawStream>> = const { RefCell::new(Vec::new()) };
+    /// Indexed by device.
+    static CURRENT: RefCell<Vec<Option<RawStream>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The current stream on the device. The borrow is never held across a call, so it cannot fail.
+/// The stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a call, so it
+/// cannot fail.
+#[inline]
+pub(crate) fn scoped(device: Device) -> Option<RawStream> {
+    CURRENT.try_with(|streams| *streams.try_borrow().ok()?.get(device.ordinal())?).ok().flatten()
+}
+
+/// The current stream on the device.
 #[inline]
 pub(super) fn current(device: Device) -> RawStream {
-    CURRENT
-        .try_with(|streams| streams.try_borrow().ok()?.get(device.ordinal()).copied())
-        .ok()
-        .flatten()
-        .unwrap_or(RawStream::LEGACY)
+    scoped(device).unwrap_or(RawStream::LEGACY)
 }
 
-fn replace(device: Device, stream: RawStream) -> RawStream {
+fn replace(device: Device, stream: Option<RawStream>) -> Option<RawStream> {
     let replaced = CURRENT.try_with(|streams| {
-        let Ok(mut streams) = streams.try_borrow_mut() else { return RawStream::LEGACY };
+        let mut streams = streams.try_borrow_mut().ok()?;
         if streams.len() <= device.ordinal() {
-            streams.resize(device.ordinal() + 1, RawStream::LEGACY);
+            streams.resize(device.ordinal() + 1, None);
         }
-        std::mem::replace(&mut streams[device.ordinal()], stream)
+        std::mem::replace(streams.get_mut(device.ordinal())?, stream)
     });
-    replaced.unwrap_or(RawStream::LEGACY)
+    replaced.ok().flatten()
 }
 
 /// What a scope replaced.
 #[derive(Debug)]
 pub(crate) struct Entered {
     device: Device,
-    stream: RawStream,
+    stream: Option<RawStream>,
     context: Option<Context>,
 }
 
 /// Makes the stream current for the calling thread, and its device with it.
 pub(crate) fn enter(stream: &Stream) -> Result<Entered> {
     let context = get()?.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
-    Ok(Entered { device: stream.device(), stream: replace(stream.device(), stream.raw()), context })
+    Ok(Entered { device: stream.device(), stream: replace(stream.device(), Some(stream.raw())), context })
 }
 
 /// Undoes [`enter`], on the same thread.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{BoundDevice, Event, Runtime, StreamScope, get, scope};
+use super::{BoundDevice, Capture, Event, Runtime, StreamScope, get, scope};
 use crate::error::{Error, Result};
 use crate::stream::{CaptureStatus, Device, RawStream};
 
@@ -210,6 +210,13 @@ impl Stream {
         let _bound = self.bind_default()?;
         // SAFETY: as in `query`.
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// The capture that work on the stream goes to, if the driver can tell.
+    pub(crate) fn capture(&self) -> Result<Option<Capture>> {
+        let _bound = self.bind_default()?;
+        // SAFETY: as in `query`.
+        unsafe { get()?.stream_capture(self.raw) }.map_err(|e| e.on(self.device))
     }
 
     /// Default streams are found through the current context, so that must be the device's.

@@ -25,7 +25,7 @@ typedef struct Object {
   uintptr_t address;
   size_t bytes;
   int device;
-  // Of a stream: its flags and what it is captured. Of physical memory: its file, its mappings, whether it was
+  // Of a stream: its flags, what it is captured, and the number of its capture in place of mappings. Of physical memory: its file, its mappings, whether it was
   // released.
   int flags, state, mappings;
   struct Object *memory, *next;

@@ -237,7 +237,18 @@ int double_device_of(void *stream) {
   Object *object = known("stream", (uintptr_t)stream);
   return is_default(stream) ? -1 : object ? object->device : -2;
 }
+// How large this memory is; 0 if it is none.
+int double_memory_mib(void *address) {
+  Object *memory = known("memory", (uintptr_t)address);
+  return memory ? memory->bytes >> 20 : 0;
+}
 int double_allocation_spoils(void) { return allocation_spoils(); }
-void double_set_capture(void *stream, int state) { alive("stream", stream)->state = state; }
+// 1 begins a capture, with the next number, and 0 ends it.
+void double_set_capture(void *stream, int state) {
+  static int last;
+  Object *object = alive("stream", stream);
+  if (state == 1) object->mappings = ++last;
+  object->state = state;
+}
 int double_capture(void *stream) { return alive("stream", stream)->state; }
 unsigned long double_used(int device) { return used[device]; }

@@ -1,5 +1,6 @@
 // An ABI double of the CUDA driver: the names and signatures that gpupool calls. FAKE_DRIVER_VERSION says which CUDA it
-// supports, -DWITHOUT_CAPTURE_MODE leaves a symbol out. A dead stream aborts here where the driver crashes.
+// supports, FAKE_CAPABILITY the major number of its devices' compute capability; -DWITHOUT_CAPTURE_MODE leaves a symbol
+// out, -DWITHOUT_GRAPH_OBJECTS those that came with CUDA 12.3. A dead stream aborts here where the driver crashes.
 
 #include "driver.h"
 
@@ -7,7 +8,15 @@ typedef int Result;
 typedef unsigned long long Address;
 typedef struct { int device; } Context;
 
-enum { INVALID_CONTEXT = 201, VIRTUAL_MEMORY_SUPPORTED = 102 };
+typedef struct UserObject {
+  void *kept, (*destroy)(void *);
+  uintptr_t graph;
+  struct UserObject *next;
+} UserObject;
+
+enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
+
+static UserObject *user_objects;
 
 static Context contexts[MAX_DEVICES];
 static _Thread_local Context *current;
@@ -70,6 +79,56 @@ Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   return 0;
 }
 Result cuStreamIsCapturing(void *stream, int *status) { CALL(); return capture_status(stream, status); }
+#ifndef WITHOUT_GRAPH_OBJECTS
+Result cuStreamGetCaptureInfo_v3(
+    void *stream, int *status, Address *id, void **graph, void ***nodes, void **edges, size_t *count) {
+  CALL();
+  if (nodes || edges || count) wrong("more than is needed");
+  int answer = capture_status(stream, status);
+  if (answer || *status != 1) return answer;
+  *id = alive("stream", stream)->mappings;
+  *graph = (void *)*id;
+  return 0;
+}
+Result cuUserObjectCreate(UserObject **object, void *kept, void (*destroy)(void *), unsigned count, unsigned flags) {
+  CALL();
+  if (count != 1 || flags != 1) wrong("not one reference, or a destructor that synchronizes");
+  *object = malloc(sizeof **object);
+  **object = (UserObject){kept, destroy, 0, user_objects};
+  user_objects = *object;
+  return 0;
+}
+static void end_user_object(UserObject *object) {
+  UserObject **place = &user_objects;
+  while (*place != object) place = &(*place)->next;
+  *place = object->next;
+  object->destroy(object->kept);
+  free(object);
+}
+Result cuUserObjectRelease(UserObject *object, unsigned count) {
+  CALL();
+  if (count != 1 || object->graph) wrong("not this caller's reference");
+  end_user_object(object);
+  return 0;
+}
+Result cuGraphRetainUserObject(void *graph, UserObject *object, unsigned count, unsigned flags) {
+  CALL();
+  if (count != 1 || flags != 1) wrong("not one reference, handed on");
+  int is_captured = 0;
+  for (Object *stream = objects; stream; stream = stream->next)
+    is_captured |= !strcmp(stream->kind, "stream") && stream->state == 1 && stream->mappings == (uintptr_t)graph;
+  if (!is_captured) wrong("%p is no graph that is being captured", graph);
+  object->graph = (uintptr_t)graph;
+  return 0;
+}
+// Destroys a graph that was captured, by its number.
+void double_destroy_graph(int graph) {
+  for (UserObject *object = user_objects, *next; object; object = next) {
+    next = object->next;
+    if (object->graph == graph) end_user_object(object);
+  }
+}
+#endif
 Result cuEventCreate(void **event, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_event(event, flags); }
 Result cuEventDestroy_v2(void *event) { CALL(); return destroy_object("event", event); }
 Result cuEventRecord(void *event, void *stream) { CALL(); return record(event, stream); }
@@ -84,8 +143,12 @@ Result cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(); *bytes = total_b
 Result cuDeviceCanAccessPeer(int *answer, int device, int peer) { CALL(); *answer = device != peer; return 0; }
 Result cuDeviceGetAttribute(int *value, int attribute, int device) {
   CALL();
-  if (attribute != VIRTUAL_MEMORY_SUPPORTED) wrong("attribute %d", attribute);
-  *value = has_virtual_memory();
+  switch (attribute) {
+    case CAPABILITY_MAJOR: *value = (int)number("FAKE_CAPABILITY", 9); break;
+    case CAPABILITY_MINOR: *value = 0; break;
+    case VIRTUAL_MEMORY_SUPPORTED: *value = has_virtual_memory(); break;
+    default: wrong("attribute %d", attribute);
+  }
   return 0;
 }
 Result cuMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {

@@ -53,7 +53,19 @@ int SET_STREAM(void *handle, void *stream) {
 #ifdef USES_CONTEXT
   check_device(object->device);
 #endif
-  *(void **)handle = stream;
+  ((void **)handle)[0] = stream;
+  ((void **)handle)[1] = NULL;
+  return 0;
+}
+#endif
+#ifdef SET_WORKSPACE
+int SET_WORKSPACE(void *handle, void *workspace, size_t bytes) {
+  CALL();
+  alive("handle", handle);
+  if ((uintptr_t)workspace % 256) wrong("%p is not aligned", workspace);
+  int mib = driver("double_memory_mib", workspace, 0);
+  if (mib != bytes >> 20) wrong("%zu bytes of a workspace of %d MiB", bytes, mib);
+  ((void **)handle)[1] = workspace;
   return 0;
 }
 #endif
@@ -99,6 +111,7 @@ void LAST_ERROR(char *message, size_t length) {
 }
 #endif
 
-// For tests: the stream of a handle, and whether it was destroyed.
-void *double_stream_of(void *handle) { return *(void **)handle; }
+// For tests: the stream of a handle, its workspace if that is not the library's own, and whether it was destroyed.
+void *double_stream_of(void *handle) { return ((void **)handle)[0]; }
+void *double_workspace_of(void *handle) { return ((void **)handle)[1]; }
 int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }

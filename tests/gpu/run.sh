@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out
-# the measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs
-# to replay than tests/data has.
+# leases.txt, and peers.json, workspaces.json and memory.json (one object a line). PYTHON chooses the interpreter
+# (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak; ONLY=memory leaves out what is not about memory;
+# TRACES names a folder with more logs to replay than tests/data has.
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -133,17 +133,22 @@ run_all() {
   fi
   step rust-tests bin/test_cuda
   # shellcheck disable=SC2086 # several words, or none
-  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel --ignore tests/gpu/test_out_of_memory.py tests/gpu
-  # It fills the device, so nothing may run beside it.
-  step out-of-memory "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_out_of_memory.py
+  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
+  step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms)
+    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done
   if [ -z "${SKIP_BENCHES:-}" ]; then
+    # shellcheck disable=SC2016 # for the inner shell
+    step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
+    # shellcheck disable=SC2016
+    step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
+      --sample-size 10 2>&1 | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
+      (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
     step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
   fi
 
@@ -169,5 +174,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,peers.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,memory.json}
 run_all | tee "$results/run.txt"

@@ -255,6 +255,7 @@ def test_out_of_memory_says_who_holds_it():
     assert held.nbytes == 64 * MIB
 
 
+@pytest.mark.alone
 def test_empty_cache_gives_free_memory_back():
     stream = gpupool.Stream()
     stream.synchronize()

@@ -3,12 +3,10 @@
 Each test is a process of its own, and fills the device. So nothing else may run on it meanwhile.
 """
 
-import os
-
 import pytest
 from gpu_helpers import pool_or_skip, run_python
 
-pytestmark = pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="fills the device, so it must run alone")
+pytestmark = pytest.mark.alone
 
 PRELUDE = """
 import ctypes

@@ -89,6 +89,7 @@ LIBRARIES = {
         {
             "SET_STREAM": "cublasSetStream_v2",
             "GET_STREAM": "cublasGetStream_v2",
+            "SET_WORKSPACE": "cublasSetWorkspace_v2",
             "PROPERTY": "cublasGetProperty",
             "STATUS_NAME": "cublasGetStatusName",
         },
@@ -158,6 +159,8 @@ LIBRARIES = {
     ),
 }
 
+# What a library may lack: then gpupool does without.
+OPTIONAL = {"SET_WORKSPACE"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
 
 

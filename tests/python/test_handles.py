@@ -94,6 +94,7 @@ def test_stats_add_up(make_pool):
         "failures": 0,
         "create_seconds": 0.0,
         "device_bytes": 0,
+        "workspace_bytes": 0,
     }
     for _ in range(5):
         pool.handle(device=1)

@@ -15,15 +15,16 @@ use std::ptr;
 
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
-use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, no_such_device};
+use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
-/// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, and
+/// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, `hipErrorNotSupported` and
 /// `hipErrorStreamCaptureImplicit`.
 const OUT_OF_MEMORY: Status = 2;
 const NOT_INITIALIZED: Status = 3;
 const NOT_READY: Status = 600;
+const NOT_SUPPORTED: Status = 801;
 const CAPTURE_IMPLICIT: Status = 906;
 
 /// `hipStreamNonBlocking` and `hipEventDisableTiming`.
@@ -132,6 +133,10 @@ impl Runtime for Hip {
         let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), 255, self.ordinal(device)?) };
         self.check("hipDeviceGetName", status)?;
         Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    fn compute_capability(&self, _device: Device) -> Result<Option<(u32, u32)>> {
+        Ok(None)
     }
 
     fn current_device(&self) -> Result<Device> {
@@ -246,6 +251,14 @@ impl Runtime for Hip {
             1 => CaptureStatus::Active,
             _ => CaptureStatus::Invalidated,
         })
+    }
+
+    unsafe fn stream_capture(&self, _stream: RawStream) -> Result<Option<Capture>> {
+        Err(self.refused("hipStreamGetCaptureInfo", NOT_SUPPORTED))
+    }
+
+    unsafe fn graph_retain(&self, _graph: RawGraph, _kept: Box<dyn Send>) -> Result<()> {
+        Err(self.refused("hipGraphRetainUserObject", NOT_SUPPORTED))
     }
 
     fn event_create(&self) -> Result<RawEvent> {

@@ -5,6 +5,7 @@
 //! driver API reference.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
@@ -29,12 +30,24 @@ pub(super) struct Capture {
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadId,
     pub(super) is_valid: bool,
+    /// What its graph keeps.
+    pub(super) kept: Graph,
+}
+
+/// A graph that a capture made. It keeps what was given to it until it is dropped.
+#[derive(Default)]
+pub struct Graph(pub(super) Vec<Box<dyn Send>>);
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("keeps", &self.0.len()).finish()
+    }
 }
 
 impl Capture {
     pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
         CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Self { id, mode, thread: thread::current().id(), is_valid: true }
+        Self { id, mode, thread: thread::current().id(), is_valid: true, kept: Graph::default() }
     }
 }
 

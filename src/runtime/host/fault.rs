@@ -22,6 +22,8 @@ pub enum Call {
     StreamSynchronize,
     StreamWaitEvent,
     StreamCaptureStatus,
+    StreamCapture,
+    GraphRetain,
     EventCreate,
     EventDestroy,
     EventRecord,
@@ -44,7 +46,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 30] = [
+    pub const ALL: [Call; 32] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -57,6 +59,8 @@ impl Call {
         Call::StreamSynchronize,
         Call::StreamWaitEvent,
         Call::StreamCaptureStatus,
+        Call::StreamCapture,
+        Call::GraphRetain,
         Call::EventCreate,
         Call::EventDestroy,
         Call::EventRecord,

@@ -15,13 +15,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Context, Kind, MemoryInfo, Physical, RawEvent, Runtime, Stream, no_such_device};
+use super::{Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 use memory::Memory;
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 
+pub use capture::Graph;
 pub(crate) use fault::check;
 pub use fault::{Call, Fault, clear_faults, inject};
 
@@ -173,13 +174,19 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     timeline().begin_capture(Key::new(stream.raw(), stream.device()), mode)
 }
 
-/// Ends the recording (`cuStreamEndCapture`).
+/// Ends the recording (`cuStreamEndCapture`) and answers the graph.
 ///
 /// # Errors
 /// As [`submit`], and with code 901 if a forbidden call spoiled the capture.
-pub fn end_capture(stream: &Stream) -> Result<()> {
+pub fn end_capture(stream: &Stream) -> Result<Graph> {
     super::require(Kind::Host)?;
-    timeline().end_capture(Key::new(stream.raw(), stream.device()))
+    // What a spoiled capture keeps is dropped here, where the timeline is free.
+    let mut capture = timeline().end_capture(Key::new(stream.raw(), stream.device()))?;
+    if !capture.is_valid {
+        let status = ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901);
+        return Err(refused("end_capture", status, StatusKind::Other));
+    }
+    Ok(std::mem::take(&mut capture.kept))
 }
 
 impl Runtime for Host {
@@ -197,6 +204,10 @@ impl Runtime for Host {
 
     fn device_name(&self, device: Device) -> Result<String> {
         self.memory.check(device).map(|()| "simulated device".to_owned())
+    }
+
+    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
+        self.memory.check(device).map(|()| None)
     }
 
     fn current_device(&self) -> Result<Device> {
@@ -275,6 +286,23 @@ impl Runtime for Host {
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         check(Call::StreamCaptureStatus)?;
         timeline().capture_status(Self::key(stream))
+    }
+
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<super::Capture>> {
+        check(Call::StreamCapture)?;
+        let mut timeline = timeline();
+        let capture = timeline.capture(Self::key(stream))?;
+        Ok(capture.map(|capture| super::Capture { id: capture.id, graph: RawGraph(capture.id as usize) }))
+    }
+
+    unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
+        check(Call::GraphRetain)?;
+        let mut timeline = timeline();
+        match timeline.captures().find(|capture| capture.id == graph.0 as u64) {
+            Some(capture) => capture.kept.0.push(kept),
+            None => return Err(refused("graph_retain", INVALID_HANDLE, StatusKind::Other)),
+        }
+        Ok(())
     }
 
     fn event_create(&self) -> Result<RawEvent> {

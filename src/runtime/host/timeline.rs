@@ -256,12 +256,14 @@ impl Timeline {
         Ok(())
     }
 
-    pub(super) fn end_capture(&mut self, key: Key) -> Result<()> {
-        match self.stream(key)?.capture.take() {
-            Some(capture) if capture.is_valid => Ok(()),
-            Some(_) => Err(refused("end_capture", ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901), StatusKind::Other)),
-            None => Err(refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other)),
-        }
+    pub(super) fn end_capture(&mut self, key: Key) -> Result<Capture> {
+        let capture = self.stream(key)?.capture.take();
+        capture.ok_or_else(|| refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other))
+    }
+
+    /// The capture that the stream's work goes to, if it was not spoiled.
+    pub(super) fn capture(&mut self, key: Key) -> Result<Option<&mut Capture>> {
+        Ok(self.stream(key)?.capture.as_mut().filter(|capture| capture.is_valid))
     }
 
     pub(super) fn capture_status(&mut self, key: Key) -> Result<CaptureStatus> {

@@ -1,0 +1,266 @@
+//! Workspaces: device memory of ours that a library's handles compute with, where the library takes such memory.
+//!
+//! A handle has one for each stream it runs on, so that work under way on one stream shares none with work on another.
+//! In a capture it gets one that the graph keeps for as long as it, or anything instantiated from it, lives: no two graphs
+//! share one, and none is freed while a graph may use it, whoever ends or trims. Where none is to be had, the library's own
+//! stays in use, which is safe everywhere and slower in graphs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::error::Result;
+use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream};
+use crate::stream::{CaptureStatus, Device, RawStream};
+
+/// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for nobody tells when
+/// a stream is gone and its workspace free for another.
+const STREAMS: usize = 4;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks can panic but for want of memory.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What stands for a capture that the driver does not tell apart from others.
+const UNTOLD: u64 = u64::MAX;
+
+/// A workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Workspace {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    device: Device,
+}
+
+/// All workspaces of a library in the process, but for those that a handle has for its streams.
+#[derive(Debug)]
+pub(super) struct Workspaces(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Those of graphs that are gone.
+    spare: Vec<Workspace>,
+    /// What all workspaces take, those of handles too, by the device's ordinal.
+    bytes: Vec<u64>,
+}
+
+impl State {
+    fn add(&mut self, device: Device, bytes: u64) {
+        let missing = (device.ordinal() + 1).saturating_sub(self.bytes.len());
+        self.bytes.extend(std::iter::repeat_n(0, missing));
+        if let Some(taken) = self.bytes.get_mut(device.ordinal()) {
+            *taken = taken.wrapping_add(bytes);
+        }
+    }
+}
+
+impl Workspaces {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(State { spare: Vec::new(), bytes: Vec::new() }))
+    }
+
+    /// Device memory that the library's workspaces take.
+    pub(super) fn bytes(&self, device: Device) -> u64 {
+        lock(&self.0).bytes.get(device.ordinal()).copied().unwrap_or(0)
+    }
+
+    /// A workspace that nobody uses.
+    fn obtain(&self, runtime: &'static dyn Runtime, device: Device, bytes: u64) -> Result<Workspace> {
+        let is_fit = |spare: &Workspace| spare.device == device && spare.bytes == bytes;
+        let spare = {
+            let mut state = lock(&self.0);
+            state.spare.iter().position(is_fit).map(|place| state.spare.swap_remove(place))
+        };
+        if let Some(spare) = spare {
+            return Ok(spare);
+        }
+        let _bound = BoundDevice::new(runtime, device)?;
+        let _relaxed = RelaxedCapture::new(runtime)?;
+        let address = runtime.memory_allocate(bytes)?;
+        lock(&self.0).add(device, bytes);
+        Ok(Workspace { address, bytes, device })
+    }
+
+    /// Frees workspaces, all of them, after waiting for the device, and answers the first refusal.
+    fn free(&self, runtime: &'static dyn Runtime, workspaces: Vec<Workspace>) -> Result<()> {
+        let mut result = Ok(());
+        for workspace in workspaces {
+            let free = || {
+                let _bound = BoundDevice::new(runtime, workspace.device)?;
+                let _relaxed = RelaxedCapture::new(runtime)?;
+                // SAFETY: `obtain` allocated it, and neither a handle nor a graph has it any more.
+                unsafe { runtime.memory_free(workspace.address) }.map_err(|e| e.on(workspace.device))
+            };
+            result = result.and(free());
+            // Also where the driver refused: nobody will ask again.
+            lock(&self.0).add(workspace.device, workspace.bytes.wrapping_neg());
+        }
+        result
+    }
+
+    /// Frees what graphs left behind on the device.
+    pub(super) fn release_spare(&self, device: Device) -> Result<()> {
+        let spare: Vec<_> = lock(&self.0).spare.extract_if(.., |spare| spare.device == device).collect();
+        if spare.is_empty() { Ok(()) } else { self.free(runtime::get()?, spare) }
+    }
+}
+
+/// A workspace that a graph keeps. The driver drops it once the graph is gone, on a thread that may call no driver.
+struct InGraph {
+    workspace: Workspace,
+    home: &'static Workspaces,
+}
+
+impl fmt::Debug for InGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.workspace.fmt(f)
+    }
+}
+
+impl Drop for InGraph {
+    fn drop(&mut self) {
+        lock(&self.home.0).spare.push(self.workspace);
+    }
+}
+
+/// What a workspace is for: a stream, or a stream in a capture.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Use {
+    stream: RawStream,
+    /// 0 for none.
+    capture: u64,
+}
+
+/// The workspaces of one handle, which only its holder asks for.
+#[derive(Debug)]
+pub(super) struct HandleWorkspaces {
+    home: &'static Workspaces,
+    bytes: u64,
+    /// What the handle's present workspace is for: one more than the stream's address, 0 if it is not known; and the capture.
+    set_for: (AtomicUsize, AtomicU64),
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    streams: Vec<(RawStream, Workspace)>,
+    graphs: Vec<(Use, Weak<InGraph>)>,
+}
+
+impl HandleWorkspaces {
+    pub(super) fn new(home: &'static Workspaces, bytes: u64) -> Self {
+        Self { home, bytes, set_for: (AtomicUsize::new(0), AtomicU64::new(0)), kept: Mutex::default() }
+    }
+
+    #[inline]
+    fn is_set_for(&self, wanted: Use) -> bool {
+        self.set_for.0.load(Ordering::Relaxed) == wanted.stream.address().wrapping_add(1)
+            && self.set_for.1.load(Ordering::Relaxed) == wanted.capture
+    }
+
+    fn note(&self, set_for: Use) {
+        self.set_for.0.store(set_for.stream.address().wrapping_add(1), Ordering::Relaxed);
+        self.set_for.1.store(set_for.capture, Ordering::Relaxed);
+    }
+
+    /// Forgets which workspace is set, for the owner may have set another.
+    pub(super) fn forget(&self) {
+        self.set_for.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Sees to it that the handle has the stream's workspace, or the capture's if the stream is captured. `set` gives the
+    /// handle one, or with none the library's own, which it also gets whenever its stream is set.
+    #[inline]
+    pub(super) fn fit(
+        &self,
+        stream: &Stream,
+        was_stream_set: bool,
+        set: impl FnOnce(Option<Workspace>) -> Result<()>,
+    ) -> Result<()> {
+        // The legacy default stream is never captured, and asking spoils nothing but fails while others are.
+        let is_legacy = stream.raw().is_default() && stream.raw() != RawStream::PER_THREAD;
+        let status = if is_legacy { CaptureStatus::None } else { stream.capture_status()? };
+        let is_right = || self.is_set_for(Use { stream: stream.raw(), capture: 0 });
+        if status == CaptureStatus::None && !was_stream_set && is_right() {
+            return Ok(());
+        }
+        self.change(stream, status, was_stream_set, set)
+    }
+
+    #[cold]
+    fn change(
+        &self,
+        stream: &Stream,
+        status: CaptureStatus,
+        was_stream_set: bool,
+        set: impl FnOnce(Option<Workspace>) -> Result<()>,
+    ) -> Result<()> {
+        let capture = match status {
+            CaptureStatus::None => None,
+            CaptureStatus::Active => Some(stream.capture().ok().flatten()),
+            // Nothing that runs here will ever be a graph.
+            CaptureStatus::Invalidated => return Ok(()),
+        };
+        let id = capture.map_or(0, |capture| capture.map_or(UNTOLD, |capture| capture.id));
+        let wanted = Use { stream: stream.raw(), capture: id };
+        if !was_stream_set && self.is_set_for(wanted) {
+            return Ok(());
+        }
+        let workspace = match capture {
+            None => self.of_stream(stream),
+            Some(Some(capture)) => self.of_capture(stream, wanted, capture),
+            Some(None) => None,
+        };
+        self.forget();
+        if workspace.is_some() || !was_stream_set {
+            set(workspace)?;
+        }
+        self.note(wanted);
+        Ok(())
+    }
+
+    fn of_stream(&self, stream: &Stream) -> Option<Workspace> {
+        // It is another stream in each thread.
+        if stream.raw() == RawStream::PER_THREAD {
+            return None;
+        }
+        {
+            let kept = lock(&self.kept);
+            let known = kept.streams.iter().find(|(raw, _)| *raw == stream.raw());
+            if known.is_some() || kept.streams.len() >= STREAMS {
+                return known.map(|(_, workspace)| *workspace);
+            }
+        }
+        let workspace = self.home.obtain(runtime::get().ok()?, stream.device(), self.bytes).ok()?;
+        lock(&self.kept).streams.push((stream.raw(), workspace));
+        Some(workspace)
+    }
+
+    fn of_capture(&self, stream: &Stream, wanted: Use, capture: Capture) -> Option<Workspace> {
+        {
+            let mut kept = lock(&self.kept);
+            kept.graphs.retain(|(_, graph)| graph.strong_count() > 0);
+            let known = kept.graphs.iter().find(|(known, _)| *known == wanted);
+            // The graph is being captured, so it keeps it alive beyond this.
+            if let Some(in_graph) = known.and_then(|(_, graph)| graph.upgrade()) {
+                return Some(in_graph.workspace);
+            }
+        }
+        let runtime = runtime::get().ok()?;
+        let workspace = self.home.obtain(runtime, stream.device(), self.bytes).ok()?;
+        let in_graph = Arc::new(InGraph { workspace, home: self.home });
+        let known = Arc::downgrade(&in_graph);
+        // SAFETY: the stream is being captured, by the caller's word until it has the handle, so its graph is alive.
+        unsafe { runtime.graph_retain(capture.graph, Box::new(in_graph)) }.ok()?;
+        lock(&self.kept).graphs.push((wanted, known));
+        Some(workspace)
+    }
+
+    /// Frees the workspaces of a handle that is no more; those of graphs stay with them.
+    pub(super) fn free(self) -> Result<()> {
+        let kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let workspaces: Vec<_> = kept.streams.into_iter().map(|(_, workspace)| workspace).collect();
+        if workspaces.is_empty() { Ok(()) } else { self.home.free(runtime::get()?, workspaces) }
+    }
+}
