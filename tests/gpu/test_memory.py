@@ -108,6 +108,7 @@ def test_memory_is_not_used_again_before_the_dlpack_consumers_stream_is_done(tor
         others = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
         for other in others:
             torch.as_tensor(other, device="cuda").fill_(3)
+    consumer.synchronize()
     assert int(total) == 8 * MIB
 
 
