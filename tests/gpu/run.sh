@@ -147,7 +147,7 @@ run_all() {
     step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
     # shellcheck disable=SC2016
     step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
-      --sample-size 10 2>&1 | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
+      --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
       (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
     step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
   fi
