@@ -351,6 +351,9 @@ class DeviceBuffer:
     def record_stream(self, stream: _StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
+        For every stream on which somebody else uses it, DLPack's consumers among them: they do not say when they are
+        done.
+
         The stream must live until the buffer is freed. One of another device needs :func:`enable_peer_access`.
         """
 

@@ -117,7 +117,7 @@ run_all() {
   [ -n "$cudss" ] && export GPUPOOL_CUDSS_PATH=$cudss
   parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
 
-  echo "${MEMCHECK:+MEMCHECK=1 }bash run.sh"
+  echo "${MEMCHECK:+MEMCHECK=1 }${ONLY:+ONLY=$ONLY }bash run.sh"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   echo
   if [ -n "${MEMCHECK:-}" ]; then

@@ -92,24 +92,44 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     assert int(total) == 2 * 8 * MIB
 
 
-def test_memory_is_not_used_again_before_the_dlpack_consumers_stream_is_done(torch):
-    stream = gpupool.Stream()
+BUSY = """
+extern "C" __global__ void busy(long long cycles, volatile int *stop) {
+  const long long end = clock64() + cycles;
+  while (clock64() < end && !*stop) {}
+}
+"""
+
+
+def test_memory_is_not_used_again_before_a_recorded_consumer_of_dlpack_is_done(torch):
+    stream, busy = gpupool.Stream(), cupy.RawKernel(BUSY, "busy")
     producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
+    stop, others = cupy.zeros(1, dtype=cupy.int32), cupy.cuda.Stream(non_blocking=True)
     buffer = gpupool.empty(8 * MIB, stream)
+    # All kernels are loaded before one is busy: loading may wait for it.
+    stop.fill(0)
+    busy((1,), (1,), (0, stop))
     with torch.cuda.stream(producer):
-        torch.as_tensor(buffer, device="cuda").fill_(1)
+        torch.as_tensor(buffer, device="cuda").fill_(1).sum(dtype=torch.int64)
+    torch.cuda.synchronize()
     with torch.cuda.stream(consumer):
         tensor = torch.from_dlpack(buffer)
-        torch.cuda._sleep(SLEEP_CYCLES)
+        with cupy.cuda.ExternalStream(consumer.cuda_stream):
+            busy((1,), (1,), (10**10, stop))
         total = tensor.sum(dtype=torch.int64)
+    # DLPack has no word for when a consumer is done.
+    buffer.record_stream(consumer)
     del tensor, buffer
     gc.collect()
     with torch.cuda.stream(producer):
-        others = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
-        for other in others:
+        buffers = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
+        for other in buffers:
             torch.as_tensor(other, device="cuda").fill_(3)
+    producer.synchronize()
+    is_busy = not consumer.query()
+    with others:
+        stop.fill(1)
     consumer.synchronize()
-    assert int(total) == 8 * MIB
+    assert (is_busy, int(total)) == (True, 8 * MIB)
 
 
 def test_cupy_allocates_from_gpupool():
@@ -118,9 +138,9 @@ def test_cupy_allocates_from_gpupool():
     stream = gpupool.Stream()
     before = totals().live_blocks
     with gpupool.stream(stream), cupy.cuda.ExternalStream(stream.ptr), cupy.cuda.using_allocator(allocator.malloc):
-        arrays = [cupy.full(1000 + index, index, dtype=cupy.int64) for index in range(100)]
+        arrays = [cupy.ones(1000 + index, dtype=cupy.int64) for index in range(100)]
         assert totals().live_blocks >= before + 100
-        assert all(int(array.sum()) == index * (1000 + index) for index, array in enumerate(arrays))
+        assert all(int(array.sum()) == 1000 + index for index, array in enumerate(arrays))
         del arrays
         gc.collect()
     cupy.cuda.Device().synchronize()
