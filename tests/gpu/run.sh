@@ -103,6 +103,7 @@ run_memory() {
   done
   measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
   measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
+  measure framework-peers timeout 300 "$python" benches/framework_peers.py
 }
 
 run_all() {
@@ -127,7 +128,7 @@ run_all() {
   fi
   run_memory
   if [ "${ONLY:-}" = memory ]; then
-    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_memory.py tests/gpu/test_replay.py
+    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,dlpack,replay}.py
     finish
     return
   fi
@@ -138,7 +139,7 @@ run_all() {
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms workspaces)
+    $(printf -- '--ignore tests/python/test_%s.py ' dlpack_streams doubles driver hip loader miopen platforms workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done

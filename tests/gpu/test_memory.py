@@ -92,46 +92,6 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     assert int(total) == 2 * 8 * MIB
 
 
-BUSY = """
-extern "C" __global__ void busy(long long cycles, volatile int *stop) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end && !*stop) {}
-}
-"""
-
-
-def test_memory_is_not_used_again_before_a_recorded_consumer_of_dlpack_is_done(torch):
-    stream, busy = gpupool.Stream(), cupy.RawKernel(BUSY, "busy")
-    producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
-    stop, others = cupy.zeros(1, dtype=cupy.int32), cupy.cuda.Stream(non_blocking=True)
-    buffer = gpupool.empty(8 * MIB, stream)
-    # All kernels are loaded before one is busy: loading may wait for it.
-    stop.fill(0)
-    busy((1,), (1,), (0, stop))
-    with torch.cuda.stream(producer):
-        torch.as_tensor(buffer, device="cuda").fill_(1).sum(dtype=torch.int64)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(consumer):
-        tensor = torch.from_dlpack(buffer)
-        with cupy.cuda.ExternalStream(consumer.cuda_stream):
-            busy((1,), (1,), (10**10, stop))
-        total = tensor.sum(dtype=torch.int64)
-    # DLPack has no word for when a consumer is done.
-    buffer.record_stream(consumer)
-    del tensor, buffer
-    gc.collect()
-    with torch.cuda.stream(producer):
-        buffers = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
-        for other in buffers:
-            torch.as_tensor(other, device="cuda").fill_(3)
-    producer.synchronize()
-    is_busy = not consumer.query()
-    with others:
-        stop.fill(1)
-    consumer.synchronize()
-    assert (is_busy, int(total)) == (True, 8 * MIB)
-
-
 def test_cupy_allocates_from_gpupool():
     make = cupy.cuda.memory.CFunctionAllocator
     allocator = make(0, gpupool.c_api.cupy_malloc, gpupool.c_api.cupy_free, gpupool.c_api)
