@@ -8,6 +8,9 @@ It must be chosen before Numba's first use of a GPU, where each context takes it
 
 Numba has no current stream, so calls of gpupool's that name none follow none of Numba's.
 
+What dies is freed behind a fence through the whole device (cuCtxRecordEvent, cuCtxWaitEvent). That spoils captures of
+graphs that gpupool does not know of, so capture in ``with pool.capture(stream):``.
+
 https://nvidia.github.io/numba-cuda/user/external-memory.html
 """
 
