@@ -658,6 +658,13 @@ class CApi:
 
 c_api: CApi
 
+def fence(stream: _StreamLike) -> bool:
+    """Let later work on the stream's device, on whichever stream, wait for all work so far; the host does not wait.
+
+    So memory of ``stream`` that was used on streams nobody named may be freed. False, and nothing done, while a capture
+    is known of, which this would spoil. Raises :class:`LibraryError` with drivers before CUDA 12.5.
+    """
+
 def graph_pool_handle(user_created: bool = True) -> _PoolId:
     """An id that no pool has yet, for :func:`begin_allocate_to_pool`."""
 

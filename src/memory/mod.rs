@@ -51,6 +51,8 @@ pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };
 pub use oom::{OomCallback, OomGuard, on_oom};
+#[cfg(feature = "python")]
+pub(crate) use order::fence;
 pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
 pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};

@@ -90,6 +90,34 @@ impl EventPool {
     }
 }
 
+/// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
+/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. False, and
+/// nothing done, while a capture is known of, which that would spoil.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses, as those before CUDA 12.5 do.
+#[cfg(feature = "python")]
+pub(crate) fn fence(stream: &Stream) -> Result<bool> {
+    let device = stream.device();
+    let memory = DeviceMemory::of(device)?;
+    if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+        return Ok(false);
+    }
+    let event = memory.events.take(device)?;
+    event.record_context()?;
+    let is_done = {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        event.query()?
+    };
+    if !is_done {
+        // What the allocator asks about later is this stream.
+        stream.wait(&event)?;
+        event.delay_context()?;
+    }
+    memory.events.put_back([event]);
+    Ok(true)
+}
+
 impl Until {
     /// The streams' work so far.
     pub(super) fn now(device: &DeviceMemory, streams: Vec<Stream>) -> Result<Self> {

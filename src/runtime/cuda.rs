@@ -67,7 +67,7 @@ const GRAPH_OBJECTS: &[&CStr] =
 /// The CUDA driver and its devices.
 pub(super) struct Cuda {
     version: (u32, u32),
-    /// Whether the driver has `cuCtxRecordEvent`, which came with CUDA 12.5.
+    /// Whether the driver has `cuCtxRecordEvent` and `cuCtxWaitEvent`, which came with CUDA 12.5.
     has_context_events: bool,
     /// Whether it has [`GRAPH_OBJECTS`].
     has_graph_objects: bool,
@@ -171,7 +171,7 @@ impl Cuda {
             )));
         }
         let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
-        let has_context_events = has(&[c"cuCtxRecordEvent"]);
+        let has_context_events = has(&[c"cuCtxRecordEvent", c"cuCtxWaitEvent"]);
         let has_graph_objects = has(GRAPH_OBJECTS);
         // The driver stays loaded for the life of the process.
         std::mem::forget(library);
@@ -495,6 +495,17 @@ impl Runtime for Cuda {
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
         // SAFETY: the context is current, and the caller promises that the event is alive.
         check("cuCtxRecordEvent", unsafe { sys::cuCtxRecordEvent(context, as_event(event)) })
+    }
+
+    unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
+        if !self.has_context_events {
+            return Err(refused("cuCtxWaitEvent", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a valid place for a context.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        // SAFETY: the context is current, and the caller promises that the event is alive.
+        check("cuCtxWaitEvent", unsafe { sys::cuCtxWaitEvent(context, as_event(event)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {

@@ -62,6 +62,15 @@ impl Event {
         unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device))
     }
 
+    /// Makes all later work on the device, on whichever streams, wait for what this recorded. Spoils every capture there.
+    #[cfg(feature = "python")]
+    pub(crate) fn delay_context(&self) -> Result<()> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        // SAFETY: this event is ours and of the device just bound.
+        unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
     /// Whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Errors

@@ -203,6 +203,12 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()>;
+    /// Makes all later work of the current device's context, on whichever stream, wait for the event (`cuCtxWaitEvent`).
+    /// Spoils captures and is refused as [`Runtime::event_record_context`], which has waited already with HIP.
+    ///
+    /// # Safety
+    /// The event is alive, of this runtime and of the current device.
+    unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()>;
     /// Whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Safety

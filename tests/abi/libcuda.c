@@ -15,6 +15,7 @@ typedef struct UserObject {
 } UserObject;
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
+enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50 };
 
 static UserObject *user_objects;
 
@@ -137,6 +138,11 @@ Result cuCtxRecordEvent(Context *context, void *event) {
   if (context->device != alive("event", event)->device) wrong("an event of another device");
   return spoil_captures();
 }
+Result cuCtxWaitEvent(Context *context, void *event) {
+  CALL();
+  if (context->device != alive("event", event)->device) wrong("an event of another device");
+  return spoil_captures();
+}
 Result cuEventQuery(void *event) { CALL(); alive("event", event); return 0; }
 Result cuEventSynchronize(void *event) { CALL(); alive("event", event); return 0; }
 Result cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(); *bytes = total_bytes(); return 0; }
@@ -147,6 +153,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     case CAPABILITY_MAJOR: *value = (int)number("FAKE_CAPABILITY", 9); break;
     case CAPABILITY_MINOR: *value = 0; break;
     case VIRTUAL_MEMORY_SUPPORTED: *value = has_virtual_memory(); break;
+    case PCI_BUS: case PCI_DEVICE: case PCI_DOMAIN: *value = device; break;
     default: wrong("attribute %d", attribute);
   }
   return 0;
@@ -187,3 +194,6 @@ Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
 Result cuMemFreeAsync(Address address, void *stream) { CALL(); device_of(stream); return release(address); }
+#ifdef FOR_FRAMEWORKS
+#include "frameworks.h"
+#endif

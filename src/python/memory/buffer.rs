@@ -1,4 +1,4 @@
-//! `DeviceBuffer` and `empty`.
+//! `DeviceBuffer` and `empty`, and `fence` for buffers that are used on streams nobody names.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,6 +33,12 @@ pub(in crate::python) fn empty(
         None => py.detach(|| memory::empty(nbytes, &stream))?,
     };
     Ok(PyDeviceBuffer(Mutex::new(Some(Arc::new(buffer)))))
+}
+
+#[pyfunction]
+pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let stream = stream::resolve(py, Some(stream), None)?;
+    Ok(py.detach(|| memory::fence(&stream))?)
 }
 
 impl PyDeviceBuffer {

@@ -287,6 +287,10 @@ impl Runtime for Hip {
         self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), ptr::null_mut()) })
     }
 
+    unsafe fn context_wait_event(&self, _event: RawEvent) -> Result<()> {
+        Ok(())
+    }
+
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         // SAFETY: the caller promises that the event is alive.
         self.is_ready("hipEventQuery", unsafe { (self.symbols.event_query)(as_event(event)) })

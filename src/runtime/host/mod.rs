@@ -325,6 +325,11 @@ impl Runtime for Host {
         timeline().record_device(event, Self::bound())
     }
 
+    unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
+        check(Call::StreamWaitEvent)?;
+        timeline().device_wait_event(Self::bound(), event)
+    }
+
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         capture::check_unsafe_call()?;
         check(Call::EventQuery)?;

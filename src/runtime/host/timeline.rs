@@ -159,6 +159,14 @@ impl Timeline {
         Ok(())
     }
 
+    /// Makes all streams that the device has by now wait, which spoils every capture on it.
+    pub(super) fn device_wait_event(&mut self, device: Device, event: RawEvent) -> Result<()> {
+        self.spoil_captures_on(device);
+        let streams = self.streams().iter().filter(|(_, stream)| stream.device == device);
+        let keys: Vec<_> = streams.map(|(&key, _)| key).collect();
+        keys.into_iter().try_for_each(|key| self.wait_event(key, event))
+    }
+
     pub(super) fn create_event(&mut self) -> RawEvent {
         let event = RawEvent(self.address());
         self.events.get_or_insert_default().insert(event, None);

@@ -1,0 +1,214 @@
+"""cuda.core's memory from gpupool."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import gpupool
+import pytest
+from gpu_helpers import cupy, import_or_skip, run_python
+
+MIB = 1 << 20
+
+
+def live():
+    gc.collect()
+    return gpupool.memory_stats(0).live_blocks
+
+
+def total(buffer):
+    """Sum up the bytes of a buffer whose work is done."""
+    return int(cupy.from_dlpack(buffer).sum(dtype=cupy.int64))
+
+
+@pytest.fixture
+def device():
+    """Return cuda.core's device, whose memory is gpupool's for the test."""
+    core = import_or_skip("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    gpupool.cuda_core.enable()
+    yield device
+    gpupool.cuda_core.disable()
+
+
+def test_buffers_are_filled_and_copied(device):
+    before = live()
+    stream = device.create_stream()
+    one, other = (device.allocate(3 * MIB, stream=stream) for _ in range(2))
+    one.fill(3, stream=stream)
+    other.copy_from(one, stream=stream)
+    copy = other.copy_to(stream=stream)
+    assert type(copy.memory_resource) is gpupool.cuda_core.MemoryResource
+    stream.sync()
+    assert total(copy) == 9 * MIB
+    assert live() == before + 3
+    assert (copy.is_device_accessible, copy.is_host_accessible, copy.is_managed) == (True, False, False)
+    copy.close()
+    del one, other
+    assert live() == before
+
+
+def test_sixteen_threads(device):
+    before = live()
+
+    def work(number):
+        core = import_or_skip("cuda.core")
+        mine = core.Device(0)
+        mine.set_current()
+        stream = mine.create_stream()
+        kept = []
+        for step in range(100):
+            buffer = mine.allocate(1000 + 977 * step, stream=stream)
+            buffer.fill(number, stream=stream)
+            kept.append(buffer)
+            if step % 3 == 0:
+                kept.pop(0).close()
+        stream.sync()
+        result = all(total(buffer) == number * buffer.size for buffer in kept)
+        for buffer in kept:
+            buffer.close()
+        return result
+
+    with ThreadPoolExecutor(16, initializer=gpupool.cuda_core.enable) as executor:
+        assert all(executor.map(work, range(64)))
+    assert live() == before
+
+
+def test_memory_waits_for_the_stream_that_closed_it(device):
+    torch = import_or_skip("torch")
+    first, second = (device.create_stream() for _ in range(2))
+    on_second = torch.cuda.ExternalStream(int(second.handle))
+    result = torch.empty(8 * MIB, dtype=torch.int8, device="cuda")
+    buffer = device.allocate(8 * MIB, stream=first)
+    buffer.fill(1, stream=first)
+    view = torch.from_dlpack(buffer)
+    device.sync()
+    with torch.cuda.stream(on_second):
+        torch.cuda._sleep(40_000_000)
+        result.copy_(view)
+    del view
+    gc.collect()
+    buffer.close(second)
+    others = [device.allocate(8 * MIB, stream=first) for _ in range(4)]
+    for other in others:
+        other.fill(2, stream=first)
+    assert not on_second.query(), "the host waited for the GPU"
+    device.sync()
+    assert int(result.sum(dtype=torch.int64)) == 8 * MIB
+
+
+def test_pools_and_their_limits(device):
+    stream, pool = device.create_stream(), gpupool.MemPool(limit=64 * MIB)
+    with gpupool.cuda_core.using(pool):
+        buffer = device.allocate(MIB, stream=stream)
+        with pytest.raises(gpupool.OutOfMemory, match="limit"):
+            device.allocate(100 * MIB, stream=stream)
+    other = gpupool.cuda_core.MemoryResource(pool=pool).allocate(MIB, stream=stream)
+    assert pool.stats().live_blocks == 2
+    buffer.close()
+    other.close()
+    pool.trim()
+    stream.sync()
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+    with pytest.raises(gpupool.OutOfMemory):
+        device.allocate(1 << 42, stream=stream)
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "thread_local", "global"])
+def test_a_graph_is_captured_with_its_memory(device, mode):
+    stream, pool = device.create_stream(), gpupool.MemPool()
+    source, result = (device.allocate(MIB, stream=stream) for _ in range(2))
+    source.fill(0, stream=stream)
+    builder = stream.create_graph_builder()
+    # Loads what a capture would not survive.
+    result.copy_from(source, stream=stream)
+    stream.sync()
+    builder.begin_building(mode)
+    with pool.capture(builder) as memory:
+        first, second = (device.allocate(MIB, stream=builder) for _ in range(2))
+        first.copy_from(source, stream=builder)
+        second.copy_from(first, stream=builder)
+        result.copy_from(second, stream=builder)
+        addresses = {int(first.handle), int(second.handle)}
+        first.close()
+        second.close()
+    graph = builder.end_building().complete()
+    for value in range(1, 6):
+        others = [device.allocate(MIB, stream=stream) for _ in range(8)]
+        assert not {int(other.handle) for other in others} & addresses
+        for other in others:
+            other.fill(100, stream=stream)
+        source.fill(value, stream=stream)
+        graph.launch(stream)
+        stream.sync()
+        assert total(result) == value * MIB
+        assert all(total(other) == 100 * MIB for other in others)
+    graph.close()
+    memory.reset()
+    pool.trim()
+    stream.sync()
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_buffers_of_both_kinds_share_memory(device):
+    stream = device.create_stream()
+    made = gpupool.empty(MIB, stream)
+    cupy.cuda.Device().synchronize()
+    buffer = gpupool.cuda_core.to_buffer(made)
+    assert (buffer.is_device_accessible, buffer.is_host_accessible, buffer.device_id) == (True, False, 0)
+    buffer.fill(5, stream=stream)
+    stream.sync()
+    assert int(cupy.asarray(made).sum(dtype=cupy.int64)) == 5 * MIB
+    assert gpupool.cuda_core.from_buffer(buffer) is made
+    own = device.allocate(MIB, stream=stream)
+    assert gpupool.cuda_core.from_buffer(own).ptr == int(own.handle)
+    core = import_or_skip("cuda.core")
+    foreign = core.DeviceMemoryResource(device).allocate(MIB, stream=stream)
+    with pytest.raises(gpupool.InvalidValue, match="from_dlpack"):
+        gpupool.cuda_core.from_buffer(foreign)
+
+
+def test_disabled_it_is_cuda_cores_own_again(device):
+    core = import_or_skip("cuda.core")
+    gpupool.cuda_core.disable()
+    assert type(device.memory_resource) is core.DeviceMemoryResource
+    before = live()
+    buffer = device.allocate(MIB, stream=device.default_stream)
+    assert live() == before
+    buffer.close()
+    gpupool.cuda_core.enable()
+    assert type(device.memory_resource) is gpupool.cuda_core.MemoryResource
+
+
+EXIT = """
+import sys
+for name in sys.argv[1].split():
+    __import__(name)
+import gpupool, threading
+from cuda.core import Device
+device = Device(0)
+device.set_current()
+gpupool.cuda_core.enable()
+stream = device.create_stream()
+alive = [device.allocate(100000, stream=stream) for _ in range(30)]
+alive.append(gpupool.cuda_core.to_buffer(gpupool.empty(1000)))
+for buffer in alive[:5]:
+    buffer.fill(1, stream=stream)
+
+def work(started):
+    alive.append(device.memory_resource.allocate(1000, stream=stream))
+    started.set()
+    threading.Event().wait()
+
+started = threading.Event()
+threading.Thread(target=work, args=(started,), daemon=True).start()
+assert started.wait(60)
+"""
+
+
+@pytest.mark.parametrize("order", ["gpupool cuda.core cupy", "cupy cuda.core gpupool", "cuda.core gpupool cupy"])
+def test_exits_cleanly_with_live_buffers(order):
+    import_or_skip("cuda.core")
+    run_python("-c", EXIT, order)

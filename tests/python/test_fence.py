@@ -1,0 +1,47 @@
+"""A fence through a device: later work on any stream waits for all work so far."""
+
+import gpupool
+from gpupool import _native
+
+
+def is_done_when_told_to(stream):
+    _native.host_complete(stream, _native.host_submit(stream))
+    return stream.query()
+
+
+def test_later_work_waits_on_every_stream_and_the_host_does_not():
+    busy, other, own = gpupool.Stream(), gpupool.Stream(), gpupool.Stream()
+    number = _native.host_submit(busy)
+    assert is_done_when_told_to(other)
+    assert _native.fence(own)
+    assert not busy.query()
+    assert not is_done_when_told_to(other)
+    assert not is_done_when_told_to(own)
+    _native.host_complete(busy, number)
+    assert is_done_when_told_to(other)
+    assert is_done_when_told_to(own)
+
+
+def test_other_devices_go_on():
+    busy, elsewhere = gpupool.Stream(0), gpupool.Stream(1)
+    _native.host_submit(busy)
+    assert _native.fence(busy)
+    assert is_done_when_told_to(elsewhere)
+    busy.synchronize()
+
+
+def test_nothing_waits_where_all_is_done():
+    stream = gpupool.Stream()
+    assert _native.fence(stream)
+    # Refused if it was asked for.
+    _native.host_inject("StreamWaitEvent", times=100)
+    assert _native.fence(stream)
+    assert is_done_when_told_to(stream)
+
+
+def test_captures_are_left_alone():
+    captured, own = gpupool.Stream(), gpupool.Stream()
+    _native.host_begin_capture(captured)
+    assert not _native.fence(own)
+    _native.host_end_capture(captured)
+    assert _native.fence(own)
