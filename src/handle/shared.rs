@@ -15,6 +15,7 @@ use super::{built_in, create, hand_over, lease};
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::library::Library;
 use crate::lifecycle;
+use crate::memory::{LibraryMemory, PoolToken};
 use crate::runtime::{self, Runtime, Stream};
 use crate::stream::Device;
 
@@ -23,6 +24,8 @@ pub(super) struct Shared {
     pub(super) id: u8,
     pub(super) library: &'static dyn Library,
     pub(super) is_closed: AtomicBool,
+    /// Whether it was ever said for a device where handles take memory from.
+    has_memory: AtomicBool,
     /// The most handles for each device; `usize::MAX` for no limit.
     pub(super) limit: AtomicUsize,
     /// By ordinal, made when the runtime is known.
@@ -46,6 +49,7 @@ impl Shared {
             id,
             library,
             is_closed: AtomicBool::new(false),
+            has_memory: AtomicBool::new(false),
             limit: AtomicUsize::new(usize::MAX),
             devices: OnceLock::new(),
         }
@@ -107,7 +111,11 @@ impl Shared {
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
         let record = pool.take_near(lease::near(), stream.raw())?;
-        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
+        let ready = self
+            .library
+            .reset(&record.handle)
+            .and_then(|()| if self.has_memory() { self.give_memory(&record, stream.device()) } else { Ok(()) })
+            .and_then(|()| self.library.set_stream(&record.handle, stream));
         if let Err(error) = ready {
             pool.put_idle([record]);
             return Some(Err(self.refused(stream.device(), error)));
@@ -115,6 +123,42 @@ impl Shared {
         record.hold(Holder::lease());
         record.count_hit();
         Some(Ok(record))
+    }
+
+    /// Whether [`Shared::give_memory`] may have something to do.
+    #[inline]
+    pub(super) fn has_memory(&self) -> bool {
+        self.has_memory.load(Ordering::Relaxed)
+    }
+
+    /// Says where handles on the device take device memory from: this pool, or plain memory of the driver. Handles that were
+    /// told before need not be told again.
+    pub(super) fn set_memory(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
+        let on_device = self.on(device)?;
+        if pool.is_none() && on_device.memory.get().is_none() {
+            return Ok(());
+        }
+        if !self.library.takes_memory()? {
+            let name = self.library.name();
+            return Err(Error::invalid_value(format!("{name} cannot be told where to take device memory from")));
+        }
+        on_device.memory.get_or_init(|| LibraryMemory::new(device)).set(pool)?;
+        self.has_memory.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Tells a handle where to take device memory from, after anybody but gpupool may have told it otherwise.
+    ///
+    /// One that was told once is told for ever, as what it has of ours must come back to us: without a pool it then gets
+    /// plain memory.
+    #[cold]
+    pub(super) fn give_memory(&self, record: &Record, device: Device) -> Result<()> {
+        let Some(memory) = self.on(device)?.memory.get() else { return Ok(()) };
+        if memory.has_pool() || record.has_memory() {
+            self.library.set_memory(&record.handle, &memory.handler())?;
+            record.note_memory();
+        }
+        Ok(())
     }
 
     /// Takes back what a lease held.
@@ -148,7 +192,8 @@ impl Shared {
             Some(Turn::Room) => self.create(runtime, pool, device)?,
             None => return Err(self.exhausted(pool, device, timeout)),
         };
-        if let Err(error) = self.library.set_stream(&record.handle, stream) {
+        let given = self.give_memory(&record, device);
+        if let Err(error) = given.and_then(|()| self.library.set_stream(&record.handle, stream)) {
             pool.put_idle([record]);
             return Err(self.refused(device, error));
         }
