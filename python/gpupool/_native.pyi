@@ -447,7 +447,7 @@ class MemPool:
         """The argument."""
 
     def use_count(self) -> int:
-        """1 for the object, each scope that was entered, each capture not reset, each library that takes memory from it."""
+        """1 for the object, and 1 for each scope entered, each capture not reset, each library that takes from it."""
 
     @property
     def limit(self) -> int | None:
