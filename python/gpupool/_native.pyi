@@ -152,9 +152,10 @@ class HandlePool:
 
         Handles take it from the next time on that they are asked for: then all that they allocate, in whichever thread
         and scope, also for objects made before. Where the pool has no more, the library's call fails
-        (CUDSS_STATUS_ALLOC_FAILED). It can be changed at any time, as memory goes back to where it came from. The
-        MemPool is kept until another is set, and it counts in its :meth:`~MemPool.use_count`. A handler that a handle's
-        owner sets himself stays until the handle has a new owner.
+        (CUDSS_STATUS_ALLOC_FAILED). It can be changed at any time, as memory goes back to where it came from, in the
+        order of the handle's stream: destroy cuDSS's objects while that stream lives. The MemPool is kept until another
+        is set, and counts that in its :meth:`~MemPool.use_count`. A handler that a handle's owner sets himself stays
+        until the handle has a new owner.
 
         Raises InvalidValue if the library cannot be told, or the MemPool was dropped or is another device's; else as
         :meth:`handle`.

@@ -221,8 +221,9 @@ impl HandlePool {
     /// (`mem_pool.token()`), or with none plain memory of the driver again. cuDSS's handles can.
     ///
     /// Handles take it from the next time on that they are asked for: then everything they allocate, also for objects made
-    /// before. It can be changed at any time: memory goes back to where it came from. The `MemPool` is kept until another is
-    /// set. What the owner of a handle sets of this kind himself stays until the handle has a new owner.
+    /// before. It can be changed at any time: memory goes back to where it came from, in the order of the handle's stream, so
+    /// cuDSS's objects are to be destroyed while that stream lives. The `MemPool` is kept until another is set. What the
+    /// owner of a handle sets of this kind himself stays until the handle has a new owner.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the library cannot be told, or the `MemPool` was dropped or is another device's; else as

@@ -340,6 +340,11 @@ impl Library for Vendor {
 
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         let api = self.api()?;
+        if let (Some(set_stream), Some(_)) = (api.set_stream, api.set_memory) {
+            // The handle's own memory goes back in the order of its stream, and the last one may be gone by now.
+            // SAFETY: the handle is live and owned by this call, and the legacy default stream lasts.
+            unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) };
+        }
         // SAFETY: the handle is live and owned by this call.
         let destroyed = match unsafe { (api.destroy)(handle.as_ptr()) } {
             0 => Ok(()),

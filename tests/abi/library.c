@@ -11,14 +11,15 @@ extern int NEEDS(int kind, int *value);
 int uses(void) { return NEEDS(0, 0); }
 #endif
 
-// A handle: its stream, its workspace if it is not the library's own, and its handler of device memory if it has one.
+// A handle: its stream, its workspace if it is not the library's own, its handler of device memory if it has one, and the
+// memory that it keeps until it is destroyed.
 typedef struct {
   void *context;
   int (*allocate)(void *, void **, size_t, void *);
   int (*free)(void *, void *, size_t, void *);
   char name[64];
 } Memory;
-typedef struct { void *stream, *workspace; Memory memory; } Handle;
+typedef struct { void *stream, *workspace; Memory memory; void *kept; } Handle;
 
 // What the driver's double answers, or something else where there is no driver.
 static int driver(const char *question, void *argument, int otherwise) {
@@ -31,6 +32,26 @@ static void check_device(int device) {
   int current = driver("double_device", NULL, -1);
   if (current != device) wrong("a handle of device %d with device %d current", device, current);
 }
+
+static int of_driver(const char *function, uintptr_t argument, size_t bytes) {
+  void *library = dlopen(DRIVER, RTLD_LAZY | RTLD_NOLOAD);
+  return ((int (*)(uintptr_t, size_t))dlsym(library, function))(argument, bytes);
+}
+
+// Device memory as the library takes it when it works: by the handle's present handler, or else plain memory of the driver.
+// Answers what the handler does.
+int double_allocate(void *handle, void **pointer, size_t bytes) {
+  const Handle *own = handle;
+  *pointer = NULL;
+  return own->memory.allocate ? own->memory.allocate(own->memory.context, pointer, bytes, own->stream)
+                              : of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
+}
+int double_free(void *handle, void *pointer, size_t bytes) {
+  const Handle *own = handle;
+  return own->memory.free ? own->memory.free(own->memory.context, pointer, bytes, own->stream)
+                          : of_driver("cuMemFree_v2", (uintptr_t)pointer, 0);
+}
+int double_keep(void *handle, size_t bytes) { return double_allocate(handle, &((Handle *)handle)->kept, bytes); }
 
 #ifdef CREATE
 int CREATE(void **handle) {
@@ -46,6 +67,8 @@ int CREATE(void **handle) {
 int DESTROY(void *handle) {
   CALL();
   check_device(alive("handle", handle)->device);
+  void *kept = ((Handle *)handle)->kept;
+  if (kept && double_free(handle, kept, 0)) wrong("%p could not be given back", kept);
   removed(alive("handle", handle));
   free(handle);
   return 0;
@@ -143,21 +166,3 @@ void LAST_ERROR(char *message, size_t length) {
 // The stream of a handle, and the workspace if it is not the library's own, for tests.
 void *double_stream_of(void *handle) { return ((Handle *)handle)->stream; }
 void *double_workspace_of(void *handle) { return ((Handle *)handle)->workspace; }
-
-// Device memory as the library takes it when it works: by the handle's present handler, or else plain memory of the driver.
-// Answers what the handler does.
-static int of_driver(const char *function, uintptr_t argument, size_t bytes) {
-  void *library = dlopen(DRIVER, RTLD_LAZY | RTLD_NOLOAD);
-  return ((int (*)(uintptr_t, size_t))dlsym(library, function))(argument, bytes);
-}
-int double_allocate(void *handle, void **pointer, size_t bytes) {
-  const Handle *own = handle;
-  *pointer = NULL;
-  return own->memory.allocate ? own->memory.allocate(own->memory.context, pointer, bytes, own->stream)
-                              : of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
-}
-int double_free(void *handle, void *pointer, size_t bytes) {
-  const Handle *own = handle;
-  return own->memory.free ? own->memory.free(own->memory.context, pointer, bytes, own->stream)
-                          : of_driver("cuMemFree_v2", (uintptr_t)pointer, 0);
-}

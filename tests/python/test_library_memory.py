@@ -109,6 +109,9 @@ pool.set_mem_pool(mine)
 assert [name_of(handle) for handle in (old, lent)] == [None, None]
 go.wait()
 thread.join()
+# The handle is back once the thread is gone from the system too.
+while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+    os.sched_yield()
 assert results == [(None, True, "gpupool.MemPool", 0)]
 assert pool.handle(stream) == old and name_of(old) == "gpupool.MemPool"
 lent.release()
@@ -399,10 +402,38 @@ def take():
 
 handle, address = in_thread(take)
 assert live(mine) == 1 and pool.stats().idle == 1
-# Destroyed, as cuDSS's own: the double frees what the handle has.
 with pool.lease(stream) as lease:
     assert int(lease) == handle and free(lease, address) == 0
 assert pool.trim() == 1 and live(mine) == 0
+"""
+    )
+
+
+@pytest.mark.parametrize("after", ["None", "mine"])
+def test_a_handle_that_is_destroyed_gives_its_own_back_though_its_stream_is_gone(run, after):
+    run(
+        f"""
+def keep(handle):
+    assert library.double_keep(at(int(handle)), ctypes.c_size_t(MIB)) == 0
+
+mine = gpupool.MemPool()
+start, last = used(), gpupool.Stream(0)
+with pool.lease(stream) as handle:
+    plain = int(handle)
+    keep(handle)
+pool.set_mem_pool(mine)
+with pool.lease(stream) as first, pool.lease(stream) as second:
+    assert plain in (int(first), int(second)) and live(mine) == 0
+    for handle in (first, second):
+        if int(handle) != plain:
+            keep(handle)
+        assert library.cudssSetStream(at(int(handle)), at(last.ptr)) == 0
+assert live(mine) == 1
+del last
+pool.set_mem_pool({after})
+assert pool.trim() == 2
+gpupool.empty_cache()
+assert live(mine) == 0 and used() == start
 """
     )
 

@@ -193,6 +193,10 @@ with gpupool.nvmath.options(gpupool.cublaslt, device=1) as options:
     )
 
 
+def test_a_process_may_end_within_the_block(run):
+    run("lent = gpupool.nvmath.options(pool, stream)\nassert lent.__enter__()['handle'] != 0")
+
+
 def test_nvmath_leaves_the_pool_s_memory_alone_and_its_own_goes_with_the_lease(run):
     run(
         """
