@@ -144,6 +144,23 @@ class HandlePool:
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
+    def set_mem_pool(self, pool: MemPool | PoolToken | None, device: SupportsIndex | None = None) -> None:
+        """Let the handles on the pool's device take what device memory they need from a :class:`MemPool`.
+
+        None stands for plain memory of the driver again, on ``device`` or on all. cuDSS's handles can be told, by
+        cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
+
+        Handles take it from the next time on that they are asked for: then all that they allocate, in whichever thread
+        and scope, also for objects made before. Where the pool has no more, the library's call fails
+        (CUDSS_STATUS_ALLOC_FAILED). It can be changed at any time, as memory goes back to where it came from, in the
+        order of the handle's stream: destroy cuDSS's objects while that stream lives. The MemPool is kept until another
+        is set, and counts that in its :meth:`~MemPool.use_count`. A handler that a handle's owner sets himself stays
+        until the handle has a new owner.
+
+        Raises InvalidValue if the library cannot be told, or the MemPool was dropped or is another device's; else as
+        :meth:`handle`.
+        """
+
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
         """Create as many handles as are missing for ``count`` to be idle on the device, and return how many that were.
 
@@ -435,7 +452,7 @@ class MemPool:
         """The argument."""
 
     def use_count(self) -> int:
-        """1 for the object, and 1 for each scope that was entered and each capture that was not reset."""
+        """1 for the object, and 1 for each scope entered, each capture not reset, each library that takes from it."""
 
     @property
     def limit(self) -> int | None:

@@ -3,7 +3,7 @@
 //! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
 //! a driver.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::exchange::{Exchange, Turn};
@@ -11,12 +11,15 @@ use super::holder::{Hold, Holder};
 use super::record::Record;
 use super::stats::HandleStats;
 use crate::library::RawHandle;
+use crate::memory::LibraryMemory;
 use crate::stream::RawStream;
 
 #[derive(Default)]
 pub(super) struct DevicePool {
     exchange: Exchange<Record>,
     books: Mutex<Books>,
+    /// Where the handles take device memory from, once that was said.
+    pub(super) memory: OnceLock<&'static LibraryMemory>,
 }
 
 #[derive(Default)]

@@ -23,6 +23,7 @@ use super::window;
 use crate::error::{Error, Result};
 use crate::library::{self, Library};
 use crate::lifecycle;
+use crate::memory::PoolToken;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
 
@@ -133,6 +134,9 @@ impl HandlePool {
             return None;
         }
         let set = window::with_held(self.0, stream.device(), |record| {
+            if self.0.has_memory() && !record.has_memory() {
+                self.0.give_memory(record, stream.device())?;
+            }
             self.0.library.set_stream(&record.handle, stream).map(|()| {
                 record.note_stream(stream.raw());
                 record.count_hit();
@@ -235,6 +239,22 @@ impl HandlePool {
         self.0.limit.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
         self.0.devices.get().into_iter().flatten().for_each(|pool| pool.set_limit(limit));
         Ok(())
+    }
+
+    /// Lets the handles on the pool's device take what device memory they need from a [`MemPool`](crate::MemPool)
+    /// (`mem_pool.token()`), or with none plain memory of the driver again. cuDSS's handles can.
+    ///
+    /// Handles take it from the next time on that they are asked for: then everything they allocate, also for objects made
+    /// before. It can be changed at any time: memory goes back to where it came from, in the order of the handle's stream, so
+    /// cuDSS's objects are to be destroyed while that stream lives. The `MemPool` is kept until another is set. What the
+    /// owner of a handle sets of this kind himself stays until the handle has a new owner.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the library cannot be told, or the `MemPool` was dropped or is another device's; else as
+    /// [`HandlePool::handle`].
+    pub fn set_mem_pool(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
+        self.0.require_usable()?;
+        self.0.set_memory(device, pool)
     }
 
     /// Creates as many handles as are missing for `count` to be idle on the device, or as a limit allows, and answers how

@@ -1,6 +1,6 @@
 //! One handle, and what its pool knows of it.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::holder::Holder;
 use crate::library::RawHandle;
@@ -19,6 +19,8 @@ pub(super) struct Record {
     stream: AtomicUsize,
     hits: AtomicU64,
     holder: AtomicU64,
+    /// Whether it was told to take its device memory from us.
+    has_memory: AtomicBool,
 }
 
 impl Record {
@@ -29,6 +31,7 @@ impl Record {
             stream: AtomicUsize::new(0),
             hits: AtomicU64::new(0),
             holder: AtomicU64::new(Holder::NONE),
+            has_memory: AtomicBool::new(false),
         }
     }
 
@@ -47,6 +50,17 @@ impl Record {
     #[inline]
     pub(super) fn last_ran_on(&self, stream: RawStream) -> bool {
         stream != RawStream::PER_THREAD && self.stream() == Some(stream)
+    }
+
+    /// Notes that it was told to take its device memory from us.
+    pub(super) fn note_memory(&self) {
+        self.has_memory.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was told so, and may have memory of ours.
+    #[inline]
+    pub(super) fn has_memory(&self) -> bool {
+        self.has_memory.load(Ordering::Relaxed)
     }
 
     /// Notes who holds it from now on.

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::holders::{self, Held, MemoryHolder};
 use crate::library::Library;
 use crate::lifecycle;
+use crate::memory::{LibraryMemory, PoolToken};
 use crate::runtime::{self, Runtime, Stream};
 use crate::stream::Device;
 
@@ -24,6 +25,8 @@ pub(super) struct Shared {
     pub(super) id: u8,
     pub(super) library: &'static dyn Library,
     pub(super) is_closed: AtomicBool,
+    /// Whether it was ever said for a device where handles take memory from.
+    has_memory: AtomicBool,
     /// The most handles for each device; `usize::MAX` for no limit.
     pub(super) limit: AtomicUsize,
     /// By ordinal, made when the runtime is known.
@@ -47,6 +50,7 @@ impl Shared {
             id,
             library,
             is_closed: AtomicBool::new(false),
+            has_memory: AtomicBool::new(false),
             limit: AtomicUsize::new(usize::MAX),
             devices: OnceLock::new(),
         }
@@ -100,6 +104,16 @@ impl Shared {
         error.on(device)
     }
 
+    /// Sets back what the former owner may have changed, and sets the stream.
+    #[inline]
+    fn make_ready(&self, record: &Record, stream: &Stream) -> Result<()> {
+        self.library.reset(&record.handle)?;
+        if self.has_memory() {
+            self.give_memory(record, stream.device())?;
+        }
+        self.library.set_stream(&record.handle, stream)
+    }
+
     /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
     #[inline]
     pub(super) fn take_near(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
@@ -108,8 +122,7 @@ impl Shared {
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
         let record = pool.take_near(lease::near(), stream.raw())?;
-        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
-        if let Err(error) = ready {
+        if let Err(error) = self.make_ready(&record, stream) {
             pool.put_idle([record]);
             return Some(Err(self.refused(stream.device(), error)));
         }
@@ -125,14 +138,49 @@ impl Shared {
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
         let record = pool.take_idle(stream.raw())?;
-        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
-        if let Err(error) = ready {
+        if let Err(error) = self.make_ready(&record, stream) {
             pool.put_idle([record]);
             return Some(Err(self.refused(stream.device(), error)));
         }
         pool.count_hand_over();
         record.note_stream(stream.raw());
         Some(Ok(record))
+    }
+
+    /// Whether [`Shared::give_memory`] may have something to do.
+    #[inline]
+    pub(super) fn has_memory(&self) -> bool {
+        self.has_memory.load(Ordering::Relaxed)
+    }
+
+    /// Says where handles on the device take device memory from: this pool, or plain memory of the driver. Handles that were
+    /// told before need not be told again.
+    pub(super) fn set_memory(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
+        let on_device = self.on(device)?;
+        if pool.is_none() && on_device.memory.get().is_none() {
+            return Ok(());
+        }
+        if !self.library.takes_memory()? {
+            let name = self.library.name();
+            return Err(Error::invalid_value(format!("{name} cannot be told where to take device memory from")));
+        }
+        on_device.memory.get_or_init(|| LibraryMemory::new(device)).set(pool)?;
+        self.has_memory.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Tells a handle where to take device memory from, after anybody but gpupool may have told it otherwise.
+    ///
+    /// One that was told once is told for ever, as what it has of ours must come back to us: without a pool it then gets
+    /// plain memory.
+    #[cold]
+    pub(super) fn give_memory(&self, record: &Record, device: Device) -> Result<()> {
+        let Some(memory) = self.on(device)?.memory.get() else { return Ok(()) };
+        if memory.has_pool() || record.has_memory() {
+            self.library.set_memory(&record.handle, &memory.handler())?;
+            record.note_memory();
+        }
+        Ok(())
     }
 
     /// Takes back what a lease held.
@@ -169,7 +217,8 @@ impl Shared {
             Some(Turn::Room) => self.create(runtime, pool, device)?,
             None => return Err(self.exhausted(pool, device, timeout)),
         };
-        if let Err(error) = self.library.set_stream(&record.handle, stream) {
+        let given = self.give_memory(&record, device);
+        if let Err(error) = given.and_then(|()| self.library.set_stream(&record.handle, stream)) {
             pool.put_idle([record]);
             return Err(self.refused(device, error));
         }

@@ -69,11 +69,12 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     get_stream: Some(c"cublasGetStream_v2"),
     // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
     resets: &[
-        Reset::Int(c"cublasSetPointerMode_v2", 0),
-        Reset::Int(c"cublasSetAtomicsMode", 0),
-        Reset::Int(c"cublasSetMathMode", 0),
-        Reset::Int(c"cublasSetSmCountTarget", 0),
+        Reset(c"cublasSetPointerMode_v2", 0),
+        Reset(c"cublasSetAtomicsMode", 0),
+        Reset(c"cublasSetMathMode", 0),
+        Reset(c"cublasSetSmCountTarget", 0),
     ],
+    set_memory: None,
     workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasGetProperty"),

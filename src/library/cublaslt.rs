@@ -34,6 +34,7 @@ pub static CUBLASLT: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: None,
     resets: &[],
+    set_memory: None,
     workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasLtGetProperty"),

@@ -35,6 +35,7 @@ pub static CUDNN: Vendor = Vendor::new(Description {
     set_stream_uses_context: true,
     get_stream: Some(c"cudnnGetStream"),
     resets: &[],
+    set_memory: None,
     workspace: None,
     keeps_scratch: false,
     version: VersionCall::Number(c"cudnnGetVersion"),

@@ -1,7 +1,7 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
 
 use super::component::{Component, NVRTC, Variant};
-use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
+use super::vendor::{Description, StatusNames, Vendor, VersionCall};
 use super::{cublas, cublaslt};
 use crate::runtime::Kind;
 
@@ -33,8 +33,9 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudssSetStream"),
     set_stream_uses_context: false,
     get_stream: None,
-    // Its own device memory. Threading and communication layers have no way back: discard handles that got one.
-    resets: &[Reset::Null(c"cudssSetDeviceMemHandler")],
+    // Threading and communication layers have no way back: discard handles that got one.
+    resets: &[],
+    set_memory: Some(c"cudssSetDeviceMemHandler"),
     workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),

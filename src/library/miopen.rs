@@ -29,6 +29,7 @@ pub static MIOPEN: Vendor = Vendor::new(Description {
     set_stream_uses_context: true,
     get_stream: Some(c"miopenGetStream"),
     resets: &[],
+    set_memory: None,
     workspace: None,
     keeps_scratch: false,
     version: VersionCall::Three(c"miopenGetVersion"),

@@ -10,6 +10,7 @@ mod cudnn;
 mod cudss;
 mod cusolver;
 mod cusparse;
+mod device_mem_handler;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 pub mod host;
@@ -33,6 +34,7 @@ pub use cudnn::CUDNN;
 pub use cudss::CUDSS;
 pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
+pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use miopen::MIOPEN;
 pub use vendor::Vendor;
 use workspace::HandleWorkspaces;
@@ -118,6 +120,23 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
+    /// Whether [`set_memory`](Library::set_memory) does anything.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    fn takes_memory(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Tells the handle where to take device memory from, now and until it is destroyed or told otherwise. It may have memory
+    /// from elsewhere, which it frees by the functions given here.
+    ///
+    /// # Errors
+    /// What the library refused.
+    fn set_memory(&self, _handle: &RawHandle, _memory: &DeviceMemHandler) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether the handle has scratch memory that work under way may still use, so that the next stream has to wait for the
     /// last one when a handle goes from one owner to the next.
     fn keeps_scratch(&self) -> bool {
@@ -191,6 +210,14 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         (**self).reset(handle)
+    }
+
+    fn takes_memory(&self) -> Result<bool> {
+        (**self).takes_memory()
+    }
+
+    fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
+        (**self).set_memory(handle, memory)
     }
 
     fn keeps_scratch(&self) -> bool {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::component::Component;
 use super::loader::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace, Workspaces};
-use super::{Library, RawHandle, Version};
+use super::{DeviceMemHandler, Library, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
 use crate::stream::{Device, RawStream};
@@ -28,6 +28,9 @@ pub(super) struct Description {
     pub(super) get_stream: Option<&'static CStr>,
     /// What an owner may have changed, and what a new handle has.
     pub(super) resets: &'static [Reset],
+    /// `status f(handle, const DeviceMemHandler *)`, where handles can be told where to take device memory from. Null is the
+    /// library's own, and has to be set between one and the next.
+    pub(super) set_memory: Option<&'static CStr>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
     /// As [`Library::keeps_scratch`]: for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
@@ -44,14 +47,10 @@ pub(super) struct Description {
     pub(super) synchronizes_on_destroy: bool,
 }
 
-/// A call that sets something of a handle back. Versions of a library that lack it have nothing to set back.
+/// A call that sets something of a handle back, `status f(handle, int)`, with this value. Versions of a library that lack it
+/// have nothing to set back.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Reset {
-    /// `status f(handle, int)`, with this value.
-    Int(&'static CStr, c_int),
-    /// `status f(handle, const T *)`, with null for the library's own.
-    Null(&'static CStr),
-}
+pub(super) struct Reset(pub(super) &'static CStr, pub(super) c_int);
 
 /// How handles get a workspace.
 #[derive(Debug)]
@@ -90,12 +89,7 @@ type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
 type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
-type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
-#[derive(Clone, Copy, Debug)]
-enum ResetFn {
-    Int(SetIntFn, c_int),
-    Null(SetPointerFn),
-}
+type SetMemoryFn = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
 type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int;
@@ -110,7 +104,8 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    resets: Vec<(&'static CStr, ResetFn)>,
+    resets: Vec<(Reset, SetIntFn)>,
+    set_memory: Option<SetMemoryFn>,
     set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
@@ -164,14 +159,9 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d
-                    .resets
-                    .iter()
-                    .filter_map(|reset| match *reset {
-                        Reset::Int(name, value) => Some((name, ResetFn::Int(loaded.function(name).ok()?, value))),
-                        Reset::Null(name) => Some((name, ResetFn::Null(loaded.function(name).ok()?))),
-                    })
-                    .collect(),
+                resets: d.resets.iter().filter_map(|reset| Some((*reset, loaded.function(reset.0).ok()?))).collect(),
+                // Versions that lack it take memory their own way alone.
+                set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
                 // Versions that lack it keep to their own workspaces.
                 set_workspace: d.workspace.as_ref().and_then(|workspace| loaded.function(workspace.set).ok()),
                 property: loaded.optional_function(property)?,
@@ -246,6 +236,17 @@ impl Vendor {
         match unsafe { set(handle.as_ptr(), address, workspace.bytes as usize) } {
             0 => Ok(()),
             status => Err(self.refused(api, call.set, status)),
+        }
+    }
+
+    /// Sets the handler of device memory, or with none the library's own.
+    #[inline]
+    fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
+        let (Some(set), Some(name)) = (api.set_memory, self.description.set_memory) else { return Ok(()) };
+        // SAFETY: the handle is live, nobody else uses it, and the library copies the handler.
+        match unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, name, status)),
         }
     }
 
@@ -339,6 +340,11 @@ impl Library for Vendor {
 
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         let api = self.api()?;
+        if let (Some(set_stream), Some(_)) = (api.set_stream, api.set_memory) {
+            // The handle's own memory goes back in the order of its stream, and the last one may be gone by now.
+            // SAFETY: the handle is live and owned by this call, and the legacy default stream lasts.
+            unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) };
+        }
         // SAFETY: the handle is live and owned by this call.
         let destroyed = match unsafe { (api.destroy)(handle.as_ptr()) } {
             0 => Ok(()),
@@ -364,21 +370,29 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(name, reset) in &api.resets {
-            let status = match reset {
-                // SAFETY: the handle is live and nobody else uses it.
-                ResetFn::Int(set, value) => unsafe { set(handle.as_ptr(), value) },
-                // SAFETY: as above, and null stands for the library's own.
-                ResetFn::Null(set) => unsafe { set(handle.as_ptr(), ptr::null()) },
-            };
-            if status != 0 {
-                return Err(self.refused(api, name, status));
+        for &(Reset(name, value), set) in &api.resets {
+            // SAFETY: the handle is live and nobody else uses it.
+            match unsafe { set(handle.as_ptr(), value) } {
+                0 => {}
+                status => return Err(self.refused(api, name, status)),
             }
         }
+        self.call_set_memory(api, handle, None)?;
         if let Some(workspaces) = &handle.workspaces {
             workspaces.forget();
         }
         Ok(())
+    }
+
+    fn takes_memory(&self) -> Result<bool> {
+        Ok(self.api()?.set_memory.is_some())
+    }
+
+    #[cold]
+    fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
+        let api = self.api()?;
+        self.call_set_memory(api, handle, None)?;
+        self.call_set_memory(api, handle, Some(memory))
     }
 
     fn keeps_scratch(&self) -> bool {

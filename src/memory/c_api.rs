@@ -2,13 +2,15 @@
 //!
 //! They answer null, or a status, where there is no memory; no panic crosses them. [`C_API`] holds their addresses.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
 use std::ptr;
 
+use super::LibraryMemory;
 use crate::error::Result;
+use crate::library::DeviceMemHandler;
 use crate::lifecycle;
-use crate::runtime::{self, Stream};
+use crate::runtime::{self, Runtime, Stream};
 use crate::stream::Device;
 
 /// The functions' addresses. The layout only grows, and `version` with it.
@@ -43,38 +45,21 @@ pub static C_API: Api = Api {
     handler_free: gpupool_handler_free,
 };
 
-/// `cudssDeviceMemHandler_t` and cuQuantum's `DeviceMemHandler_t`: a context, two functions and a name.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceMemHandler {
-    /// Passed to both functions; not used.
-    pub context: *mut c_void,
-    /// See [`Api::handler_alloc`].
-    pub device_alloc: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int,
-    /// See [`Api::handler_free`].
-    pub device_free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int,
-    /// `gpupool`.
-    pub name: [c_char; 64],
+/// A handler that a library can be given as it is: its memory comes from the pool whose scope the calling thread is in.
+pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
+    DeviceMemHandler::new(ptr::null_mut(), gpupool_handler_alloc, gpupool_handler_free, b"gpupool");
+
+/// A handler whose memory comes from where this says.
+pub(super) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
+    let context = ptr::from_ref(memory).cast_mut().cast();
+    DeviceMemHandler::new(context, gpupool_library_alloc, gpupool_library_free, b"gpupool.MemPool")
 }
 
-// SAFETY: the context is null and the functions may be called from any thread.
-unsafe impl Sync for DeviceMemHandler {}
-
-/// A handler that a library can be given as it is.
-pub static DEVICE_MEM_HANDLER: DeviceMemHandler = DeviceMemHandler {
-    context: ptr::null_mut(),
-    device_alloc: gpupool_handler_alloc,
-    device_free: gpupool_handler_free,
-    name: {
-        let (mut name, text) = ([0; 64], b"gpupool");
-        let mut index = 0;
-        while index < text.len() {
-            name[index] = text[index] as c_char;
-            index += 1;
-        }
-        name
-    },
-};
+/// Gives the driver memory back that is not gpupool's, and that a library has done with.
+pub(super) fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
+    // SAFETY: the library owned the memory and just gave it up; what is no memory of the driver's, the driver refuses.
+    unsafe { runtime.memory_free(address) }
+}
 
 /// Runs what must neither panic nor fail across C.
 fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
@@ -157,6 +142,43 @@ unsafe extern "C" fn gpupool_handler_free(
     guard(1, || {
         if !pointer.is_null() {
             super::deallocate(pointer.addr() as u64, Some(&stream_of(-1, stream)?))?;
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn gpupool_library_alloc(
+    context: *mut c_void,
+    place: *mut *mut c_void,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
+        let memory = unsafe { &*context.cast::<LibraryMemory>() };
+        if place.is_null() {
+            return Ok(1);
+        }
+        let stream = stream_of(memory.device.ordinal() as c_int, stream)?;
+        let address = if size == 0 { 0 } else { memory.allocate(size as u64, &stream)? };
+        // SAFETY: the caller passes a place for a pointer, and it is not null.
+        unsafe { place.write(pointer(address)) };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn gpupool_library_free(
+    context: *mut c_void,
+    pointer: *mut c_void,
+    _size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        // SAFETY: as in `gpupool_library_alloc`.
+        let memory = unsafe { &*context.cast::<LibraryMemory>() };
+        if !pointer.is_null() {
+            let stream = stream_of(memory.device.ordinal() as c_int, stream)?;
+            memory.free(pointer.addr() as u64, &stream)?;
         }
         Ok(0)
     })

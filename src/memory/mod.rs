@@ -16,6 +16,7 @@ pub(crate) mod dlpack;
 mod grow;
 mod heap;
 mod id;
+mod library_memory;
 mod local;
 mod mem_pool;
 mod oom;
@@ -41,12 +42,14 @@ use crate::lifecycle;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
 
-pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, DeviceMemHandler};
+pub use crate::library::DeviceMemHandler;
+pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER};
 pub use capture::{CaptureScope, GraphMemory};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
 pub use id::{PoolId, graph_pool_handle};
+pub(crate) use library_memory::LibraryMemory;
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };

@@ -41,6 +41,14 @@ impl PoolUse {
         Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
+    /// One more, beside this.
+    ///
+    /// # Errors
+    /// As [`PoolUse::new`].
+    pub(super) fn again(&self) -> Result<Self> {
+        Self::new(&self.pool, self.is_captured)
+    }
+
     pub(super) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }

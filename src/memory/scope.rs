@@ -33,7 +33,11 @@ pub(crate) struct Entered {
 }
 
 pub(super) fn enter(pool: &Arc<Pool>) -> Result<Entered> {
-    let in_use = PoolUse::new(pool, false)?;
+    enter_use(PoolUse::new(pool, false)?)
+}
+
+/// [`enter`] with a use that the caller has.
+pub(super) fn enter_use(in_use: PoolUse) -> Result<Entered> {
     Ok(Entered { ticket: local::enter(in_use)? })
 }
 
@@ -53,6 +57,14 @@ pub struct PoolToken {
 impl PoolToken {
     pub(super) fn new(pool: &Arc<Pool>) -> Self {
         Self { pool: Arc::clone(pool) }
+    }
+
+    /// A use of the pool, which keeps it.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool was dropped.
+    pub(super) fn hold(&self) -> Result<PoolUse> {
+        PoolUse::new(&self.pool, false)
     }
 
     /// The pool's id.

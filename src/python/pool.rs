@@ -6,12 +6,15 @@ use pyo3::prelude::*;
 
 use super::callbacks::Callbacks;
 use super::lease::PyLease;
+use super::memory::token_of;
 use super::stats::PyHandleStats;
 use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
 use crate::handle::HandlePool;
 use crate::library::Version;
+use crate::runtime;
+use crate::stream::Device;
 
 #[pyclass(name = "HandlePool", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -86,6 +89,24 @@ impl PyHandlePool {
     #[setter]
     fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
         Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
+    }
+
+    #[pyo3(signature = (pool, device = None))]
+    fn set_mem_pool(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let pool = pool.map(|pool| token_of(pool, "set_mem_pool")).transpose()?;
+        let devices = match (device, &pool) {
+            (Some(device), _) => vec![device::extract(py, device)?],
+            (None, Some(pool)) => vec![pool.device()],
+            (None, None) => (0..py.detach(runtime::get)?.device_count()).map(Device::from_ordinal).collect(),
+        };
+        let set = |device| self.0.set_mem_pool(device, pool.as_ref());
+        // The last use of a former pool may end here, and its allocator be called.
+        Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
     }
 
     #[pyo3(signature = (count, device = None, background = false))]

@@ -11,6 +11,16 @@ extern int NEEDS(int kind, int *value);
 int uses(void) { return NEEDS(0, 0); }
 #endif
 
+// A handle: its stream, its workspace if it is not the library's own, its handler of device memory if it has one, and the
+// memory that it keeps until it is destroyed.
+typedef struct {
+  void *context;
+  int (*allocate)(void *, void **, size_t, void *);
+  int (*free)(void *, void *, size_t, void *);
+  char name[64];
+} Memory;
+typedef struct { void *stream, *workspace; Memory memory; void *kept; } Handle;
+
 // What the driver's double answers, or something else where there is no driver.
 static int driver(const char *question, void *argument, int otherwise) {
   void *library = dlopen(DRIVER, RTLD_LAZY | RTLD_NOLOAD);
@@ -23,12 +33,32 @@ static void check_device(int device) {
   if (current != device) wrong("a handle of device %d with device %d current", device, current);
 }
 
+static int of_driver(const char *function, uintptr_t argument, size_t bytes) {
+  void *library = dlopen(DRIVER, RTLD_LAZY | RTLD_NOLOAD);
+  return ((int (*)(uintptr_t, size_t))dlsym(library, function))(argument, bytes);
+}
+
+// Device memory as the library takes it when it works: by the handle's present handler, or else plain memory of the driver.
+// Answers what the handler does.
+int double_allocate(void *handle, void **pointer, size_t bytes) {
+  const Handle *own = handle;
+  *pointer = NULL;
+  return own->memory.allocate ? own->memory.allocate(own->memory.context, pointer, bytes, own->stream)
+                              : of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
+}
+int double_free(void *handle, void *pointer, size_t bytes) {
+  const Handle *own = handle;
+  return own->memory.free ? own->memory.free(own->memory.context, pointer, bytes, own->stream)
+                          : of_driver("cuMemFree_v2", (uintptr_t)pointer, 0);
+}
+int double_keep(void *handle, size_t bytes) { return double_allocate(handle, &((Handle *)handle)->kept, bytes); }
+
 #ifdef CREATE
 int CREATE(void **handle) {
   CALL();
   int status = driver("double_allocation_spoils", NULL, 0);
   if (status) return status;
-  *handle = calloc(1, 64);
+  *handle = calloc(1, sizeof(Handle));
   add("handle", (uintptr_t)*handle, 0, driver("double_device", NULL, -1));
   return 0;
 }
@@ -37,6 +67,8 @@ int CREATE(void **handle) {
 int DESTROY(void *handle) {
   CALL();
   check_device(alive("handle", handle)->device);
+  void *kept = ((Handle *)handle)->kept;
+  if (kept && double_free(handle, kept, 0)) wrong("%p could not be given back", kept);
   removed(alive("handle", handle));
   free(handle);
   return 0;
@@ -53,8 +85,8 @@ int SET_STREAM(void *handle, void *stream) {
 #ifdef USES_CONTEXT
   check_device(object->device);
 #endif
-  ((void **)handle)[0] = stream;
-  ((void **)handle)[1] = NULL;
+  ((Handle *)handle)->stream = stream;
+  ((Handle *)handle)->workspace = NULL;
   return 0;
 }
 #endif
@@ -65,7 +97,7 @@ int SET_WORKSPACE(void *handle, void *workspace, size_t bytes) {
   if ((uintptr_t)workspace % 256) wrong("%p is not aligned", workspace);
   int mib = driver("double_memory_mib", workspace, 0);
   if (mib != bytes >> 20) wrong("%zu bytes of a workspace of %d MiB", bytes, mib);
-  ((void **)handle)[1] = workspace;
+  ((Handle *)handle)->workspace = workspace;
   return 0;
 }
 #endif
@@ -73,8 +105,28 @@ int SET_WORKSPACE(void *handle, void *workspace, size_t bytes) {
 int GET_STREAM(void *handle, void **stream) {
   CALL();
   alive("handle", handle);
-  *stream = *(void **)handle;
+  *stream = ((Handle *)handle)->stream;
   return 0;
+}
+#endif
+#ifdef SET_MEMORY
+int SET_MEMORY(void *handle, const Memory *memory) {
+  CALL();
+  alive("handle", handle);
+  Memory *own = &((Handle *)handle)->memory;
+  if (memory && own->allocate) wrong("a second handler, with the first still there");
+  if (memory && !(memory->allocate && memory->free && memory->name[0] && memchr(memory->name, 0, 64)))
+    wrong("no whole handler");
+  *own = memory ? *memory : (Memory){0};
+  return 0;
+}
+#endif
+#ifdef GET_MEMORY
+int GET_MEMORY(void *handle, Memory *memory) {
+  CALL();
+  alive("handle", handle);
+  *memory = ((Handle *)handle)->memory;
+  return memory->allocate ? 0 : 3;
 }
 #endif
 #ifdef PROPERTY
@@ -112,6 +164,6 @@ void LAST_ERROR(char *message, size_t length) {
 #endif
 
 // For tests: the stream of a handle, its workspace if that is not the library's own, and whether it was destroyed.
-void *double_stream_of(void *handle) { return ((void **)handle)[0]; }
-void *double_workspace_of(void *handle) { return ((void **)handle)[1]; }
+void *double_stream_of(void *handle) { return ((Handle *)handle)->stream; }
+void *double_workspace_of(void *handle) { return ((Handle *)handle)->workspace; }
 int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }

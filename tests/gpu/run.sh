@@ -139,8 +139,8 @@ run_all() {
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip loader miopen numba \
-      platforms workspaces)
+    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip library_memory loader miopen \
+      numba nvmath platforms workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done

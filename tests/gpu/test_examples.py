@@ -84,6 +84,13 @@ def test_products_and_factors():
     assert max(result.factor_error for result in results) < 1e-13
 
 
+def test_solves_of_nvmath(examples):
+    import_or_skip("scipy.sparse.linalg")
+    output = run_python(str(examples / "nvmath_solve.py"))
+    # It says so where nvmath-python, or the cuDSS that it asks for, is missing.
+    assert "pip install 'nvmath-python[cu13]'" in output or "with gpupool" in output
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_runs_as_a_script(name, examples):
     import_or_skip("scipy.sparse.linalg")

@@ -72,7 +72,12 @@ LIBRARIES = {
         "nvidia/cu13/lib/libcudss.so.1",
         "cudssCreate",
         "cudssDestroy",
-        {"SET_STREAM": "cudssSetStream", "PROPERTY": "cudssGetProperty"},
+        {
+            "SET_STREAM": "cudssSetStream",
+            "PROPERTY": "cudssGetProperty",
+            "SET_MEMORY": "cudssSetDeviceMemHandler",
+            "GET_MEMORY": "cudssGetDeviceMemHandler",
+        },
         {
             1: "CUDSS_STATUS_NOT_INITIALIZED",
             2: "CUDSS_STATUS_ALLOC_FAILED",
@@ -160,7 +165,7 @@ LIBRARIES = {
 }
 
 # What a library may lack: then gpupool does without.
-OPTIONAL = {"SET_WORKSPACE"}
+OPTIONAL = {"SET_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
 
 

@@ -60,6 +60,21 @@ def test_a_driver_aborts_at_a_call_that_cannot_be_right(tmp_path, run_bare_pytho
     assert done.stderr.startswith(f"double: {said}")
 
 
+def test_cudss_aborts_at_a_handler_that_cannot_be_used(tmp_path, run_bare_python):
+    machine = Machine("cuda", tmp_path, run_bare_python)
+    machine.build()
+    machine.install("cudss")
+    own = "library = ctypes.CDLL(gpupool.cudss.path); handle = at(gpupool.cudss.handle())\n"
+    set_handler = "library.cudssSetDeviceMemHandler(handle, at(gpupool.c_api.handler)); "
+    for code, said in [
+        (set_handler * 2, "a second handler, with the first still there"),
+        ("library.cudssSetDeviceMemHandler(handle, (ctypes.c_char * 88)())", "no whole handler"),
+    ]:
+        done = machine.start(PRELUDE + own + code)
+        assert done.returncode == -6
+        assert done.stderr.startswith(f"double: cudssSetDeviceMemHandler: {said}")
+
+
 @pytest.mark.parametrize("name", ["cudnn", "miopen"])
 def test_a_library_aborts_at_a_handle_that_cannot_be_used(tmp_path, run_bare_python, name):
     library = LIBRARIES[name]

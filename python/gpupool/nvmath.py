@@ -1,0 +1,113 @@
+"""nvmath-python on gpupool: leased handles and gpupool's memory, by nvmath's own ``options``.
+
+>>> from nvmath.sparse.advanced import DirectSolver
+>>> gpupool.cudss.set_mem_pool(gpupool.MemPool(limit=8 << 30))  # cuDSS's own memory, if it shall be gpupool's
+>>> with gpupool.nvmath.options(gpupool.cudss, stream) as options, DirectSolver(a, b, options=options) as solver:
+...     solver.plan()
+
+Of itself nvmath creates a handle for each solver, 64 MiB of device memory for cuDSS, and destroys it with the solver.
+https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/index.html
+"""
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from gpupool import _frameworks
+from gpupool._native import DeviceBuffer, HandlePool, InvalidValue, LibraryNotFound, empty
+
+if TYPE_CHECKING:
+    from logging import Logger
+
+    from gpupool._native import _CudaStream, _StreamLike
+
+__all__ = ["MemoryManager", "options"]
+
+
+class MemoryManager:
+    """An ``allocator`` for nvmath's options: memory of gpupool, from the pool whose scope the thread is in.
+
+    It fulfils nvmath's protocol ``BaseCUDAMemoryManagerAsync``:
+    https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/generated/nvmath.BaseCUDAMemoryManagerAsync.html
+    """
+
+    def __init__(self, device_id: int, logger: "Logger | None" = None) -> None:
+        """Serve nvmath on this device; the logger is told of each allocation at the level DEBUG."""
+        self.device_id = device_id
+        self.logger = logger
+
+    def memalloc_async(self, size: int, stream: "_CudaStream") -> DeviceBuffer:
+        """Allocate ``size`` bytes on the stream, freed in its order when the object dies.
+
+        Raises :class:`gpupool.OutOfMemory` (a MemoryError) if there is not enough.
+        """
+        buffer = empty(size, stream)
+        if self.logger is not None:
+            self.logger.debug("gpupool: %d bytes at %#x on stream %#x", size, buffer.ptr, buffer.stream)
+        return buffer
+
+
+# The libraries whose handles nvmath takes, what NVIDIA's pathfinder calls each, and whether its options have an
+# allocator.
+_LIBRARIES = {"cudss": ("cudss", False), "cublaslt": ("cublasLt", True), "cusolver": ("cusolver", True)}
+
+
+@contextmanager
+def options(
+    pool: HandlePool,
+    stream: "_StreamLike | None" = None,
+    device: SupportsIndex | None = None,
+    timeout: float | None = None,
+    **others: Any,
+) -> Iterator[dict[str, Any]]:
+    """``with options(pool, stream) as options:`` lends a handle as the ``options`` of an nvmath solver or product.
+
+    ``pool`` is :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
+    ``nvmath.linalg.advanced.Matmul`` or ``cusolver`` for ``nvmath.linalg.DirectSolver``. ``stream``, ``device`` and
+    ``timeout`` are those of :meth:`gpupool.HandlePool.lease`; nvmath sets the stream of each call itself. ``others``
+    are nvmath's further options. Where those have an ``allocator``, it is a :class:`MemoryManager` unless one is given;
+    cuDSS's have none, so see :meth:`gpupool.HandlePool.set_mem_pool`.
+
+    Free the solver before the block ends. A cuDSS handle for which nvmath loads a threading layer, from
+    ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, for cuDSS cannot take that back.
+
+    Raises LibraryNotFound if nvmath-python is missing or too old, or has loaded another copy of the library,
+    InvalidValue for another library's pool; else as :meth:`gpupool.HandlePool.lease`.
+    """
+    _frameworks.require("nvmath", (0, 9), "nvmath-python")
+    if pool.name not in _LIBRARIES:
+        raise InvalidValue(f"nvmath takes no {pool.name} handles; give gpupool.{' or gpupool.'.join(_LIBRARIES)}")
+    name, has_allocator = _LIBRARIES[pool.name]
+    _refuse_another_copy(pool, name)
+    lease = pool.lease(stream, device, timeout)
+    try:
+        chosen = {**others, "handle": int(lease)}
+        if has_allocator and chosen.get("allocator") is None:
+            chosen["allocator"] = MemoryManager(lease.device, others.get("logger"))
+        yield chosen
+    finally:
+        if pool.name == "cudss" and _has_threading_layer(others.get("multithreading_lib")):
+            lease.discard()
+        else:
+            lease.release()
+
+
+def _refuse_another_copy(pool: HandlePool, name: str) -> None:
+    """See to it that nvmath and gpupool work with one copy of a library: no other knows the handle."""
+    # Asked first, so that gpupool's copy is there and pathfinder answers that one, unless another came before it.
+    own = pool.path
+    theirs = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib(name).abs_path
+    if own is not None and theirs is not None and not os.path.samefile(own, theirs):
+        raise LibraryNotFound(
+            f"gpupool has loaded {own} and nvmath {theirs}: a handle is good for one of them only. Set "
+            f"GPUPOOL_{pool.name.upper()}_PATH={theirs} before gpupool first needs {pool.name}"
+        )
+
+
+def _has_threading_layer(library: str | None) -> bool:
+    """Whether nvmath loads this threading layer, by the same rule as it."""
+    if library is None:
+        library = os.environ.get("CUDSS_THREADING_LIB")
+    return library is not None and os.path.isfile(library)

@@ -1,0 +1,253 @@
+"""cuDSS takes its memory from a MemPool: right results, in many threads, while the pool changes, and all of it back."""
+
+import ctypes
+import importlib
+from contextlib import ExitStack
+from ctypes import c_void_p
+
+import gpupool
+import pytest
+from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip, run_python, wait_until
+
+MIB = 1 << 20
+THREADS = 16
+
+
+@pytest.fixture
+def cudss():
+    """The example's way to call cuDSS. Afterwards handles are as if no MemPool had been set."""
+    pool_or_skip("cudss")
+    import_or_skip("scipy.sparse.linalg")
+    gpupool.cudss.trim()
+    yield importlib.import_module("solve_cudss")
+    gpupool.cudss.set_mem_pool(None)
+    gpupool.cudss.trim()
+
+
+class System:
+    """Equations in cuDSS's hands, on CuPy's current stream, until they are freed."""
+
+    def __init__(self, cudss, handle, matrix):
+        self.example, self.handle, self.matrix = cudss, handle, matrix
+        self.api, self.cleanup = cudss.load(), ExitStack()
+        self.b = cupy.random.default_rng(7).standard_normal(matrix.unknowns)
+        self.x = cupy.zeros_like(self.b)
+        self.config, self.data, *self.operands = (c_void_p() for _ in range(5))
+        self.api.cudssConfigCreate(ctypes.byref(self.config))
+        self.cleanup.callback(self.api.cudssConfigDestroy, self.config)
+        self.api.cudssDataCreate(handle, ctypes.byref(self.data))
+        self.cleanup.callback(lambda: self.api.cudssDataDestroy(self.handle, self.data))
+        a_is, x_is, b_is = self.operands
+        n = matrix.unknowns
+        arrays = matrix.offsets.data.ptr, None, matrix.columns.data.ptr, matrix.values.data.ptr
+        self.api.cudssMatrixCreateCsr(ctypes.byref(a_is), n, n, matrix.values.size, *arrays, *cudss.csr_types())
+        self.cleanup.callback(self.api.cudssMatrixDestroy, a_is)
+        for dense, array in ((x_is, self.x), (b_is, self.b)):
+            layout = cudss.CUDA_R_64F, cudss.CUDSS_LAYOUT_COL_MAJOR
+            self.api.cudssMatrixCreateDn(ctypes.byref(dense), n, 1, n, array.data.ptr, *layout)
+            self.cleanup.callback(self.api.cudssMatrixDestroy, dense)
+
+    def execute(self, *phases):
+        for phase in phases:
+            self.api.cudssExecute(self.handle, phase, self.config, self.data, *self.operands)
+
+    def factorise(self):
+        self.execute(self.example.CUDSS_PHASE_ANALYSIS, self.example.CUDSS_PHASE_FACTORIZATION)
+
+    def residual(self):
+        """Solve, and say how far off the solution is."""
+        self.x.fill(0)
+        self.execute(self.example.CUDSS_PHASE_SOLVE)
+        b = self.b.get()
+        return float(abs(self.matrix.on_cpu @ self.x.get() - b).max() / abs(b).max())
+
+    def free(self):
+        self.cleanup.close()
+
+
+def name_of_handler(handle):
+    """What the handler of the handle's device memory is called; None if it is cuDSS's own."""
+    library = ctypes.CDLL(gpupool.cudss.path)
+    # Context, two functions, and 64 bytes of a name.
+    handler = (ctypes.c_char * 88)()
+    status = library.cudssGetDeviceMemHandler(c_void_p(int(handle)), handler)
+    return handler[24:].split(b"\0")[0].decode() if status == 0 else None
+
+
+def solve_once(cudss, handle, matrix, mem_pool):
+    """Solve and free. Return the residual and how much the MemPool had to give."""
+    system = System(cudss, handle, matrix)
+    system.factorise()
+    residual, taken = system.residual(), mem_pool.stats().live_bytes
+    system.free()
+    return residual, taken
+
+
+def wait_for_all_back(*mem_pools, live_bytes=0):
+    """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
+    gpupool.cudss.trim()
+
+    def is_back():
+        gpupool.empty_cache()
+        return sum(mem_pool.stats().live_bytes for mem_pool in mem_pools) == live_bytes
+
+    wait_until(is_back, "memory to come back")
+
+
+def test_what_cudss_allocates_is_counted_used_again_and_given_back(cudss):
+    matrix, mem_pool = cudss.Poisson(256), gpupool.MemPool()
+    before = gpupool.memory_stats().live_bytes
+    gpupool.cudss.set_mem_pool(mem_pool)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        with gpupool.cudss.lease(stream) as handle:
+            assert name_of_handler(handle) == "gpupool.MemPool"
+            residual, taken = solve_once(cudss, int(handle), matrix, mem_pool)
+            stream.synchronize()
+            # The factors alone have several times the values of the matrix.
+            assert residual < 1e-10
+            assert taken > 8 * matrix.values.size
+            kept, reserved = mem_pool.stats().live_bytes, mem_pool.stats().reserved_bytes
+            for _ in range(5):
+                assert solve_once(cudss, int(handle), matrix, mem_pool)[0] < 1e-10
+                stream.synchronize()
+            # Not six times as much.
+            assert mem_pool.stats().live_bytes == kept
+            assert mem_pool.stats().reserved_bytes < 2 * reserved
+        wait_for_all_back(mem_pool)
+    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().reserved_bytes == 0, "pages to be given back")
+    assert gpupool.memory_stats().live_bytes == before
+
+
+def test_sixteen_threads_take_from_one_pool(cudss):
+    matrix, mem_pool = cudss.Poisson(64), gpupool.MemPool()
+    gpupool.cudss.set_mem_pool(mem_pool)
+
+    def work(number):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            residuals = []
+            for turn in range(5):
+                if (number + turn) % 2:
+                    handle = gpupool.cudss.handle(stream)
+                    residuals.append(solve_once(cudss, handle, matrix, mem_pool)[0])
+                else:
+                    with gpupool.cudss.lease(stream) as lease:
+                        residuals.append(solve_once(cudss, int(lease), matrix, mem_pool)[0])
+            stream.synchronize()
+            return max(residuals)
+
+    assert max(in_threads_until_returned(gpupool.cudss, THREADS, work)) < 1e-10
+    assert mem_pool.stats().allocations > 5 * THREADS
+    wait_for_all_back(mem_pool)
+
+
+@pytest.mark.parametrize("first", ["own", "pool"])
+def test_it_changes_while_cudss_has_memory(cudss, first):
+    matrix = cudss.Poisson(128)
+    one, two = gpupool.MemPool(), gpupool.MemPool()
+    gpupool.cudss.set_mem_pool(None if first == "own" else one)
+
+    def work(_):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            handle, systems = gpupool.cudss.handle(stream), []
+            for mem_pool in (one, two, None, two, one, None):
+                systems.append(System(cudss, handle, matrix))
+                systems[-1].factorise()
+                gpupool.cudss.set_mem_pool(mem_pool)
+                assert gpupool.cudss.handle(stream) == handle
+                # What they have came from elsewhere; some of it is taken anew.
+                for system in systems:
+                    system.execute(cudss.CUDSS_PHASE_FACTORIZATION)
+                    assert system.residual() < 1e-10
+            stream.synchronize()
+            assert min(one.stats().allocations, two.stats().allocations) > 0
+            for system in systems[::2] + systems[1::2]:
+                system.free()
+            stream.synchronize()
+            return handle
+
+    in_threads_until_returned(gpupool.cudss, 1, work)
+    wait_for_all_back(one, two)
+    assert (one.use_count(), two.use_count()) == (1, 1)
+    stream = gpupool.Stream()
+    with gpupool.cudss.lease(stream) as new:
+        assert name_of_handler(new) is None
+
+
+def test_a_pool_that_is_dropped_stays_while_cudss_has_its_memory(cudss):
+    matrix, mem_pool = cudss.Poisson(128), gpupool.MemPool()
+    before = gpupool.memory_stats().live_bytes
+    gpupool.cudss.set_mem_pool(mem_pool)
+    with cupy.cuda.Stream(non_blocking=True) as stream, gpupool.cudss.lease(stream) as handle:
+        system = System(cudss, int(handle), matrix)
+        system.factorise()
+        gpupool.cudss.set_mem_pool(None)
+        del mem_pool
+        gpupool.empty_cache()
+        assert gpupool.memory_stats().live_bytes > before
+        assert system.residual() < 1e-10
+        system.free()
+        stream.synchronize()
+    gpupool.cudss.trim()
+    wait_until(
+        lambda: gpupool.empty_cache() >= 0 and gpupool.memory_stats().live_bytes == before, "memory to come back"
+    )
+
+
+def test_a_limit_fails_the_call_and_nothing_else(cudss):
+    matrix, mem_pool = cudss.Poisson(256), gpupool.MemPool(limit=4 * MIB)
+    gpupool.cudss.set_mem_pool(mem_pool)
+    with cupy.cuda.Stream(non_blocking=True) as stream, gpupool.cudss.lease(stream) as handle:
+        system = System(cudss, int(handle), matrix)
+        with pytest.raises(RuntimeError, match="cudssExecute: status"):
+            system.factorise()
+        stream.synchronize()
+        system.free()
+        mem_pool.limit = None
+        assert solve_once(cudss, int(handle), matrix, mem_pool)[0] < 1e-10
+        stream.synchronize()
+    wait_for_all_back(mem_pool)
+
+
+def test_without_it_handles_have_cudss_s_own(cudss):
+    stream = gpupool.Stream()
+
+    def work(_):
+        handle = gpupool.cudss.handle(stream)
+        assert name_of_handler(handle) is None
+        library = ctypes.CDLL(gpupool.cudss.path)
+        assert library.cudssSetDeviceMemHandler(c_void_p(handle), c_void_p(gpupool.c_api.handler)) == 0
+        assert name_of_handler(handle) == "gpupool"
+        return handle
+
+    (handle,) = in_threads_until_returned(gpupool.cudss, 1, work)
+    # The next owner gets it as new.
+    with gpupool.cudss.lease(stream) as lease:
+        assert (int(lease), name_of_handler(lease)) == (handle, None)
+
+
+EXIT = """
+import importlib, sys
+sys.path[:0] = sys.argv[2:]
+for name in sys.argv[1].split(","):
+    importlib.import_module(name)
+import cupy, gpupool
+import solve_cudss
+from test_library_memory import System
+
+mem_pool = gpupool.MemPool()
+gpupool.cudss.set_mem_pool(mem_pool)
+stream = cupy.cuda.Stream(non_blocking=True)
+with stream:
+    system = System(solve_cudss, gpupool.cudss.handle(stream), solve_cudss.Poisson(64))
+    system.factorise()
+    assert system.residual() < 1e-10
+assert mem_pool.stats().live_bytes > 0
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("order", ["gpupool,cupy", "cupy,gpupool"])
+@pytest.mark.usefixtures("cudss")
+def test_a_process_ends_well_with_factors_alive(order, examples):
+    here = str(examples.parent / "tests" / "gpu")
+    assert run_python("-c", EXIT, order, str(examples), here) == "alive\n"
