@@ -35,7 +35,7 @@ class LibraryError(Error):
     device: int | None
     path: str | None
 
-class OutOfMemory(Error, MemoryError):
+class OutOfMemory(MemoryError, Error):
     """Device memory ran out, also after gpupool gave back what it held and nobody used.
 
     ``requested_bytes`` is what was asked for, or what a handle is known to take; None if that is not known.
@@ -52,7 +52,7 @@ class OutOfMemory(Error, MemoryError):
     free_bytes: int
     total_bytes: int
 
-class PoolExhausted(Error, TimeoutError):
+class PoolExhausted(TimeoutError, Error):
     """All handles that a pool may have are in use, and stayed so for as long as the request could wait.
 
     ``holders`` tells who has them, a line each.
@@ -66,7 +66,7 @@ class PoolExhausted(Error, TimeoutError):
 class Forked(Error):
     """The process was forked after the GPU was first used, and this is the child."""
 
-class InvalidValue(Error, ValueError):
+class InvalidValue(ValueError, Error):
     """An argument that cannot be right."""
 
 @type_check_only
