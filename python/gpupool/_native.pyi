@@ -737,6 +737,12 @@ def device_count() -> int:
 def current_device() -> int:
     """The ordinal of this thread's current device."""
 
+def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float | None, int | None]:
+    """Reserve at most so much on each device, those used later too, without asking any driver. Returns the former."""
+
+def devices_in_use() -> list[int]:
+    """The devices whose memory the process has used, by ordinal. Asks no driver."""
+
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...
 def host_clear_faults() -> None: ...
