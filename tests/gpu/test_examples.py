@@ -1,6 +1,7 @@
 """The examples give right results, and their threads share handles."""
 
 import importlib
+import importlib.util
 
 import gpupool
 import pytest
@@ -82,6 +83,15 @@ def test_products_and_factors():
     assert_all_differ([result.cusolver_handle for result in results], threads=4)
     assert max(result.product_error for result in results) < 1e-13
     assert max(result.factor_error for result in results) < 1e-13
+
+
+@pytest.mark.parametrize(("name", "package"), [("dask_workers", "distributed"), ("ray_workers", "ray")])
+def test_clusters_share_the_gpu(name, package, examples):
+    output = run_python(str(examples / f"{name}.py"))
+    if importlib.util.find_spec(package) is None:
+        assert f"pip install {package}" in output
+    else:
+        assert [line.split("  ")[1] for line in output.splitlines()[1:]] == ["cuda", "cuda"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
