@@ -172,15 +172,33 @@ def test_several_workers_of_a_process_end_it_with_the_last(frameworks):
     assert frameworks == ["enable cupy", "disable cupy"]
 
 
-def test_threads_that_set_up_at_once_do_it_once(frameworks):
-    together = threading.Barrier(8, timeout=60)
+class WatchedLock:
+    """A lock that tells when so many threads have come to it."""
 
-    def run(_):
-        together.wait()
-        worker.set_up(Settings(enable=["cupy"]))
+    def __init__(self, count):
+        self.lock, self.all_came, self.missing = threading.Lock(), threading.Event(), [None] * count
 
+    def __enter__(self):
+        self.missing.pop()
+        if not self.missing:
+            self.all_came.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def test_threads_that_set_up_at_once_do_it_once(frameworks, monkeypatch):
+    lock = WatchedLock(8)
+    monkeypatch.setattr(worker, "_lock", lock)
+
+    def enable():
+        assert lock.all_came.wait(timeout=60)
+        frameworks.append("enable cupy")
+
+    monkeypatch.setattr(sys.modules["gpupool.cupy"], "enable", enable)
     with ThreadPoolExecutor(8) as executor:
-        list(executor.map(run, range(8)))
+        list(executor.map(lambda _: worker.set_up(Settings(enable=["cupy"])), range(8)))
     assert frameworks == ["enable cupy"]
 
 
