@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use criterion::{Criterion, SamplingMode, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, SamplingMode, criterion_group, criterion_main};
 use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, HostHandles, Pooled, Stream};
 
 fn available_pools() -> Vec<HandlePool> {
@@ -95,38 +96,58 @@ fn two_pools() -> [HandlePool; 2] {
     }
 }
 
-/// How long the last thread took to end, in nanoseconds.
-static END: AtomicU64 = AtomicU64::new(0);
+/// What threads took so far of what is timed inside them, in nanoseconds.
+static INSIDE: AtomicU64 = AtomicU64::new(0);
 
-/// Times the end of a thread: from when it is set until this thread-local is dropped, which is after those that were first
-/// used later.
-struct EndClock(Cell<Option<Instant>>);
+fn add_inside(taken: Duration) {
+    INSIDE.fetch_add(taken.as_nanos() as u64, Ordering::Relaxed);
+}
 
-impl Drop for EndClock {
+fn take_inside() -> Duration {
+    Duration::from_nanos(INSIDE.swap(0, Ordering::Relaxed))
+}
+
+/// Times the end of a thread: from when [`BEGIN`] is dropped, before all thread-locals that were first used earlier,
+/// until this is, after all that were first used later. What else a thread does to end takes longer.
+struct End(Cell<Option<Instant>>);
+struct Begin;
+
+thread_local! {
+    static END: End = const { End(Cell::new(None)) };
+    static BEGIN: Begin = const { Begin };
+}
+
+impl Drop for Begin {
+    fn drop(&mut self) {
+        let _ = END.try_with(|end| end.0.set(Some(Instant::now())));
+    }
+}
+
+impl Drop for End {
     fn drop(&mut self) {
         if let Some(start) = self.0.get() {
-            END.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            add_inside(start.elapsed());
         }
     }
 }
 
-thread_local! {
-    static END_CLOCK: EndClock = const { EndClock(Cell::new(None)) };
-}
-
-/// What `f` and the end of its thread take. Timed inside the thread, since starting and joining one varies by more than
-/// handles cost.
-fn inside_a_thread(f: impl FnOnce() -> bool + Send + 'static) -> Duration {
+/// A thread's life: `f`, and its end. Both are also timed inside the thread, since starting and joining one varies by
+/// more than handles cost.
+fn live(f: impl FnOnce() -> bool + Send + 'static) {
     let thread = thread::spawn(move || {
-        END_CLOCK.with(|clock| clock.0.set(None));
+        END.with(|_| ());
         let start = Instant::now();
         assert!(f());
-        let taken = start.elapsed();
-        END_CLOCK.with(|clock| clock.0.set(Some(Instant::now())));
-        taken
+        add_inside(start.elapsed());
+        BEGIN.with(|_| ());
     });
-    let taken = thread.join().expect("the thread does not panic");
-    taken + Duration::from_nanos(END.load(Ordering::Relaxed))
+    thread.join().expect("the thread does not panic");
+}
+
+/// What `f` and the end of its thread take.
+fn inside_a_thread(f: impl FnOnce() -> bool + Send + 'static) -> Duration {
+    live(f);
+    take_inside()
 }
 
 /// What two handles add to a thread's life: taking them, and giving them back as it ends.
@@ -154,10 +175,45 @@ fn threads(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// As many threads live at a time where they come and go.
+const LANES: u64 = 16;
+
+/// Threads that each do `f` once and end, in lanes of `count` one after another: what the slowest lane takes, and what
+/// `f` and the ends of the threads take of an average one.
+fn lanes(count: u64, f: impl FnOnce() -> bool + Copy + Send + 'static) -> (Duration, Duration) {
+    take_inside();
+    let lane = move || {
+        let start = Instant::now();
+        (0..count).for_each(|_| live(f));
+        start.elapsed()
+    };
+    let slowest = thread::scope(|scope| {
+        let running: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        running.into_iter().map(|lane| lane.join().expect("no panic")).max().unwrap_or_default()
+    });
+    (slowest, Duration::from_nanos(take_inside().as_nanos() as u64 / LANES))
+}
+
+/// Threads that each ask once and end, as benches/torch_getters.cpp has them ask PyTorch; and threads that do nothing.
+fn churn(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("churn");
+    group.sampling_mode(SamplingMode::Flat);
+    churn_with(&mut group, "nothing", || true);
+    for pool in available_pools() {
+        churn_with(&mut group, pool.name(), move || Stream::current().and_then(|stream| pool.handle(&stream)).is_ok());
+    }
+    group.finish();
+}
+
+fn churn_with(group: &mut BenchmarkGroup<WallTime>, name: &str, f: impl FnOnce() -> bool + Copy + Send + 'static) {
+    group.bench_function(format!("{name}, life"), |bench| bench.iter_custom(|count| lanes(count, f).0));
+    group.bench_function(format!("{name}, inside"), |bench| bench.iter_custom(|count| lanes(count, f).1));
+}
+
 criterion_group! {
     name = benches;
     // A checkout takes nanoseconds: a second of them is plenty.
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = checkouts, threads, many_threads
+    targets = checkouts, threads, churn, many_threads
 }
 criterion_main!(benches);

@@ -1,4 +1,5 @@
-"""The same work on gpupool and on its peers, in one run on one machine: what getting this thread's handle costs.
+"""The same work on gpupool and on its peers, in one run on one machine: what getting this thread's handle costs, and
+what it costs a thread that asks once and ends.
 
     python benches/peers.py --output FILE [--bench PROGRAM]
 
@@ -21,6 +22,7 @@ import timeit
 from pathlib import Path
 
 import gpupool
+from churn import THREADS, python_churn
 
 CALLS = 100_000
 ROUNDS = 9
@@ -88,21 +90,42 @@ def rust_figures(program: str, runtime: str | None) -> dict[str, float]:
         return figures
 
 
-def torch_figures() -> dict[str, float]:
-    """PyTorch's C++ getters, through an extension built here."""
+def torch_getters() -> object:
+    """PyTorch's C++ getters: benches/torch_getters.cpp, built here."""
     import nvidia
     from torch.utils import cpp_extension
 
     folders = [include for root in nvidia.__path__ for include in glob.glob(f"{root}/*/include")]
-    getters = cpp_extension.load(
+    return cpp_extension.load(
         "torch_getters",
         [str(Path(__file__).with_name("torch_getters.cpp"))],
         extra_include_paths=folders,
         extra_cflags=["-O2"],
         with_cuda=True,
     )
+
+
+def torch_figures(getters: object) -> dict[str, float]:
+    """Getting a handle from C++."""
     names = ("cublas", "cusparse", "cudnn")
     return {name: statistics.median(getattr(getters, name)(10 * CALLS) for _ in range(ROUNDS)) for name in names}
+
+
+def torch_churn(getters: object) -> dict[str, float]:
+    """Threads that ask once and end, from C++; named as benches/handle.rs names them."""
+    names = ("nothing", "cublas", "cusparse", "cudnn")
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    # The first creates the handles. All take turns, so that what else goes on meets them alike.
+    for turn in range(1 + ROUNDS):
+        for name in names:
+            figures = getattr(getters, f"{name}_churn")(THREADS, CALLS // 400)
+            if turn > 0:
+                rounds[name].append(figures)
+    medians = {name: [statistics.median(column) for column in zip(*each, strict=True)] for name, each in rounds.items()}
+    figures = {}
+    for name, (life, inside) in medians.items():
+        figures |= {f"churn/{name}, life": life, f"churn/{name}, inside": inside}
+    return figures
 
 
 def import_milliseconds() -> float:
@@ -138,12 +161,15 @@ def main() -> None:
         "machine": machine(),
         "import_ms": import_milliseconds(),
         "python_ns": python_figures(),
+        "python_churn_ns": python_churn(),
     }
     if options.bench:
         results["rust_ns"] = rust_figures(options.bench, None)
         results["rust_host_ns"] = rust_figures(options.bench, "host")
     try:
-        results["torch_cpp_ns"] = torch_figures()
+        getters = torch_getters()
+        results["torch_cpp_ns"] = torch_figures(getters)
+        results["torch_cpp_churn_ns"] = torch_churn(getters)
     except ImportError as error:
         print(f"PyTorch's C++ getters are left out: {error}", file=sys.stderr)
     results["handles"] = {pool.name: pool.stats().as_dict() for pool in available_pools()}

@@ -11,8 +11,10 @@ use std::time::Duration;
 use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
 use gpupool::library::host::{HOST, set_handle_bytes};
 use gpupool::library::{Library, RawHandle};
-use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream, Wanted};
+use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject, submit};
+use gpupool::{
+    CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream, Wanted, empty_cache,
+};
 
 fn pool() -> HandlePool {
     HandlePool::new(&HOST).expect("a pool")
@@ -103,6 +105,22 @@ fn out_of_memory_destroys_idle_handles_of_every_pool_and_tries_again() {
     assert_eq!((stats.idle, stats.destroyed), (0, 2));
     assert_eq!(needy.stats(None).unwrap().device_bytes, bytes);
     needy.close().unwrap();
+}
+
+#[test]
+fn out_of_memory_gives_the_allocators_free_memory_back_and_tries_again() {
+    let _host = host();
+    let (needy, stream) = (pool(), stream(0));
+    let held = gpupool::empty(MEMORY / 4, &stream).unwrap();
+    // Freed while the stream is at work, so that it has to be waited for.
+    let freed = gpupool::empty(MEMORY / 2, &stream).unwrap();
+    submit(&stream).unwrap();
+    drop(freed);
+    set_handle_bytes(MEMORY / 2);
+    needy.handle(&stream).unwrap();
+    drop(held);
+    needy.close().unwrap();
+    empty_cache().unwrap();
 }
 
 #[test]

@@ -325,7 +325,11 @@ class DeviceBuffer:
     """Device memory, aligned to 512 bytes, freed in stream order when the object dies.
 
     Arrays of CuPy and PyTorch are made from it without a copy, by ``__cuda_array_interface__`` (version 3) or by
-    ``__dlpack__``. Simulated memory has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
+    ``__dlpack__``, as bytes of which they make what they like: ``torch.from_dlpack(buffer).view(torch.float32)``. The
+    stream of a DLPack consumer waits for the buffer's, and the memory, once freed, for the consumer's. Simulated memory
+    has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
+
+    See https://dmlc.github.io/dlpack/latest/python_spec.html
     """
 
     @property

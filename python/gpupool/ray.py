@@ -6,7 +6,8 @@
 
 Ray calls the hook when a process starts, and tells it only with the first task which GPUs it has, by
 ``CUDA_VISIBLE_DEVICES``; a driver that was started before would see all of them. So the hook starts no driver, and warm
-handles are made by ``gpupool.worker.warm()``: call it first in an actor's ``__init__``, or in a task.
+handles are made by ``gpupool.worker.warm()``: call it first in an actor's ``__init__``, or in a task. Limit memory by
+the settings, not by CuPy's ``CUPY_GPU_MEMORY_LIMIT``: that asks the driver for every device's size as CuPy is enabled.
 
 Where no code of the job can be changed, ``"worker_process_setup_hook": "gpupool.ray.from_environment"`` does what
 ``GPUPOOL_WORKER`` says, which ``"env_vars"`` of the same ``runtime_env`` can hold.

@@ -73,6 +73,13 @@ impl DevicePool {
         self.exchange.take(|record| record.last_ran_on(stream), begin_to_wait)
     }
 
+    /// An idle handle, best one that last ran on the stream, if there is one and nobody waits.
+    pub(super) fn take_idle(&self, stream: RawStream) -> Option<Arc<Record>> {
+        let record = self.exchange.take_idle(|record| record.last_ran_on(stream))?;
+        self.books().misses += 1;
+        Some(record)
+    }
+
     /// Room for a handle that is made ahead of need.
     pub(super) fn make_room(&self) -> bool {
         self.exchange.make_room()

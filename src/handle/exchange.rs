@@ -153,13 +153,22 @@ impl<T> Exchange<T> {
         self.wait(&waiter, deadline())
     }
 
-    fn turn(&self, state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
+    /// An idle handle, one that `prefers` if there is one; none where others wait.
+    pub(super) fn take_idle(&self, prefers: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        let mut state = self.lock();
+        if state.waiters.is_empty() { self.find(&mut state, &prefers) } else { None }
+    }
+
+    fn find(&self, state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let preferred = state.idle.iter().rposition(|item| prefers(item)).map(|index| state.idle.remove(index));
-        let found = preferred
+        preferred
             .or_else(|| self.take_any_slot(prefers))
             .or_else(|| state.idle.pop())
-            .or_else(|| self.take_any_slot(|_| true));
-        if let Some(item) = found {
+            .or_else(|| self.take_any_slot(|_| true))
+    }
+
+    fn turn(&self, state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
+        if let Some(item) = self.find(state, prefers) {
             return Some(Turn::Handle(item));
         }
         if state.limit.is_some_and(|limit| state.live >= limit) {

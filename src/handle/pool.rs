@@ -8,14 +8,15 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::built_in;
 use super::holder::Holder;
 use super::lease::Lease;
+use super::record::Record;
 use super::shared::{Shared, USER_POOLS, all_pools};
 use super::stats::HandleStats;
 use super::window;
@@ -148,6 +149,18 @@ impl HandlePool {
         let device = stream.device();
         let pool = self.0.on(device)?;
         let record = self.0.take(runtime, pool, stream, WAIT)?;
+        self.hold(device, record)
+    }
+
+    /// [`HandlePool::obtain`] where that takes no longer than a hit: of an idle handle that is ready.
+    #[cfg(feature = "python")]
+    #[cold]
+    pub(crate) fn obtain_idle(&self, stream: &Stream) -> Option<Result<Handle>> {
+        let record = self.0.take_idle(stream)?;
+        Some(record.and_then(|record| self.hold(stream.device(), record)))
+    }
+
+    fn hold(&self, device: Device, record: Arc<Record>) -> Result<Handle> {
         let address = record.handle.as_non_null();
         if let Err((error, record)) = window::hold(self.0, device, record) {
             self.0.give_back(device, record);
@@ -180,6 +193,17 @@ impl HandlePool {
     pub(crate) fn lease_near(&self, stream: &Stream) -> Option<Result<Lease>> {
         let record = self.0.take_near(stream)?;
         Some(record.map(|record| Lease::new(self.0, stream.device(), record)))
+    }
+
+    /// [`HandlePool::lease_slowly`] where that takes no longer than [`HandlePool::lease_near`].
+    #[cfg(feature = "python")]
+    #[cold]
+    pub(crate) fn lease_idle(&self, stream: &Stream) -> Option<Result<Lease>> {
+        let record = self.0.take_idle(stream)?;
+        Some(record.map(|record| {
+            record.hold(Holder::lease());
+            Lease::new(self.0, stream.device(), record)
+        }))
     }
 
     #[cold]

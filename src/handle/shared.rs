@@ -13,6 +13,7 @@ use super::record::Record;
 use super::stats::HandleStats;
 use super::{built_in, create, hand_over, lease};
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::holders::{self, Held, MemoryHolder};
 use crate::library::Library;
 use crate::lifecycle;
 use crate::runtime::{self, Runtime, Stream};
@@ -117,6 +118,23 @@ impl Shared {
         Some(Ok(record))
     }
 
+    /// An idle handle with the stream set, if there is one that needs neither a wait nor another in its place.
+    pub(super) fn take_idle(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
+        if lifecycle::is_forked() || self.is_closed.load(Ordering::Relaxed) || self.library.keeps_scratch() {
+            return None;
+        }
+        let pool = self.devices.get()?.get(stream.device().ordinal())?;
+        let record = pool.take_idle(stream.raw())?;
+        let ready = self.library.reset(&record.handle).and_then(|()| self.library.set_stream(&record.handle, stream));
+        if let Err(error) = ready {
+            pool.put_idle([record]);
+            return Some(Err(self.refused(stream.device(), error)));
+        }
+        pool.count_hand_over();
+        record.note_stream(stream.raw());
+        Some(Ok(record))
+    }
+
     /// Takes back what a lease held.
     #[inline]
     pub(super) fn end_lease(&self, device: Device, record: Arc<Record>) {
@@ -142,6 +160,9 @@ impl Shared {
         stream: &Stream,
         timeout: Duration,
     ) -> Result<Arc<Record>> {
+        if let Some(idle) = self.take_idle(stream) {
+            return idle;
+        }
         let device = stream.device();
         let record = match pool.take(stream.raw(), timeout) {
             Some(Turn::Handle(record)) => self.hand_over(runtime, pool, record, stream)?,
@@ -216,7 +237,8 @@ impl Shared {
         }
     }
 
-    /// Creates a handle in room that was made for it, and books it as held. If memory runs out, every pool's idle handles are destroyed first.
+    /// Creates a handle in room that was made for it, and books it as held. If memory runs out, idle handles and free memory of
+    /// gpupool's own are given back first.
     pub(super) fn create(
         &self,
         runtime: &'static dyn Runtime,
@@ -224,15 +246,12 @@ impl Shared {
         device: Device,
     ) -> Result<Arc<Record>> {
         static TELLS: Once = Once::new();
-        TELLS.call_once(|| crate::holders::add(holders));
+        TELLS.call_once(|| holders::add(MemoryHolder { held, release }));
         let created = create::create(runtime, self.library, device).or_else(|error| {
             if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
                 return Err(error);
             }
-            for other in all_pools() {
-                // A pool that cannot be trimmed leaves the rest to help.
-                let _ = other.trim(runtime, device);
-            }
+            holders::release(device);
             create::create(runtime, self.library, device)
                 .map_err(|error| create::explain(runtime, self.library, device, error))
         });
@@ -263,8 +282,17 @@ impl Shared {
     }
 }
 
+/// Destroys every pool's idle handles on a device.
+fn release(device: Device) {
+    let Ok(runtime) = runtime::get() else { return };
+    for pool in all_pools() {
+        // A pool that cannot be trimmed leaves the rest to help.
+        let _ = pool.trim(runtime, device);
+    }
+}
+
 /// What every pool's handles hold on a device: name, handles, bytes.
-fn holders(device: Device) -> Vec<(String, usize, u64)> {
+fn held(device: Device) -> Vec<Held> {
     let held = all_pools().into_iter().filter_map(|pool| {
         let stats = pool.stats(device).ok()?;
         let handles = stats.idle + stats.held + stats.leased + stats.retired;

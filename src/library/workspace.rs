@@ -15,7 +15,7 @@ use crate::stream::{CaptureStatus, Device, RawStream};
 
 /// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for nobody tells when
 /// a stream is gone and its workspace free for another.
-const STREAMS: usize = 4;
+const STREAMS: usize = 8;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks can panic but for want of memory.

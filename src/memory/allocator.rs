@@ -140,6 +140,17 @@ pub(super) fn record_stream(cache: &ThreadCache, offset: u64, stream: &Stream) -
     Ok(())
 }
 
+/// As [`record_stream`] for a stream that may be gone by the time the block is freed.
+#[cfg(feature = "python")]
+pub(super) fn record_consumer(block: Allocation, stream: &Stream) -> Result<()> {
+    let Allocation { cache, offset } = block;
+    cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
+    if !cache.is_of(stream) {
+        cache.add_use(offset, user(cache, offset, stream)?.fleeting());
+    }
+    Ok(())
+}
+
 /// The block at an address of any device.
 ///
 /// # Errors

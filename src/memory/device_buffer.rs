@@ -79,6 +79,13 @@ impl DeviceBuffer {
         }
     }
 
+    /// As [`DeviceBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
+    #[cfg(feature = "python")]
+    pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
+        lifecycle::refuse_forked()?;
+        self.block.map_or(Ok(()), |block| allocator::record_consumer(block, stream))
+    }
+
     /// Whether the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {

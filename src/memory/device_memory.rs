@@ -18,7 +18,7 @@ use super::segment::DriverSegments;
 use super::table::Table;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, Result};
-use crate::holders;
+use crate::holders::{self, MemoryHolder};
 use crate::lifecycle;
 use crate::runtime;
 use crate::stream::Device;
@@ -124,7 +124,7 @@ impl DeviceMemory {
             memory.free_addresses();
         }
         static TELLS: Once = Once::new();
-        TELLS.call_once(|| holders::add(super::stats::holders));
+        TELLS.call_once(|| holders::add(MemoryHolder { held: super::stats::held, release: super::stats::release }));
         Ok(kept)
     }
 

@@ -15,13 +15,25 @@ use crate::stream::{CaptureStatus, Device, RawStream};
 #[derive(Clone, Debug)]
 pub(super) struct User {
     pub(super) stream: Stream,
-    /// The thread whose per-thread default stream this is, the only one that can name it; 0 for any other stream.
+    /// The thread whose per-thread default stream this is, the only one that can name it; 0 for any other stream, and no
+    /// thread's number for one that may be gone.
     thread: u64,
 }
+
+/// No thread: the stream is not touched again.
+#[cfg(feature = "python")]
+const NOBODY: u64 = u64::MAX;
 
 impl User {
     pub(super) fn new(stream: &Stream, thread: u64) -> Self {
         Self { stream: stream.kept(), thread: if stream.raw() == RawStream::PER_THREAD { thread } else { 0 } }
+    }
+
+    /// The same where nobody promises that the stream lives until the block is freed: all work on its device then stands
+    /// for its.
+    #[cfg(feature = "python")]
+    pub(super) fn fleeting(self) -> Self {
+        if self.thread != 0 || self.stream.is_lasting() { self } else { Self { thread: NOBODY, ..self } }
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {

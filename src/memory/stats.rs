@@ -138,8 +138,16 @@ pub fn empty_cache() -> Result<u64> {
     outcome.map(|()| released)
 }
 
+/// Gives every pool's free memory on the device back, for somebody whose request failed. Waits for work that uses it.
+pub(super) fn release(device: Device) {
+    for memory in DeviceMemory::all().filter(|memory| memory.device == device) {
+        // What cannot be given back leaves the rest to help.
+        let _ = release::trim_device(memory, local::thread(), true);
+    }
+}
+
 /// What holds the device's memory, for an error: pool, blocks, physical bytes.
-pub(super) fn holders(device: Device) -> Vec<(String, usize, u64)> {
+pub(super) fn held(device: Device) -> Vec<(String, usize, u64)> {
     let Some(memory) = DeviceMemory::all().find(|memory| memory.device == device) else { return Vec::new() };
     let describe = |pool: &Arc<Pool>| {
         let stats = PoolStats::of(pool);

@@ -52,11 +52,11 @@ impl PyHandlePool {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
         let stream = stream::resolve(py, stream, device)?;
-        let address = match self.0.held(&stream) {
-            Some(held) => held?.as_ptr().addr(),
-            None => py.detach(|| self.0.obtain(&stream).map(|handle| handle.as_ptr().addr()))?,
-        };
-        Ok(address)
+        // To give the GIL up and get it back takes longer than to take an idle handle.
+        match self.0.held(&stream).or_else(|| self.0.obtain_idle(&stream)) {
+            Some(handle) => Ok(handle?.as_ptr().addr()),
+            None => Ok(py.detach(|| self.0.obtain(&stream).map(|handle| handle.as_ptr().addr()))?),
+        }
     }
 
     #[pyo3(signature = (stream = None, device = None, timeout = None))]
@@ -68,7 +68,7 @@ impl PyHandlePool {
         timeout: Option<f64>,
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
-        let lease = match self.0.lease_near(&stream) {
+        let lease = match self.0.lease_near(&stream).or_else(|| self.0.lease_idle(&stream)) {
             Some(lease) => lease?,
             None => {
                 let timeout = timeout.map(seconds).transpose()?;

@@ -111,6 +111,7 @@ void LAST_ERROR(char *message, size_t length) {
 }
 #endif
 
-// The stream of a handle, and the workspace if it is not the library's own, for tests.
+// For tests: the stream of a handle, its workspace if that is not the library's own, and whether it was destroyed.
 void *double_stream_of(void *handle) { return ((void **)handle)[0]; }
 void *double_workspace_of(void *handle) { return ((void **)handle)[1]; }
+int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }

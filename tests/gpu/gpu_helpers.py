@@ -13,6 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import gpupool
 import pytest
 
+# How many times as long as usual things may take: under compute-sanitizer everything is slow.
+PATIENCE = float(os.environ.get("GPUPOOL_TESTS_PATIENCE", "1"))
+
 POOLS = ["cudnn", "cusparse", "cudss", "cublas", "cublaslt", "cusolver"]
 
 # What a library calls its functions that get and set a handle's stream; cuDSS has no getter, cuBLASLt has neither.
@@ -73,7 +76,7 @@ def set_stream(pool, handle, address):
 
 def wait_until(condition, what):
     """Wait for something that is about to happen. It is an error if it does not."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         os.sched_yield()
@@ -81,7 +84,7 @@ def wait_until(condition, what):
 
 def in_threads(count, work):
     """Run work(0), work(1), ... in that many threads, all alive until the last is done. Return the results."""
-    all_done = threading.Barrier(count, timeout=60)
+    all_done = threading.Barrier(count, timeout=60 * PATIENCE)
 
     def run(number):
         try:
@@ -105,6 +108,6 @@ def run_python(*arguments):
     """Run Python in a process of its own, which must succeed and write nothing to stderr. Return its stdout."""
     # faulthandler says where a crash was; warnings of other people's packages are not what is tested.
     command = [sys.executable, "-X", "faulthandler", "-W", "ignore", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110 * PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, ""), f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

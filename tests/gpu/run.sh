@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# peers.json and memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out
-# the measuring and the long soak; ONLY=memory leaves out what is not about memory; TRACES names a folder with more logs to
-# replay than tests/data has.
+# leases.txt, and peers.json, workspaces.json and memory.json (one object a line). PYTHON chooses the interpreter
+# (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak; ONLY=memory leaves out what is not about memory;
+# TRACES names a folder with more logs to replay than tests/data has.
+#
+# MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
+# compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
+# a test that fails, after ten minutes, and where the sanitizer checked nothing.
+# MEMCHECK_TESTS="tests/gpu/test_leases.py ..." has it run these files, or single tests of them (FILE::TEST), alone.
 set -uo pipefail
 cd "$(dirname "$0")"
 results=$(realpath -m "${1:-results}")
@@ -16,9 +21,9 @@ step() {
   log=$(mktemp)
   shift
   if "$@" >"$log" 2>&1; then
-    printf '%-18s ok      %4d s  %s\n' "$name" $((SECONDS - start)) "$(grep . "$log" | tail -n 1 | cut -c1-80)"
+    printf '%-24s ok      %4d s  %s\n' "$name" $((SECONDS - start)) "$(grep . "$log" | tail -n 1 | cut -c1-80)"
   else
-    printf '%-18s FAILED  %4d s\n' "$name" $((SECONDS - start))
+    printf '%-24s FAILED  %4d s\n' "$name" $((SECONDS - start))
     tail -n 60 "$log"
     failed+=("$name")
   fi
@@ -40,6 +45,39 @@ find_sanitizer() {
     /usr/local/cuda*/compute-sanitizer/compute-sanitizer \
     "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/nvidia/*/bin/compute-sanitizer; do
     [ -x "$place" ] && echo "$place" && return
+  done
+}
+
+# memcheck SANITIZER TESTS: runs them under it.
+memcheck() {
+  local folder status
+  folder=$(mktemp -d)
+  # No API errors: tests have the driver refuse calls on purpose. Python may take long to its first call of the driver,
+  # and not every process that a test starts makes one.
+  GPUPOOL_TESTS_PATIENCE=10 timeout -k 10 600 "$1" --tool memcheck --error-exitcode 9 --report-api-errors no \
+    --target-processes all --max-connections 100 --launch-timeout 0 --require-cuda-init no --log-file "$folder/said" \
+    "$python" -m pytest -q -p no:cacheprovider -o timeout=500 "$2" | tee "$folder/tested"
+  status=$?
+  cat "$folder/said"
+  # Its status is 0 also where it could not reach the device, and what it says may be of several processes.
+  if ! grep -q 'ERROR SUMMARY: 0 errors' "$folder/said" || grep -q 'ERROR SUMMARY: [1-9]' "$folder/said"; then
+    echo "the sanitizer found errors, or checked nothing"
+    return 1
+  fi
+  tail -n 1 "$folder/tested"
+  return $status
+}
+
+run_memcheck() {
+  local sanitizer tests test name
+  sanitizer=$(find_sanitizer)
+  # The first fills the device, which leaves the sanitizer no memory for itself. The second calls the driver a million
+  # times and runs no kernel.
+  read -ra tests <<<"${MEMCHECK_TESTS:-$(find tests/gpu -name 'test_*.py' ! -name test_out_of_memory.py \
+    ! -name test_replay.py | sort | xargs)}"
+  for test in "${tests[@]}"; do
+    name=${test##*/test_}
+    step "memcheck-${name/.py/}" memcheck "$sanitizer" "$test"
   done
 }
 
@@ -65,6 +103,7 @@ run_memory() {
   done
   measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
   measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
+  measure framework-peers timeout 300 "$python" benches/framework_peers.py
 }
 
 run_all() {
@@ -79,12 +118,17 @@ run_all() {
   [ -n "$cudss" ] && export GPUPOOL_CUDSS_PATH=$cudss
   parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
 
-  echo "bash run.sh"
+  echo "${MEMCHECK:+MEMCHECK=1 }${ONLY:+ONLY=$ONLY }bash run.sh"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   echo
+  if [ -n "${MEMCHECK:-}" ]; then
+    run_memcheck
+    finish
+    return
+  fi
   run_memory
   if [ "${ONLY:-}" = memory ]; then
-    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_memory.py tests/gpu/test_replay.py
+    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,dlpack,replay}.py
     finish
     return
   fi
@@ -96,11 +140,17 @@ run_all() {
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' doubles driver hip loader miopen platforms workspaces)
+    $(printf -- '--ignore tests/python/test_%s.py ' dlpack_streams doubles driver hip loader miopen platforms workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done
   if [ -z "${SKIP_BENCHES:-}" ]; then
+    # shellcheck disable=SC2016 # for the inner shell
+    step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
+    # shellcheck disable=SC2016
+    step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
+      --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
+      (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
     step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
   fi
 
@@ -126,5 +176,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,peers.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,memory.json}
 run_all | tee "$results/run.txt"

@@ -1,8 +1,5 @@
 """A worker's settings on a real GPU, each in a process of its own."""
 
-import importlib.util
-
-import pytest
 from gpu_helpers import pool_or_skip, run_python
 
 
@@ -12,8 +9,8 @@ import os
 import gpupool
 from gpupool.worker import Settings, set_up, stats
 
-settings = Settings(memory_fraction=0.5, memory_bytes=1 << 30, handle_limits={"cublas": 2}, warm={"cublas": 1})
-set_up(settings, before_devices=True)
+limits = {"memory_fraction": 0.5, "memory_bytes": 1 << 30, "handle_limits": {"cublas": 2}}
+set_up(Settings(enable=["cupy"], warm={"cublas": 1}, **limits), before_devices=True)
 print(stats()["runtime"])
 # A driver that had been started would go on to see the GPUs it saw then.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -48,7 +45,6 @@ print(gpupool.cublas.limit, stats()["runtime"])
     assert run_python("-c", code).split("\n") == [str(128 << 20), "None cuda", ""]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gpupool.cupy") is None, reason="needs gpupool.cupy")
 def test_frameworks_that_are_enabled_take_gpupools_memory():
     code = """
 from gpupool.worker import Settings, set_up, stats, tear_down

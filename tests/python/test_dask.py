@@ -57,6 +57,20 @@ def test_every_worker_has_what_it_is_to_have(client):
     assert set(client.run(lambda: gpupool.host.limit).values()) == {3}
 
 
+def test_a_framework_is_enabled_on_every_worker_until_the_plugin_goes(client):
+    pytest.importorskip("cupy")
+
+    def has_own_allocator():
+        import cupy
+
+        return cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc
+
+    client.register_plugin(gpupool.dask.Plugin(Settings(enable=["cupy"])))
+    assert list(client.run(has_own_allocator).values()) == [False, False]
+    client.unregister_worker_plugin("gpupool")
+    assert list(client.run(has_own_allocator).values()) == [True, True]
+
+
 def test_tasks_run_within_the_limits_and_their_memory_is_told(client):
     def use(nbytes):
         gpupool.empty(nbytes).free()

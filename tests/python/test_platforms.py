@@ -37,10 +37,18 @@ pool = gpupool.{name}
 library = ctypes.CDLL(pool.path)
 library.double_stream_of.argtypes = [ctypes.c_void_p]
 library.double_stream_of.restype = ctypes.c_void_p
+library.double_is_destroyed.argtypes = [ctypes.c_void_p]
 create, destroy, set_stream = {library.create!r}, {library.destroy!r}, {library.symbols.get("SET_STREAM", "none")!r}
 
 def stream_of(handle):
     return library.double_stream_of(handle) or 0
+
+def leased(count):
+    leases = [pool.lease(device=1) for _ in range(count)]
+    return leases, [int(lease) for lease in leases]
+
+def destroyed(handles):
+    return [library.double_is_destroyed(handle) for handle in handles]
 """
 
 
@@ -141,6 +149,56 @@ fail(create + "={LIBRARIES[name].out_of_memory}:2")
 print(pool.warm(2), pool.stats().destroyed, calls(destroy, library))
 """
     assert machine.run(code) == "1 1 1\n"
+
+
+@parametrize(LIBRARIES)
+def test_a_discarded_handle_is_nobodys_again_and_destroyed_once(machine, name):
+    code = f"""{with_library(name)}
+leases, gone = leased(3)
+for lease in leases:
+    lease.discard()
+    lease.discard()
+print(pool.stats(1).retired, pool.stats(1).idle, pool.stats(1).leased, calls(destroy, library))
+leases, others = leased(2)
+for lease in leases:
+    lease.release()
+others += [in_thread(pool.handle, None, 1) for _ in range(4)]
+others.append(pool.handle(device=1))
+print(set(gone) & set(others), pool.stats(1).created, pool.stats(1).retired, destroyed(gone))
+print(pool.trim(0), pool.trim(1), pool.trim(1), calls(destroy, library), destroyed(gone), destroyed(others[-1:]))
+print(pool.stats(1).retired, pool.stats(1).destroyed, pool.stats(1).held)
+"""
+    # The threads handed the two others on, and the last one keeps its own: one is idle.
+    assert machine.run(code) == "3 0 0 0\nset() 5 3 [0, 0, 0]\n0 4 0 4 [1, 1, 1] [0]\n0 4 1\n"
+
+
+@parametrize(LIBRARIES)
+def test_a_handle_that_cannot_be_destroyed_is_told_and_the_rest_are_destroyed(machine, name):
+    library = LIBRARIES[name]
+    number, status = next(iter(library.statuses.items()))
+    code = f"""{with_library(name)}
+left = []
+for discarded in (4, 3, 0):
+    leases, handles = leased(4)
+    for lease in leases[:discarded]:
+        lease.discard()
+    for lease in leases[discarded:]:
+        lease.release()
+    before = calls(destroy, library)
+    fail(f"{{destroy}}={number}:{{before + 1}}")
+    print(error_of(pool.trim))
+    fail()
+    left += [handle for handle in handles if not library.double_is_destroyed(handle)]
+    stats = pool.stats(1)
+    # It is not tried again.
+    print(pool.trim(), calls(destroy, library) - before, sum(destroyed(handles)), stats.retired, stats.idle)
+print(stats.failures, stats.created, len(left), set(left) & set(leased(4)[1]))
+"""
+    *lines, last = machine.run(code).splitlines()
+    told = f"LibraryError {name}: {library.destroy} failed with {status} ({number}) on device 1, library "
+    assert all(line.startswith(told) for line in lines[::2])
+    assert lines[1::2] == ["0 4 3 0 0"] * 3
+    assert last == "3 12 3 set()"
 
 
 @parametrize(WITH_STREAM)

@@ -142,6 +142,8 @@ impl PyDeviceBuffer {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
                 py.detach(|| wait(&consumer, buffer.stream()))?;
+                // A consumer ends its share as soon as its array dies, whatever its stream has still to do with it.
+                buffer.record_consumer(&consumer)?;
             }
         }
         dlpack::export(py, buffer, max_version.is_some_and(|(major, _)| major >= 1))

@@ -1,0 +1,199 @@
+"""Frameworks over gpupool and over their own memory, in one run on one machine. One JSON object a line.
+
+    python benches/framework_peers.py [PEER...]
+
+Each peer is asked as its users ask it, from Python: for 1 KiB that is freed at once, and for the random mix of
+benches/memory_peers.py, on the current stream, by one thread and by sixteen. Times are nanoseconds. A peer that is not
+installed is left out; one that fails says why.
+"""
+
+import contextlib
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from memory_peers import nanoseconds, tell
+
+THREADS = (1, 16)
+WARM_STEPS, STEPS = 500, 2000
+GIB = 1 << 30
+
+# What allocates this many bytes, and frees what that has returned.
+Allocate = Callable[[int], object]
+Free = Callable[[object], object]
+Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
+
+
+def forget(memory: object) -> None:
+    """Free memory that goes with its last reference, which is the caller's."""
+
+
+@contextlib.contextmanager
+def gpupool_empty() -> Iterator[tuple[Allocate, Free]]:
+    """gpupool itself."""
+    import gpupool
+
+    yield gpupool.empty, forget
+    gpupool.empty_cache()
+
+
+@contextlib.contextmanager
+def cupy_own() -> Iterator[tuple[Allocate, Free]]:
+    """CuPy with its own pool."""
+    import cupy
+
+    yield cupy.cuda.alloc, forget
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+@contextlib.contextmanager
+def cupy_gpupool() -> Iterator[tuple[Allocate, Free]]:
+    """CuPy over gpupool."""
+    import cupy
+    import gpupool
+
+    gpupool.cupy.enable()
+    try:
+        yield cupy.cuda.alloc, forget
+    finally:
+        gpupool.cupy.disable()
+        gpupool.empty_cache()
+
+
+def rmm_resource(kind: str) -> object:
+    """One of RMM's resources, with memory to start with."""
+    import rmm
+
+    if kind == "pool":
+        return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * GIB)
+    if kind == "arena":
+        return rmm.mr.ArenaMemoryResource(rmm.mr.CudaMemoryResource(), arena_size=16 * GIB)
+    if kind == "gpupool":
+        import gpupool
+
+        return gpupool.rmm.resource()
+    return rmm.mr.CudaAsyncMemoryResource()
+
+
+def cupy_rmm(kind: str) -> Peer:
+    """CuPy over RMM."""
+
+    @contextlib.contextmanager
+    def peer() -> Iterator[tuple[Allocate, Free]]:
+        import cupy
+        import rmm
+        from rmm.allocators.cupy import rmm_cupy_allocator
+
+        former = rmm.mr.get_current_device_resource()
+        rmm.mr.set_current_device_resource(rmm_resource(kind))
+        own = cupy.cuda.get_allocator()
+        cupy.cuda.set_allocator(rmm_cupy_allocator)
+        try:
+            yield cupy.cuda.alloc, forget
+        finally:
+            cupy.cuda.set_allocator(own)
+            rmm.mr.set_current_device_resource(former)
+
+    return peer
+
+
+def rmm_alone(kind: str) -> Peer:
+    """RMM's buffers."""
+
+    @contextlib.contextmanager
+    def peer() -> Iterator[tuple[Allocate, Free]]:
+        import rmm
+
+        resource = rmm_resource(kind)
+        yield lambda nbytes: rmm.DeviceBuffer(size=nbytes, mr=resource), forget
+
+    return peer
+
+
+PEERS: dict[str, Peer] = {
+    "gpupool.empty": gpupool_empty,
+    "cupy": cupy_own,
+    "cupy over gpupool": cupy_gpupool,
+    **{f"cupy over rmm {kind}": cupy_rmm(kind) for kind in ("pool", "arena", "async")},
+    **{f"rmm {kind}": rmm_alone(kind) for kind in ("pool", "arena", "async", "gpupool")},
+}
+
+
+def pair(allocate: Allocate, free: Free) -> float:
+    """1 KiB, freed at once."""
+    if free is forget:
+        return nanoseconds("allocate(1024)", allocate=allocate)
+    return nanoseconds("free(allocate(1024))", allocate=allocate, free=free)
+
+
+def mix(allocate: Allocate, free: Free, threads: int) -> float:
+    """The nanoseconds that a step of the random mix takes a thread; those of the slowest."""
+    together = threading.Barrier(threads)
+    times: list[float] = []
+    errors: list[Exception] = []
+
+    def run(index: int) -> None:
+        try:
+            work(index)
+        except threading.BrokenBarrierError:
+            # Another thread failed.
+            pass
+        except Exception as error:
+            errors.append(error)
+            together.abort()
+
+    def work(index: int) -> None:
+        numbers, live = random.Random(42 + index), []
+
+        def step() -> None:
+            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
+                live.append(allocate(int(2 ** numbers.uniform(9, 23))))
+            else:
+                place = numbers.randrange(len(live))
+                live[place], live[-1] = live[-1], live[place]
+                free(live.pop())
+
+        for _ in range(WARM_STEPS):
+            step()
+        together.wait()
+        start = time.perf_counter_ns()
+        for _ in range(STEPS):
+            step()
+        times.append((time.perf_counter_ns() - start) / STEPS)
+        together.wait()
+        while live:
+            free(live.pop())
+
+    running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return max(times)
+
+
+def measure(name: str) -> None:
+    """Tell what a peer takes."""
+    try:
+        with PEERS[name]() as (allocate, free):
+            tell(peer=name, work="pair", threads=1, ns_per_pair=pair(allocate, free))
+            for threads in THREADS:
+                tell(peer=name, work="mix", threads=threads, ns_per_step=round(mix(allocate, free, threads), 1))
+    except ImportError:
+        return
+    except Exception as error:
+        tell(peer=name, error=repr(error))
+
+
+def main() -> None:
+    """Measure the peers that are named, or all."""
+    for name in sys.argv[1:] or PEERS:
+        measure(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""RMM and gpupool, one over the other: RMM's resources allocate from gpupool, or a MemPool from one of RMM's.
+
+>>> gpupool.rmm.enable()  # what RMM allocates for cuDF, cuML, ... comes from gpupool
+
+>>> upstream = gpupool.rmm.resource()  # or a resource to put RMM's own on top
+>>> rmm.mr.set_current_device_resource(rmm.mr.StatisticsResourceAdaptor(upstream))
+
+>>> pool = gpupool.MemPool(allocator=gpupool.rmm.allocator(rmm.mr.CudaAsyncMemoryResource()))
+
+RMM names the stream of every allocation and deallocation, and gpupool keeps to it. Only C++ programs can give RMM a
+resource that is not written in Python, so each request takes the GIL and runs a function: a microsecond or two. Where
+that counts, ``rmm.mr.BinningMemoryResource`` on top serves small requests without it.
+
+RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
+"""
+
+import importlib
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from gpupool import _frameworks
+from gpupool._native import DeviceBuffer, Error, current_device, device_count, empty
+
+__all__ = ["allocator", "disable", "enable", "resource"]
+
+# MemPool asks for this of its allocators; RMM's pools promise 256.
+_ALIGNMENT = 512
+
+
+def _rmm() -> ModuleType:
+    # The first with streams of any object that has __cuda_stream__.
+    return _frameworks.require("rmm", (25, 12), "rmm-cu13")
+
+
+def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:
+    buffers: dict[int, DeviceBuffer] = {}
+
+    def allocate(nbytes: int, stream: Any) -> int:
+        buffer = empty(nbytes, stream)
+        address = buffer.ptr
+        if address:
+            buffers[address] = buffer
+        return address
+
+    def deallocate(address: int, nbytes: int, stream: Any) -> None:
+        buffer = buffers.pop(address, None)
+        # RMM cannot be told of failures here. What cannot be freed on this stream is freed on its own, as it dies.
+        if buffer is not None:
+            with suppress(Error):
+                buffer.free(stream)
+
+    return allocate, deallocate
+
+
+# RMM's C++ side has their bare addresses, and may outlive its Python object: so they are made once, and stay.
+_allocate, _deallocate = _functions()
+
+
+def resource() -> Any:
+    """An ``rmm.mr.CallbackMemoryResource`` that allocates from gpupool, with the streams that RMM's callers name.
+
+    It serves the device that is current when it is called, as RMM requires of resources, and follows the calling
+    thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. It can be the upstream of RMM's
+    adaptors and pools.
+
+    Raises LibraryNotFound if RMM 25.12 or later is missing.
+
+    See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
+    """
+    return _rmm().mr.CallbackMemoryResource(_allocate, _deallocate)
+
+
+_lock = threading.Lock()
+# For each device that is enabled: the resource, and the one before it.
+_enabled: dict[int, tuple[Any, Any]] = {}
+
+
+def enable() -> None:
+    """Let RMM allocate from gpupool on every device; again does nothing new.
+
+    Do it before anything was allocated, as RMM asks of whoever changes its resources.
+
+    Raises LibraryNotFound if RMM 25.12 or later is missing, RuntimeUnavailable if there is no GPU.
+    """
+    mr = _rmm().mr
+    with _lock:
+        for device in range(device_count()):
+            former = mr.get_per_device_resource(device)
+            if device in _enabled and former is _enabled[device][0]:
+                continue
+            _enabled[device] = (resource(), former)
+            mr.set_per_device_resource(device, _enabled[device][0])
+
+
+def disable() -> None:
+    """Let RMM allocate as it did before :func:`enable`; again does nothing.
+
+    A resource that somebody else has set meanwhile stays. What was allocated stays valid, and goes back to gpupool.
+    """
+    with _lock:
+        if not _enabled:
+            return
+        mr = _rmm().mr
+        for device, (own, former) in _enabled.items():
+            if mr.get_per_device_resource(device) is own:
+                mr.set_per_device_resource(device, former)
+        _enabled.clear()
+
+
+class _Stream:
+    """A stream's address, as RMM takes streams."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def _on(device: int, call: Callable[..., Any], *arguments: object) -> Any:
+    """Call with the device current, as RMM requires; the thread's own one comes back."""
+    former = current_device()
+    if former == device:
+        return call(*arguments)
+    # A dependency of RMM.
+    runtime = importlib.import_module("cuda.bindings.runtime")
+    _check(runtime, *runtime.cudaSetDevice(device))
+    try:
+        return call(*arguments)
+    finally:
+        _check(runtime, *runtime.cudaSetDevice(former))
+
+
+def _check(runtime: ModuleType, status: Any) -> None:
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"cudaSetDevice failed: {status!r}")
+
+
+def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], None]]:
+    """The functions of an RMM resource for ``MemPool(allocator=...)``, which supply the pool's segments.
+
+    ``mr`` is a resource of the pool's device, such as ``rmm.mr.CudaAsyncMemoryResource()`` or
+    ``rmm.mr.get_current_device_resource()``; it is kept as long as the pool has memory. Not :func:`resource`: memory of
+    gpupool's cannot supply gpupool. Segments are allocated on the stream that the pool's caller names. They go back
+    once the work with them is done, on the calling thread's default stream, since their own may be gone by then.
+
+    Raises LibraryNotFound if RMM 25.12 or later is missing.
+    """
+    _rmm()
+    streams = importlib.import_module("rmm.pylibrmm.stream")
+    # Where a segment starts that does not start where RMM's memory does.
+    shifted: dict[int, int] = {}
+
+    def malloc(size: int, device: int, stream: int) -> int:
+        on = streams.Stream(obj=_Stream(stream))
+        address = int(_on(device, mr.allocate, size, on))
+        if address % _ALIGNMENT == 0:
+            return address
+        _on(device, mr.deallocate, address, size, on)
+        address = int(_on(device, mr.allocate, size + _ALIGNMENT, on))
+        aligned = address + -address % _ALIGNMENT
+        shifted[aligned] = address
+        return aligned
+
+    def free(address: int, size: int, device: int, stream: int) -> None:
+        start = shifted.pop(address, None)
+        on = streams.PER_THREAD_DEFAULT_STREAM
+        if start is None:
+            _on(device, mr.deallocate, address, size, on)
+        else:
+            _on(device, mr.deallocate, start, size + _ALIGNMENT, on)
+
+    return malloc, free

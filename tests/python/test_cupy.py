@@ -1,0 +1,560 @@
+"""CuPy over gpupool, with the real CuPy on simulated devices: its arrays are made and die, but no kernel runs.
+
+CuPy cannot ask a driver here for its current stream, so that a stand-in names it; what CuPy's own pool would do when
+memory has run out, and how much memory a device has, are stood in for where they are needed.
+"""
+
+import ctypes
+import gc
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import gpupool
+import numpy
+import pytest
+from gpupool import _cupy_handles, _native
+from own_memory import MIB, capturing, leave
+
+cupy = pytest.importorskip("cupy")
+adapter = gpupool.cupy
+GIB = 1 << 30
+
+
+class Streams(threading.local):
+    """The current stream of each thread."""
+
+    ptr = 0
+
+    def is_capturing(self):
+        return False
+
+
+class OwnPool:
+    """CuPy's own pool, with something cached."""
+
+    def __init__(self):
+        self.cached, self.emptied = 1000, 0
+
+    def free_bytes(self):
+        return self.cached
+
+    def free_all_blocks(self):
+        self.cached, self.emptied = 0, self.emptied + 1
+
+
+def forget():
+    adapter._allocate.cache_clear()
+    adapter._current_stream.cache_clear()
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """CuPy's current stream; set its ``ptr``."""
+    streams = Streams()
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device=-1: streams)
+    forget()
+    yield streams
+    adapter.disable()
+    assert cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc
+    forget()
+
+
+@pytest.fixture(autouse=True)
+def own_pool(current, nothing_left, monkeypatch):
+    own = OwnPool()
+    with monkeypatch.context() as context:
+        own.malloc = cupy.get_default_memory_pool().malloc
+        context.setattr(cupy, "get_default_memory_pool", lambda: own)
+        yield own
+        gc.collect()
+
+
+def total_bytes():
+    with pytest.raises(gpupool.OutOfMemory) as raised:
+        gpupool.empty(1 << 62)
+    return raised.value.total_bytes
+
+
+@pytest.fixture
+def properties(monkeypatch):
+    total = total_bytes()
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda device: {"totalGlobalMem": total})
+    return total
+
+
+def buffer_of(array):
+    return array.data.mem._owner
+
+
+def as_numpy(array):
+    """The bytes of an array, which are this process's here."""
+    memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
+    return numpy.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+def test_arrays_are_gpupools_and_go_back_when_the_last_view_dies(current):
+    adapter.enable()
+    before = gpupool.memory_stats()
+    array = cupy.empty((3, 70_000), dtype="f8")
+    after = gpupool.memory_stats()
+    assert after.live_blocks == before.live_blocks + 1
+    assert after.requested_bytes == before.requested_bytes + array.nbytes
+    assert (array.data.mem.size, array.data.device_id, array.data.ptr) == (array.nbytes, 0, buffer_of(array).ptr)
+    as_numpy(array)[:] = numpy.arange(array.size).reshape(array.shape)
+    view = array[1:].reshape(2, -1)
+    assert (as_numpy(view)[0] == numpy.arange(70_000, 140_000)).all()
+    del array
+    assert gpupool.memory_stats().live_blocks == before.live_blocks + 1
+    del view
+    assert gpupool.memory_stats().live_blocks == before.live_blocks
+
+
+def test_arrays_of_no_bytes_take_no_memory():
+    adapter.enable()
+    before = gpupool.memory_stats().allocations
+    array = cupy.empty((0, 5))
+    assert (array.data.ptr, array.data.device_id, array.size) == (0, 0, 0)
+    assert gpupool.memory_stats().allocations == before
+
+
+def test_memory_belongs_to_the_stream_that_is_current(current):
+    adapter.enable()
+    streams = [gpupool.Stream() for _ in range(2)]
+    addresses, works = [], []
+    for stream in streams:
+        current.ptr = stream.ptr
+        array = cupy.empty(1000)
+        assert buffer_of(array).stream == stream.ptr
+        addresses.append(array.data.ptr)
+        works.append(_native.host_submit(stream))
+        del array
+    # What is freed serves its own stream at once, whatever that has still to do, and not the other.
+    for stream, address in zip(streams, addresses, strict=True):
+        current.ptr = stream.ptr
+        assert cupy.empty(1000).data.ptr == address
+    for stream, work in zip(streams, works, strict=True):
+        _native.host_complete(stream, work)
+
+
+def test_the_stream_is_cupys_also_where_gpupool_has_another(current):
+    stream, other = gpupool.Stream(), gpupool.Stream()
+    current.ptr = stream.ptr
+    with adapter.using(), gpupool.stream(other):
+        assert buffer_of(cupy.empty(10)).stream == stream.ptr
+        assert gpupool.empty(10).stream == other.ptr
+
+
+def test_the_device_is_that_of_the_stream(current):
+    adapter.enable()
+    stream = gpupool.Stream(1)
+    current.ptr = stream.ptr
+    array = cupy.empty(10)
+    assert (array.data.device_id, buffer_of(array).device) == (1, 1)
+    assert gpupool.memory_stats(1).live_blocks == 1
+
+
+def test_calls_without_a_stream_follow_cupys(current):
+    stream = gpupool.Stream()
+    current.ptr = stream.ptr
+    assert gpupool.empty(10).stream == 0
+    adapter.enable()
+    assert gpupool.empty(10).stream == stream.ptr
+    assert _native.host_stream_of(gpupool.host.handle()) == stream.ptr
+    adapter.disable()
+    assert gpupool.empty(10).stream == 0
+
+
+def test_to_enable_and_disable_again_does_nothing():
+    former = cupy.cuda.get_allocator()
+    adapter.enable()
+    own = cupy.cuda.get_allocator()
+    adapter.enable()
+    assert cupy.cuda.get_allocator() is own
+    array = cupy.empty(100)
+    adapter.disable()
+    adapter.disable()
+    assert cupy.cuda.get_allocator() == former
+    # An array outlives that, and its memory goes where it came from.
+    live = gpupool.memory_stats().live_blocks
+    as_numpy(array)[:] = 1
+    del array
+    assert gpupool.memory_stats().live_blocks == live - 1
+
+
+def test_what_others_set_stays_and_comes_back():
+    former = cupy.cuda.get_allocator()
+
+    def theirs(nbytes):
+        raise AssertionError
+
+    adapter.enable()
+    cupy.cuda.set_allocator(theirs)
+    adapter.disable()
+    assert cupy.cuda.get_allocator() is theirs
+    adapter.enable()
+    cupy.cuda.set_allocator(former)
+    adapter.enable()
+    assert cupy.cuda.get_allocator() not in (former, theirs)
+    adapter.disable()
+    assert cupy.cuda.get_allocator() == former
+
+
+def test_arrays_made_before_keep_their_memory():
+    freed = []
+
+    class Owner:
+        def __del__(self):
+            freed.append(True)
+
+    def theirs(nbytes):
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0x1000, nbytes, Owner(), 0), 0)
+
+    with cupy.cuda.using_allocator(theirs):
+        array = cupy.empty(10)
+    adapter.enable()
+    frees = gpupool.memory_stats().frees
+    del array
+    assert (freed, gpupool.memory_stats().frees) == ([True], frees)
+
+
+def test_inside_of_a_block_cupy_refuses_and_nothing_changes():
+    with adapter.using():
+        with pytest.raises(ValueError, match="global allocator"):
+            adapter.enable()
+        assert gpupool.empty(10).stream == 0
+    adapter.enable()
+    own = cupy.cuda.get_allocator()
+    for block in (adapter.using(), cupy.cuda.using_allocator(lambda nbytes: None)):
+        with block, pytest.raises(ValueError, match="global allocator"):
+            adapter.disable()
+        assert cupy.cuda.get_allocator() is own
+
+
+def test_a_block_is_its_threads_alone():
+    pool, found = gpupool.MemPool(), []
+    former = cupy.cuda.get_allocator()
+    with adapter.using(pool):
+        assert buffer_of(cupy.empty(10)).pool_id == pool.id
+        thread = threading.Thread(target=lambda: found.append(cupy.cuda.get_allocator()))
+        thread.start()
+        thread.join()
+        with adapter.using(gpupool.MemPool()) as nothing:
+            assert nothing is None
+            assert buffer_of(cupy.empty(10)).pool_id != pool.id
+        with adapter.using():
+            assert buffer_of(cupy.empty(10)).pool_id == pool.id
+        assert buffer_of(cupy.empty(10)).pool_id == pool.id
+    assert found == [former]
+    assert cupy.cuda.get_allocator() == former
+    with adapter.using():
+        assert buffer_of(cupy.empty(10)).pool_id == (0, 0)
+    with pytest.raises(RuntimeError), adapter.using(pool):
+        raise RuntimeError
+    assert (cupy.cuda.get_allocator(), pool.use_count()) == (former, 1)
+    with pytest.raises(gpupool.InvalidValue), adapter.using("pool"):
+        pass
+    assert cupy.cuda.get_allocator() == former
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_threads_have_streams_and_pools_of_their_own(current, threads):
+    adapter.enable()
+    together = threading.Barrier(threads, timeout=60)
+
+    def work(number):
+        pool, stream = gpupool.MemPool(), gpupool.Stream()
+        current.ptr = stream.ptr
+        together.wait()
+        kept = []
+        for turn in range(200):
+            with adapter.using(pool):
+                array = cupy.empty(1000 + turn, dtype="i8")
+            as_numpy(array)[:] = number * 1000 + turn
+            assert (buffer_of(array).pool_id, buffer_of(array).stream) == (pool.id, stream.ptr)
+            kept.append(array)
+            if turn % 3:
+                del kept[turn % len(kept)]
+        shared = cupy.empty(100)
+        assert buffer_of(shared).pool_id == (0, 0)
+        values = {int(as_numpy(array)[0]) for array in kept}
+        assert len(values) == len(kept)
+        assert all(value // 1000 == number for value in values)
+        assert all((as_numpy(array) == as_numpy(array)[0]).all() for array in kept)
+        del kept, array
+        pool.trim()
+        return pool.stats().live_blocks
+
+    with ThreadPoolExecutor(threads) as executor:
+        assert list(executor.map(work, range(threads))) == [0] * threads
+
+
+def test_memory_of_a_capture_is_the_graphs(current):
+    adapter.enable()
+    pool, stream = gpupool.MemPool(), gpupool.Stream()
+    current.ptr = stream.ptr
+    with capturing(pool, stream) as memory:
+        captured = cupy.empty(4 * MIB, dtype="u1")
+        temporary = cupy.empty(4 * MIB, dtype="u1")
+        addresses = {captured.data.ptr, temporary.data.ptr}
+        assert buffer_of(captured).pool_id == pool.id
+        del temporary
+    del captured
+    with adapter.using(pool):
+        others = [cupy.empty(4 * MIB, dtype="u1") for _ in range(3)]
+    assert not addresses & {array.data.ptr for array in others}
+    del others
+    pool.trim()
+    assert pool.stats().reserved_bytes == 8 * MIB
+    memory.reset()
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_out_of_memory_is_cupys_error(own_pool):
+    adapter.enable()
+    limit = gpupool.memory_stats().reserved_bytes + 16 * MIB
+    leave(16 * MIB)
+    held = cupy.empty(8 * MIB, dtype="u1")
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match=r"Out of memory allocating 33,554,432 bytes") as raised:
+        cupy.empty(32 * MIB, dtype="u1")
+    error = raised.value
+    assert (error._size, error._total) == (32 * MIB, gpupool.memory_stats().reserved_bytes)
+    assert error._limit == pytest.approx(limit, abs=1)
+    assert isinstance(error.__cause__, gpupool.OutOfMemory)
+    assert error.__cause__.requested_bytes == 32 * MIB
+    assert own_pool.emptied == 1
+    # The next requests are served.
+    assert cupy.empty(10).size + held.size == 8 * MIB + 10
+
+
+def test_without_a_limit_the_error_names_none():
+    adapter.enable()
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match="allocated so far") as raised:
+        cupy.cuda.alloc(1 << 62)
+    assert raised.value._limit == 0
+
+
+def test_a_pools_own_limit_is_the_cause():
+    with adapter.using(gpupool.MemPool(limit=4 * MIB)):
+        with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as raised:
+            cupy.empty(8 * MIB, dtype="u1")
+        assert "whose limit is 4.0 MiB" in str(raised.value.__cause__)
+
+
+def test_garbage_is_collected_before_a_request_fails():
+    adapter.enable()
+    leave(16 * MIB)
+    cycle = [cupy.empty(12 * MIB, dtype="u1")]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert cupy.empty(12 * MIB, dtype="u1").size == 12 * MIB
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_cupys_own_pool_is_left_alone_in_a_capture(current, own_pool, monkeypatch, unknown):
+    def is_capturing():
+        if unknown:
+            raise RuntimeError
+        return True
+
+    monkeypatch.setattr(current, "is_capturing", is_capturing, raising=False)
+    adapter.enable()
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.cuda.alloc(1 << 62)
+    assert own_pool.emptied == 0
+
+
+def test_the_pools_methods_are_cupys():
+    methods = {name for name in vars(cupy.cuda.MemoryPool) if not name.startswith("_")} - {"free_all_free"}
+    assert methods == {name for name in vars(adapter.MemoryPool) if not name.startswith("_")}
+
+
+def test_the_pool_tells_what_is_held_and_gives_it_back():
+    adapter.enable()
+    pool = adapter.get_default_memory_pool()
+    assert pool is adapter.get_default_memory_pool()
+    used = pool.used_bytes()
+    arrays = [cupy.empty(8 * MIB, dtype="u1") for _ in range(3)]
+    pointer = pool.malloc(4 * MIB)
+    assert pool.used_bytes() == used + 28 * MIB
+    assert pool.total_bytes() == pool.used_bytes() + pool.free_bytes()
+    free = pool.n_free_blocks()
+    del arrays[1]
+    assert pool.n_free_blocks() == free + 1
+    assert (pool.used_bytes(), pool.free_bytes() >= 8 * MIB) == (used + 20 * MIB, True)
+    del arrays, pointer
+    pool.free_all_blocks()
+    assert (pool.used_bytes(), pool.free_bytes()) == (used, 0)
+    pool.free_all_blocks(stream=cupy.cuda.Stream.null)
+
+
+def test_limits(properties):
+    pool = adapter.get_default_memory_pool()
+    assert pool.get_limit() == 0
+    pool.set_limit(size=properties // 4)
+    assert pool.get_limit() == pytest.approx(properties // 4, abs=1)
+    assert gpupool.get_per_process_memory_fraction(0) == pytest.approx(0.25)
+    assert gpupool.get_per_process_memory_fraction(1) == 1
+    pool.set_limit(fraction=0.5)
+    assert pool.get_limit() == pytest.approx(properties // 2, abs=1)
+    for nothing in ({}, {"size": 0}, {"fraction": 0}, {"size": 2 * properties}):
+        pool.set_limit(fraction=0.5)
+        pool.set_limit(**nothing)
+        assert (pool.get_limit(), gpupool.get_per_process_memory_fraction()) == (0, 1)
+    for wrong in ({"size": 1, "fraction": 0.5}, {"size": -1}, {"fraction": 1.5}, {"fraction": -0.5}):
+        with pytest.raises(ValueError, match=r"specified at one time|out of range"):
+            pool.set_limit(**wrong)
+
+
+@pytest.mark.parametrize(("text", "part"), [("25%", 0.25), ("0", 1), ("quarter", 0.25)])
+def test_the_limit_of_the_environment(monkeypatch, properties, text, part):
+    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", str(properties // 4) if text == "quarter" else text)
+    gpupool.set_per_process_memory_fraction(0.75, 1)
+    adapter.enable()
+    adapter.enable()
+    fractions = [gpupool.get_per_process_memory_fraction(device) for device in range(2)]
+    assert fractions == [pytest.approx(part), pytest.approx(part)]
+    # One that was changed meanwhile stays.
+    gpupool.set_per_process_memory_fraction(0.5, 0)
+    adapter.disable()
+    fractions = [gpupool.get_per_process_memory_fraction(device) for device in range(2)]
+    gpupool.set_per_process_memory_fraction(1, 1)
+    assert fractions == [pytest.approx(0.5), pytest.approx(0.75)]
+
+
+@pytest.mark.parametrize("text", ["much", "x%", "150%", "-1"])
+def test_a_limit_of_the_environment_that_cannot_be(monkeypatch, text):
+    former = cupy.cuda.get_allocator()
+    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", text)
+    with pytest.raises(ValueError, match=r"out of range|could not convert|invalid literal"):
+        adapter.enable()
+    assert cupy.cuda.get_allocator() == former
+
+
+@pytest.fixture
+def bindings(monkeypatch):
+    """CuPy's bindings of a library, which cannot be imported without it, over gpupool's simulated handles."""
+    own = iter(range(1, 100))
+    destroyed = []
+    module = SimpleNamespace(__file__="cublas.so", create=lambda: next(own), destroy=destroyed.append)
+    module.originals, module.destroyed = (module.create, module.destroy), destroyed
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", module)
+    monkeypatch.setattr(_cupy_handles, "_LIBRARIES", {"cublas": (gpupool.host, "create")})
+    monkeypatch.setattr(_cupy_handles, "_address", lambda path, function: 1)
+    return module
+
+
+def in_thread(work):
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result()
+
+
+def test_handles_of_threads_go_back_to_the_pool(bindings):
+    adapter.enable(handles=True)
+    local, leased = threading.local(), gpupool.host.stats().leased
+
+    def take():
+        # As CuPy does: the handle is the thread's until it ends.
+        local.handle = cupy.cuda.device.Handle(bindings.create(), bindings.destroy)
+        assert gpupool.host.stats().leased == leased + 1
+        handle = bindings.create()
+        other = bindings.create()
+        bindings.destroy(other)
+        bindings.destroy(handle)
+        return {handle, other}
+
+    first, second = in_thread(take), in_thread(take)
+    assert first & second
+    assert (len(first), gpupool.host.stats().leased, bindings.destroyed) == (2, leased, [])
+
+
+def test_handles_end_as_they_began(bindings):
+    before = bindings.create()
+    with adapter.using(), pytest.raises(ValueError, match="global allocator"):
+        adapter.enable(handles=True)
+    assert (bindings.create, bindings.destroy) == bindings.originals
+    adapter.enable(handles=True)
+    lending = bindings.create
+    adapter.enable(handles=True)
+    assert bindings.create is lending
+    lent = bindings.create()
+    bindings.destroy(before)
+    assert bindings.destroyed == [before]
+    leased, destroy = gpupool.host.stats().leased, bindings.destroy
+    adapter.disable()
+    assert (bindings.create, bindings.destroy) == bindings.originals
+    # Whoever has a handle has its end too.
+    destroy(lent)
+    assert (bindings.destroyed, gpupool.host.stats().leased) == ([before], leased - 1)
+
+
+def test_handles_of_another_copy_of_a_library_are_refused(bindings, monkeypatch):
+    former = cupy.cuda.get_allocator()
+    monkeypatch.setattr(_cupy_handles, "_address", lambda path, function: path)
+    with pytest.raises(gpupool.LibraryNotFound, match="another copy of cublas"):
+        adapter.enable(handles=True)
+    assert (bindings.create, bindings.destroy) == bindings.originals
+    assert cupy.cuda.get_allocator() == former
+
+
+def test_bindings_that_cannot_be_imported_are_named(bindings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", None)
+    with pytest.raises(gpupool.LibraryNotFound, match="bindings of cublas cannot be imported"):
+        adapter.enable(handles=True)
+
+
+def test_a_function_is_found_through_what_a_library_needs():
+    extension = ctypes.__spec__.loader and sys.modules["_ctypes"].__file__
+    assert _cupy_handles._address(extension, "malloc") == _cupy_handles._address("libc.so.6", "malloc")
+    assert _cupy_handles._address(extension, "malloc") != _cupy_handles._address("libc.so.6", "free")
+
+
+EXIT = """
+import atexit, sys
+for name in sys.argv_names:
+    __import__(name)
+import cupy, gpupool
+
+class Null:
+    ptr = 0
+
+cupy.cuda.get_current_stream = lambda device=-1: Null
+gpupool.cupy.enable()
+pool = gpupool.MemPool()
+scope = gpupool.cupy.using(pool)
+scope.__enter__()
+inside = cupy.empty(1000)
+cycle = [cupy.empty(1000)]
+cycle.append(cycle)
+
+class Late:
+    def __del__(self, empty=cupy.empty):
+        self.array = empty(10)
+
+late = Late()
+atexit.register(cupy.empty, 1000)
+print(gpupool.memory_stats().live_blocks)
+"""
+
+
+@pytest.mark.parametrize("order", [["cupy", "gpupool"], ["gpupool", "cupy"]])
+def test_exits_cleanly_with_live_arrays(run_python, order):
+    done = run_python(EXIT.replace("sys.argv_names", repr(order)))
+    assert (done.stdout, done.stderr, done.returncode) == ("2\n", "", 0)
+
+
+def test_the_adapter_imports_no_cupy(run_python):
+    done = run_python("import sys, gpupool.cupy, gpupool.rmm; print({'cupy', 'rmm', 'cuda'} & {*sys.modules})")
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def test_without_cupy_that_is_said(run_bare_python):
+    done = run_bare_python("import gpupool; gpupool.cupy.enable()")
+    assert "LibraryNotFound: cupy cannot be imported" in done.stderr
+    assert "pip install 'cupy-cuda13x>=13'" in done.stderr

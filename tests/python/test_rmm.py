@@ -1,0 +1,244 @@
+"""RMM over gpupool and gpupool over RMM: the real RMM, whose resources also serve simulated memory."""
+
+import gc
+import threading
+from types import SimpleNamespace
+
+import gpupool
+import pytest
+from gpupool import _native
+from own_memory import MIB, allocate_in, leave
+
+rmm = pytest.importorskip("rmm")
+adapter = gpupool.rmm
+streams = pytest.importorskip("rmm.pylibrmm.stream")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def rmm_stream(stream):
+    return streams.Stream(obj=stream)
+
+
+def test_a_resource_allocates_and_frees_on_the_streams_it_is_told():
+    resource, stream, other = adapter.resource(), gpupool.Stream(), gpupool.Stream()
+    before = gpupool.memory_stats()
+    address = resource.allocate(4 * MIB, rmm_stream(stream))
+    after = gpupool.memory_stats()
+    assert (address % 512, after.requested_bytes - before.requested_bytes) == (0, 4 * MIB)
+    work = _native.host_submit(other)
+    resource.deallocate(address, 4 * MIB, rmm_stream(other))
+    # Not again before the stream that it was freed on has passed.
+    assert gpupool.memory_stats().waiting_blocks == before.waiting_blocks + 1
+    _native.host_complete(other, work)
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().live_blocks == before.live_blocks
+
+
+def test_rmms_buffers_and_adaptors_stand_on_it():
+    limited = rmm.mr.LimitingResourceAdaptor(adapter.resource(), MIB)
+    before = gpupool.memory_stats().live_blocks
+    buffer = rmm.DeviceBuffer(size=1000, mr=limited)
+    assert limited.get_allocated_bytes() >= 1000
+    assert gpupool.memory_stats().live_blocks == before + 1
+    # The buffer keeps the resource, not the resource's Python object.
+    del limited
+    gc.collect()
+    del buffer
+    assert gpupool.memory_stats().live_blocks == before
+    assert rmm.DeviceBuffer(size=0, mr=adapter.resource()).ptr == 0
+
+
+def test_a_resource_follows_the_threads_scopes():
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = rmm.DeviceBuffer(size=1000, mr=adapter.resource())
+        assert pool.stats().live_blocks == 1
+    del buffer
+    assert pool.stats().live_blocks == 0
+
+
+def test_out_of_memory_is_rmms_error_with_gpupools_message():
+    leave(MIB)
+    with pytest.raises(MemoryError, match=r"tried to allocate 16\.0 MiB"):
+        adapter.resource().allocate(16 * MIB)
+
+
+REFUSED = """
+import gpupool, rmm
+from rmm.pylibrmm.stream import Stream
+
+resource = gpupool.rmm.resource()
+address = resource.allocate(1000)
+# A stream of a device that cannot reach the memory, of which RMM cannot be told.
+resource.deallocate(address, 1000, Stream(obj=gpupool.Stream(1)))
+print(gpupool.memory_stats().live_blocks)
+resource.deallocate(address, 1000)
+"""
+
+
+def test_a_deallocation_never_raises(run_python):
+    done = run_python(REFUSED)
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
+
+
+def test_threads_allocate_at_once():
+    resource, together = adapter.resource(), threading.Barrier(8, timeout=60)
+    before = gpupool.memory_stats().live_blocks
+
+    def work():
+        stream = rmm_stream(gpupool.Stream())
+        together.wait()
+        held = [resource.allocate(1000 + index, stream) for index in range(200)]
+        addresses.extend(held)
+        together.wait()
+        for index, address in enumerate(held):
+            resource.deallocate(address, 1000 + index, stream)
+
+    addresses = []
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(addresses)) == 8 * 200
+    assert gpupool.memory_stats().live_blocks == before
+
+
+@pytest.fixture
+def disabled():
+    """The resources that RMM has, and no adapter afterwards."""
+    yield [rmm.mr.get_per_device_resource(device) for device in range(2)]
+    adapter.disable()
+
+
+def current_resources():
+    return [rmm.mr.get_per_device_resource(device) for device in range(2)]
+
+
+def test_rmm_allocates_from_gpupool_once_enabled(disabled):
+    adapter.enable()
+    own = current_resources()
+    adapter.enable()
+    assert current_resources() == own
+    assert not set(own) & set(disabled)
+    live = gpupool.memory_stats().live_blocks
+    address = own[0].allocate(1000)
+    adapter.disable()
+    adapter.disable()
+    assert current_resources() == disabled
+    assert gpupool.memory_stats().live_blocks == live + 1
+    own[0].deallocate(address, 1000)
+    assert gpupool.memory_stats().live_blocks == live
+
+
+def test_a_resource_that_others_set_stays_and_comes_back(disabled):
+    theirs = rmm.mr.CudaMemoryResource()
+    adapter.enable()
+    rmm.mr.set_per_device_resource(0, theirs)
+    adapter.disable()
+    assert current_resources() == [theirs, disabled[1]]
+    adapter.enable()
+    rmm.mr.set_per_device_resource(0, disabled[0])
+    adapter.enable()
+    assert disabled[0] not in current_resources()
+    adapter.disable()
+    assert current_resources() == disabled
+
+
+class Memory:
+    """What a resource of RMM's allocates, at addresses of RMM's alignment."""
+
+    def __init__(self, first=1 << 45):
+        self.next, self.live, self.freed, self.streams = first, {}, [], []
+
+    def allocate(self, nbytes, stream):
+        self.streams.append(stream.__cuda_stream__()[1])
+        address = self.next
+        self.next += 1 << 30
+        self.live[address] = nbytes
+        return address
+
+    def deallocate(self, address, nbytes, stream):
+        assert self.live.pop(address) == nbytes
+        self.freed.append(stream.__cuda_stream__()[1])
+
+    def resource(self):
+        return rmm.mr.CallbackMemoryResource(self.allocate, self.deallocate)
+
+
+@pytest.mark.parametrize("shift", [0, 256])
+def test_a_pool_allocates_from_a_resource(shift):
+    memory, stream = Memory((1 << 45) + shift), gpupool.Stream()
+    pool = gpupool.MemPool(allocator=adapter.allocator(memory.resource()))
+    buffers = [allocate_in(pool, size, stream) for size in (1000, 3 * MIB)]
+    assert set(memory.streams) == {stream.ptr}
+    for buffer in buffers:
+        # The whole of the block is in memory that RMM gave.
+        spans = memory.live.items()
+        assert any(start <= buffer.ptr <= start + size - buffer.nbytes for start, size in spans)
+    del buffers, buffer
+    pool.trim()
+    # Streams may be gone by the time that segments go back; 2 is the thread's own.
+    assert (memory.live, set(memory.freed[-2:])) == ({}, {2})
+
+
+def test_a_resource_without_memory_is_the_cause():
+    limited = rmm.mr.LimitingResourceAdaptor(Memory().resource(), 8 * MIB)
+    pool = gpupool.MemPool(allocator=adapter.allocator(limited))
+    held = allocate_in(pool, MIB)
+    with pytest.raises(gpupool.OutOfMemory) as raised:
+        allocate_in(pool, 16 * MIB)
+    assert isinstance(raised.value.__cause__, MemoryError)
+    assert "Exceeded memory limit" in str(raised.value.__cause__)
+    assert held.pool_id == pool.id
+
+
+def test_the_pools_device_is_current_in_a_resource(monkeypatch):
+    calls = []
+    success = object()
+
+    def set_device(device):
+        calls.append(device)
+        return (success,)
+
+    bindings = SimpleNamespace(cudaSetDevice=set_device, cudaError_t=SimpleNamespace(cudaSuccess=success))
+    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings.runtime", bindings)
+    memory = Memory()
+    pool = gpupool.MemPool(allocator=adapter.allocator(memory.resource()), device=1)
+    buffer = allocate_in(pool, MIB, gpupool.Stream(1))
+    assert calls == [1, 0]
+    del buffer
+    pool.trim()
+    assert (calls, memory.live) == ([1, 0, 1, 0], {})
+    success = None
+    with pytest.raises(gpupool.OutOfMemory) as raised:
+        allocate_in(pool, MIB, gpupool.Stream(1))
+    assert "cudaSetDevice failed" in str(raised.value.__cause__)
+
+
+EXIT = """
+for name in NAMES:
+    __import__(name)
+import gpupool, rmm
+
+gpupool.rmm.enable()
+own = rmm.mr.get_per_device_resource(0)
+buffer = rmm.DeviceBuffer(size=1000, mr=own)
+cycle = [rmm.DeviceBuffer(size=1000, mr=own)]
+cycle.append(cycle)
+pool = gpupool.MemPool(allocator=gpupool.rmm.allocator(own))
+print(gpupool.memory_stats().live_blocks)
+"""
+
+
+@pytest.mark.parametrize("order", [["rmm", "gpupool"], ["gpupool", "rmm"]])
+def test_exits_cleanly_with_live_buffers(run_python, order):
+    done = run_python(EXIT.replace("NAMES", repr(order)))
+    assert (done.stdout, done.stderr, done.returncode) == ("2\n", "", 0)
+
+
+def test_without_rmm_that_is_said(run_bare_python):
+    done = run_bare_python("import gpupool; gpupool.rmm.resource()")
+    assert "LibraryNotFound: rmm cannot be imported" in done.stderr
+    assert "pip install 'rmm-cu13>=25.12'" in done.stderr
