@@ -30,14 +30,17 @@ demo: .venv/built ## threads share handles and recorded allocations are replayed
 .PHONY: test
 test: .venv/built ## all tests; those that need a GPU skip without one
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
+	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
 	@echo "tests that need a GPU:"
+	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
 	$(BIN)/python -m pytest --quiet -r '' tests/gpu
 	$(BIN)/python -m pytest tests/python
 
 .PHONY: lint
 lint: .venv/built ## formatting, clippy, ruff, and the stubs against the module
 	cargo fmt --check
+	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
 	cargo clippy --quiet --all-targets --features python -- -D warnings
 	cargo clippy --quiet --lib --no-default-features --features cuda-12080 -- -D warnings

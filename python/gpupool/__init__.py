@@ -138,15 +138,15 @@ _native.add_site_packages(
     ]
 )
 
-# One module for each framework that gpupool plugs into, each imported when first used.
-_FRAMEWORKS = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch")
+# One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _FRAMEWORKS:
+    if name in _MODULES:
         return importlib.import_module(f"gpupool.{name}")
     raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_FRAMEWORKS])
+    return sorted([*globals(), *_MODULES])

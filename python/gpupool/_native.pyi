@@ -35,7 +35,7 @@ class LibraryError(Error):
     device: int | None
     path: str | None
 
-class OutOfMemory(Error, MemoryError):
+class OutOfMemory(MemoryError, Error):
     """Device memory ran out, also after gpupool gave back what it held and nobody used.
 
     ``requested_bytes`` is what was asked for, or what a handle is known to take; None if that is not known.
@@ -52,7 +52,7 @@ class OutOfMemory(Error, MemoryError):
     free_bytes: int
     total_bytes: int
 
-class PoolExhausted(Error, TimeoutError):
+class PoolExhausted(TimeoutError, Error):
     """All handles that a pool may have are in use, and stayed so for as long as the request could wait.
 
     ``holders`` tells who has them, a line each.
@@ -66,7 +66,7 @@ class PoolExhausted(Error, TimeoutError):
 class Forked(Error):
     """The process was forked after the GPU was first used, and this is the child."""
 
-class InvalidValue(Error, ValueError):
+class InvalidValue(ValueError, Error):
     """An argument that cannot be right."""
 
 @type_check_only
@@ -764,6 +764,12 @@ def device_count() -> int:
 
 def current_device() -> int:
     """The ordinal of this thread's current device."""
+
+def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float | None, int | None]:
+    """Reserve at most so much on each device, those used later too, without asking any driver. Returns the former."""
+
+def devices_in_use() -> list[int]:
+    """The devices whose memory the process has used, by ordinal. Asks no driver."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...

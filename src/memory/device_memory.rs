@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
 use super::address_space::AddressSpace;
 use super::budget::Budget;
 use super::id::PoolId;
+use super::limit;
 use super::order::EventPool;
 use super::pages::{PAGE, Pages};
 use super::pool::{Pool, Rules, Source};
@@ -112,14 +113,18 @@ impl DeviceMemory {
         let rules = Rules { source: memory.default_source(), ..Rules::default() };
         let pool = memory.default.get_or_init(|| Arc::new(Pool::new(PoolId::NONE, 0, memory, rules, None)));
         memory.add_pool(pool);
+        // Whoever sets the limit of all devices comes before, and is heeded here, or after, and finds this one.
+        let limit = limit::lock();
+        memory.budget.set_limit(limit.on(memory.total));
         let kept = *place.get_or_init(|| memory);
+        DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
+        drop(limit);
         if !std::ptr::eq(kept, memory) {
             // Another thread was first.
             memory.free_addresses();
         }
         static TELLS: Once = Once::new();
         TELLS.call_once(|| holders::add(MemoryHolder { held: super::stats::held, release: super::stats::release }));
-        DEVICES_END.fetch_max(device.ordinal() + 1, Ordering::AcqRel);
         Ok(kept)
     }
 

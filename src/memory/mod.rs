@@ -17,6 +17,7 @@ mod grow;
 mod heap;
 mod id;
 mod library_memory;
+mod limit;
 mod local;
 mod mem_pool;
 mod oom;
@@ -37,7 +38,7 @@ mod stats;
 mod table;
 mod thread_cache;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lifecycle;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
@@ -50,6 +51,7 @@ pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
 pub use id::{PoolId, graph_pool_handle};
 pub(crate) use library_memory::LibraryMemory;
+pub use limit::{MemoryLimit, devices_in_use, set_memory_limit};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };
@@ -100,9 +102,7 @@ pub fn record_stream(address: u64, stream: &Stream) -> Result<()> {
 /// # Errors
 /// `ErrorKind::InvalidValue` for a part outside 0 to 1, or an unknown device.
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
-    if !(0.0..=1.0).contains(&fraction) {
-        return Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")));
-    }
+    limit::refuse_no_fraction(fraction)?;
     let memory = device_memory::DeviceMemory::of(device)?;
     let total = runtime::get()?.total_memory(device)?;
     memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));

@@ -33,7 +33,9 @@ impl Exceptions {
     fn new(py: Python<'_>) -> PyResult<Self> {
         let base = class("Error", "Any error of gpupool.", vec![py.get_type::<PyException>()])?;
         let derived = |name, doc| Ok::<_, PyErr>(class(name, doc, vec![base.clone()])?.unbind());
-        let also = |name, doc, other| Ok::<_, PyErr>(class(name, doc, vec![base.clone(), other])?.unbind());
+        // Python's own first: it has the `__new__` that is found and must be the one of the base that Python goes by, or
+        // what carries exceptions between processes cannot make a MemoryError anew.
+        let also = |name, doc, other| Ok::<_, PyErr>(class(name, doc, vec![other, base.clone()])?.unbind());
         Ok(Self {
             runtime_unavailable: derived(
                 "RuntimeUnavailable",

@@ -11,18 +11,19 @@ mkdir -p "$out/bin"
 
 # The path of the program that cargo built for a target.
 program() {
-  cargo "$@" --no-run --message-format=json 2>/dev/null |
+  cargo "$@" --message-format=json 2>/dev/null |
     python3 -c 'import json, sys
 for line in sys.stdin:
     built = json.loads(line)
     if built.get("executable"):
         print(built["executable"])' | tail -n 1
 }
-install -s "$(program test --release --test cuda)" "$out/bin/test_cuda"
-install -s "$(program test --release --test cuda_memory)" "$out/bin/test_cuda_memory"
-install -s "$(program test --release --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
-install -s "$(program bench --bench handle)" "$out/bin/bench_handle"
-install -s "$(program bench --bench memory)" "$out/bin/bench_memory"
+install -s "$(program test --release --no-run --test cuda)" "$out/bin/test_cuda"
+install -s "$(program test --release --no-run --test cuda_memory)" "$out/bin/test_cuda_memory"
+install -s "$(program test --release --no-run --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
+install -s "$(program bench --no-run --bench handle)" "$out/bin/bench_handle"
+install -s "$(program bench --no-run --bench memory)" "$out/bin/bench_memory"
+install -s "$(program build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
 
 cp -r tests examples benches pyproject.toml "$out"
 cp tests/gpu/run.sh "$out"

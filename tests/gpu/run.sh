@@ -133,6 +133,7 @@ run_all() {
     return
   fi
   step rust-tests bin/test_cuda
+  step cudarc_stream bin/cudarc_stream
   # shellcheck disable=SC2086 # several words, or none
   step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
   step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu

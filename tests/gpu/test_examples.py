@@ -1,6 +1,7 @@
 """The examples give right results, and their threads share handles."""
 
 import importlib
+import importlib.util
 
 import gpupool
 import pytest
@@ -89,6 +90,15 @@ def test_solves_of_nvmath(examples):
     output = run_python(str(examples / "nvmath_solve.py"))
     # It says so where nvmath-python, or the cuDSS that it asks for, is missing.
     assert "pip install 'nvmath-python[cu13]'" in output or "with gpupool" in output
+
+
+@pytest.mark.parametrize(("name", "package"), [("dask_workers", "distributed"), ("ray_workers", "ray")])
+def test_clusters_share_the_gpu(name, package, examples):
+    output = run_python(str(examples / f"{name}.py"))
+    if importlib.util.find_spec(package) is None:
+        assert f"pip install {package}" in output
+    else:
+        assert [line.split("  ")[1] for line in output.splitlines()[1:]] == ["cuda", "cuda"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

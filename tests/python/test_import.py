@@ -40,3 +40,11 @@ def test_exceptions_fit_pythons_own():
     assert issubclass(gpupool.OutOfMemory, MemoryError)
     assert issubclass(gpupool.InvalidValue, ValueError)
     assert repr(gpupool.InvalidValue) == "<class 'gpupool.InvalidValue'>"
+
+
+def test_exceptions_can_be_made_anew_as_libraries_do_that_carry_them_between_processes():
+    import gpupool
+
+    for name in ("Error", "LibraryError", "OutOfMemory", "PoolExhausted", "InvalidValue"):
+        exception = getattr(gpupool, name)
+        assert str(exception.__new__(exception, "a message")) == "a message", name

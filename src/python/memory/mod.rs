@@ -20,8 +20,9 @@ pub(super) use replaying::{PyReplayResult, replay};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
-    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
-    memory_stats, on_oom, reset_peak_memory_stats, set_per_process_memory_fraction,
+    PyMemoryStats, PyOomCallback, PyPoolStats, devices_in_use, empty_cache, enable_peer_access,
+    get_per_process_memory_fraction, memory_stats, on_oom, reset_peak_memory_stats, set_memory_limit,
+    set_per_process_memory_fraction,
 };
 
 use super::whole::Whole;

@@ -7,8 +7,10 @@ use pyo3::types::PyDict;
 
 use super::mem_pool::dict;
 use crate::error::Error;
-use crate::memory::{self, MemoryStats, OomGuard, PoolStats};
+use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::python::device;
+use crate::python::whole::Whole;
+use crate::stream::Device;
 
 #[pyclass(name = "PoolStats", module = "gpupool", frozen, eq, get_all)]
 #[derive(Debug, PartialEq)]
@@ -176,6 +178,22 @@ pub(in crate::python) fn get_per_process_memory_fraction(
 ) -> PyResult<f64> {
     let device = device::extract_or_current(py, device)?;
     Ok(py.detach(|| memory::get_per_process_memory_fraction(device))?)
+}
+
+#[pyfunction]
+pub(in crate::python) fn set_memory_limit(
+    py: Python<'_>,
+    fraction: Option<f64>,
+    nbytes: Option<Whole>,
+) -> PyResult<(Option<f64>, Option<u64>)> {
+    let limit = MemoryLimit { fraction, bytes: nbytes.map(|nbytes| nbytes.0) };
+    let former = py.detach(|| memory::set_memory_limit(limit))?;
+    Ok((former.fraction, former.bytes))
+}
+
+#[pyfunction]
+pub(in crate::python) fn devices_in_use() -> PyResult<Vec<usize>> {
+    Ok(memory::devices_in_use()?.into_iter().map(Device::ordinal).collect())
 }
 
 #[pyfunction]

@@ -1,0 +1,81 @@
+"""gpupool on every worker process of a Ray job.
+
+>>> settings = gpupool.worker.Settings(enable=["cupy"], memory_fraction=0.9, warm={"cublas": 2})
+>>> ray.init(runtime_env={"worker_process_setup_hook": gpupool.ray.setup(settings)})
+>>> gpupool.ray.stats(actors)  # {actor's id: what gpupool.worker.stats() says there}
+
+Ray calls the hook when a process starts, and tells it only with the first task which GPUs it has, by
+``CUDA_VISIBLE_DEVICES``; a driver that was started before would see all of them. So the hook starts no driver, and warm
+handles are made by ``gpupool.worker.warm()``: call it first in an actor's ``__init__``, or in a task. Limit memory by
+the settings, not by CuPy's ``CUPY_GPU_MEMORY_LIMIT``: that asks the driver for every device's size as CuPy is enabled.
+
+Where no code of the job can be changed, ``"worker_process_setup_hook": "gpupool.ray.from_environment"`` does what
+``GPUPOOL_WORKER`` says, which ``"env_vars"`` of the same ``runtime_env`` can hold.
+
+https://docs.ray.io/en/latest/ray-core/api/runtime-env.html
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpupool import Error, worker
+from gpupool._frameworks import require
+from gpupool.worker import Settings
+
+__all__ = ["from_environment", "setup", "stats"]
+
+
+def setup(settings: Settings | None = None) -> Callable[[], None]:
+    """Make the hook that sets up a worker process; without settings it reads the process's ``GPUPOOL_WORKER``.
+
+    A process that cannot be set up ends, and the actor that it was for fails with Ray's ``ActorDiedError``, whose
+    message says which worker it was and what failed. A task fails with ``WorkerCrashedError``, and Ray prints the
+    message.
+    """
+
+    # A function, for Ray asks for its __name__.
+    def gpupool_setup() -> None:
+        _set_up(settings)
+
+    return gpupool_setup
+
+
+def from_environment() -> None:
+    """Set this worker process up as ``GPUPOOL_WORKER`` says. For Ray to find by its name."""
+    _set_up(None)
+
+
+def _set_up(settings: Settings | None) -> None:
+    import ray
+
+    name = f"Ray worker {ray.get_runtime_context().get_worker_id()}"
+    worker.set_up(settings, worker=name, before_devices=True)
+
+
+def _stats(_actor: Any) -> dict[str, Any]:
+    try:
+        return worker.stats()
+    except Error as error:
+        return {"failure": f"{type(error).__name__}: {error}"}
+
+
+def stats(actors: Sequence[Any], timeout: float = 60.0) -> dict[str, dict[str, Any]]:
+    """What :func:`gpupool.worker.stats` says in each actor's process, by the actor's id in hexadecimal.
+
+    It waits its turn behind the calls that an actor has, up to ``timeout`` seconds for all. An actor that is dead, or
+    does not answer in time, has only ``failure``. A process that runs tasks alone cannot be asked from outside: let the
+    task return ``gpupool.worker.stats()``.
+
+    Raises LibraryNotFound without Ray.
+    """
+    ray = require("ray", (2, 10), "ray")
+    asked = {actor._actor_id.hex(): actor.__ray_call__.remote(_stats) for actor in actors}
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)
+    answers = {}
+    for actor, answer in asked.items():
+        try:
+            answers[actor] = ray.get(answer, timeout=0)
+        except ray.exceptions.RayError as error:
+            answers[actor] = {"failure": f"{type(error).__name__}: {error}"}
+    return answers

@@ -1,0 +1,281 @@
+"""What a worker process is to have of gpupool, in one description for every launcher.
+
+>>> settings = gpupool.worker.Settings(enable=["cupy"], memory_fraction=0.9, warm={"cublas": 2})
+>>> gpupool.worker.set_up(settings)  # in the worker process itself
+
+:mod:`gpupool.dask` and :mod:`gpupool.ray` do this on every worker of a cluster. Any other launcher gives its workers
+the environment variable ``GPUPOOL_WORKER``, with :meth:`Settings.to_json` as its value, and has each call
+:func:`set_up` with no argument: as ``initializer`` of a pool of ``multiprocessing``, or in the first line of a program
+that ``mpirun`` or ``torchrun`` starts. Importing gpupool sets up nothing, for schedulers and parents of workers import
+it too.
+"""
+
+import dataclasses
+import importlib
+import json
+import operator
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import gpupool
+from gpupool import Error, HandlePool, InvalidValue, _native
+
+__all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down", "warm"]
+
+#: The environment variable with a worker's settings, as JSON.
+VARIABLE = "GPUPOOL_WORKER"
+
+_FRAMEWORKS = ("cuda_core", "cupy", "numba", "nvmath", "rmm", "torch")
+
+
+class SetUpFailed(Error):
+    """A worker could not be set up. The message says which worker, what failed, and why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker process is to have. What is wrong in itself raises InvalidValue here, on the client.
+
+    ``enable``: the frameworks to call ``gpupool.<name>.enable()`` for, in this order.
+    ``memory_fraction``: the part of each device's memory that the process may reserve through gpupool, 0 to 1.
+    ``memory_bytes``: the same in bytes; with both, the lesser counts.
+    ``handle_limits``: the most handles on each device, by the name of the pool, as :attr:`gpupool.HandlePool.limit`.
+    ``warm``: how many handles to make ahead of need on the current device, by the name of the pool.
+    """
+
+    enable: Sequence[str] = ()
+    memory_fraction: float | None = None
+    memory_bytes: int | None = None
+    handle_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    warm: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.enable, str):
+            raise InvalidValue(f"enable is a list of names: give [{self.enable!r}]")
+        for name in self.enable:
+            if name not in _FRAMEWORKS:
+                raise InvalidValue(f"{name!r} is no framework that can be enabled; there are: {', '.join(_FRAMEWORKS)}")
+        if self.memory_fraction is not None and not 0 <= self.memory_fraction <= 1:
+            raise InvalidValue(f"memory_fraction={self.memory_fraction} is no fraction: give 0 to 1")
+        memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
+        # What is compared and sent is of one form, whatever the caller gave, and does not change with it.
+        for field, value in (
+            ("enable", tuple(self.enable)),
+            ("memory_bytes", memory_bytes),
+            ("handle_limits", _counts("handle_limits", self.handle_limits, 1)),
+            ("warm", _counts("warm", self.warm, 0)),
+        ):
+            object.__setattr__(self, field, value)
+
+    def to_json(self) -> str:
+        """Write what differs from the defaults, as ``GPUPOOL_WORKER`` has it."""
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, (), {})}
+        return json.dumps(given)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """Read what :meth:`to_json` writes. Raises InvalidValue for anything else."""
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise InvalidValue(f"the settings are not JSON: {error}") from error
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(fields, dict) or not fields.keys() <= set(names):
+            raise InvalidValue(f"the settings are one JSON object with some of {', '.join(names)}; they are {text}")
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise InvalidValue(f"the settings have a value of a wrong type: {error}") from error
+
+    @classmethod
+    def from_environment(cls) -> "Settings":
+        """Read ``GPUPOOL_WORKER``; without it nothing is asked for. Raises InvalidValue if it is wrong."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return cls()
+        try:
+            return cls.from_json(text)
+        except InvalidValue as error:
+            raise InvalidValue(f"{VARIABLE}: {error}") from error
+
+
+def _count(what: str, value: Any, least: int) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < least or isinstance(value, bool):
+        raise InvalidValue(f"{what} must be a whole number from {least}, not {value!r}")
+    return count
+
+
+def _counts(what: str, counts: Any, least: int) -> dict[str, int]:
+    if not isinstance(counts, Mapping):
+        raise InvalidValue(f"{what} gives a number for each name of a pool, as in {{'cublas': 2}}; it is {counts!r}")
+    return {_pool(name).name: _count(f"{what}[{name!r}]", count, least) for name, count in counts.items()}
+
+
+def _pool(name: str) -> HandlePool:
+    pool = getattr(_native, name, None) if isinstance(name, str) else None
+    if not isinstance(pool, HandlePool):
+        known = sorted(key for key, value in vars(_native).items() if isinstance(value, HandlePool))
+        raise InvalidValue(f"there is no pool {name!r}; there are: {', '.join(known)}")
+    return pool
+
+
+@dataclasses.dataclass
+class _Setup:
+    """What was done in this process, for whom, and how to undo it."""
+
+    settings: Settings
+    undo: ExitStack
+    holders: set[str]
+    warmed: bool = False
+
+
+_setup: _Setup | None = None
+_failure: str | None = None
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child has nothing of what was set up in its parent, and finds no lock held for ever."""
+    global _setup, _failure, _lock
+    _setup, _failure, _lock = None, None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def _doing(what: str, worker: str) -> Iterator[None]:
+    """Say in which worker and in what an error came up, and keep that for :func:`stats`."""
+    global _failure
+    try:
+        yield
+    except Exception as error:
+        place = f"process {os.getpid()} on {socket.gethostname()}"
+        _failure = f"{worker or 'worker'} ({place}): {what} failed: {type(error).__name__}: {error}"
+        raise SetUpFailed(_failure) from error
+
+
+def set_up(
+    settings: Settings | None = None, *, worker: str = "", holder: str = "", before_devices: bool = False
+) -> None:
+    """Set this process up; without ``settings`` as ``GPUPOOL_WORKER`` says.
+
+    The same again does nothing. Other settings replace the former ones. If any of it fails, all of it is undone.
+    Limits of memory hold for the devices that are in use, and for those used later.
+
+    ``worker`` is what an error calls the process. ``holder`` names on whose behalf this is done, where several workers
+    live in one process: it is undone when the last of them calls :func:`tear_down`. ``before_devices`` leaves out all
+    that would start the GPU's driver, for launchers that tell a process later which devices it has: handles are then
+    made by :func:`warm`.
+
+    Raises SetUpFailed; its cause is the error itself.
+    """
+    global _setup, _failure
+    with _lock:
+        _failure = None
+        if settings is None:
+            with _doing("reading the settings", worker):
+                settings = Settings.from_environment()
+        if _setup is None or _setup.settings != settings:
+            holders = set() if _setup is None else _setup.holders
+            _undo(worker)
+            _setup = _Setup(settings, _apply(settings, worker), holders)
+        if not before_devices:
+            try:
+                _warm(_setup, worker)
+            except SetUpFailed:
+                _undo("")
+                raise
+        _setup.holders.add(holder)
+
+
+def _apply(settings: Settings, worker: str) -> ExitStack:
+    """Do all that needs no device, and return what undoes it."""
+    with ExitStack() as undo:
+        if settings.memory_fraction is not None or settings.memory_bytes is not None:
+            with _doing("limiting memory", worker):
+                former = _native.set_memory_limit(settings.memory_fraction, settings.memory_bytes)
+            undo.callback(_native.set_memory_limit, *former)
+        for name, limit in settings.handle_limits.items():
+            pool = _pool(name)
+            undo.callback(setattr, pool, "limit", pool.limit)
+            with _doing(f"limiting the handles of {name}", worker):
+                pool.limit = limit
+        for name in settings.enable:
+            with _doing(f"enabling {name}", worker):
+                framework = importlib.import_module(f"gpupool.{name}")
+                framework.enable()
+            undo.callback(framework.disable)
+        return undo.pop_all()
+
+
+def _warm(setup: _Setup, worker: str) -> None:
+    if setup.warmed:
+        return
+    for name, count in setup.settings.warm.items():
+        with _doing(f"making {count} handles of {name}", worker):
+            _pool(name).warm(count)
+    setup.warmed = True
+
+
+def _undo(worker: str) -> None:
+    global _setup
+    setup, _setup = _setup, None
+    if setup is not None:
+        with _doing("undoing the former settings", worker):
+            setup.undo.close()
+
+
+def warm() -> None:
+    """Make the handles that the settings ask for, if :func:`set_up` left that out; otherwise this does nothing.
+
+    Raises SetUpFailed; what :func:`set_up` did stays.
+    """
+    with _lock:
+        if _setup is not None:
+            _warm(_setup, "")
+
+
+def tear_down(holder: str = "") -> None:
+    """Undo :func:`set_up` when the last holder asks for it; otherwise this does nothing.
+
+    Limits are as they were, and the frameworks disabled. Handles stay until :meth:`gpupool.HandlePool.trim`.
+    Raises SetUpFailed if something cannot be undone; the rest is.
+    """
+    with _lock:
+        if _setup is not None:
+            _setup.holders.discard(holder)
+            if not _setup.holders:
+                _undo("")
+
+
+def stats() -> dict[str, Any]:
+    """What this process has: plain values, to be sent anywhere.
+
+    ``host`` and ``process`` say which process it is, ``settings`` what was set up (None for nothing), ``failure`` why
+    the last set-up failed (None if it did not), ``runtime`` the runtime in use (None before the first use), ``memory``
+    :func:`gpupool.memory_stats` by the ordinal of each device in use, ``handles`` :func:`gpupool.handle_stats` by the
+    name of the pool. It starts no driver.
+
+    Raises Forked in a forked child of a process that had used a GPU.
+    """
+    setup, failure = _setup, _failure
+    memory = {device: gpupool.memory_stats(device).as_dict() for device in _native.devices_in_use()}
+    handles = {name: counts.as_dict() for name, counts in gpupool.handle_stats().items()}
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "settings": None if setup is None else dataclasses.asdict(setup.settings),
+        "failure": failure,
+        "runtime": gpupool.runtime() if memory or handles else None,
+        "memory": memory,
+        "handles": handles,
+    }

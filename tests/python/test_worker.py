@@ -1,0 +1,268 @@
+"""What a worker is to have: one description, done and undone as a whole in the worker's own process."""
+
+import json
+import pickle
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import gpupool
+import pytest
+from gpupool import worker
+from gpupool.worker import Settings, SetUpFailed
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set_up():
+    """Leave nothing set up, whoever did it."""
+    yield
+    worker._forget()
+    gpupool._native.set_memory_limit(None, None)
+    gpupool.host.limit = None
+
+
+@pytest.fixture
+def frameworks(monkeypatch):
+    """Put stand-ins in the place of two adapters, and return the list of what was called."""
+    calls = []
+    for name in ("cupy", "numba"):
+        module = types.ModuleType(f"gpupool.{name}")
+        module.enable = lambda name=name: calls.append(f"enable {name}")
+        module.disable = lambda name=name: calls.append(f"disable {name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"enable": "cupy"}, r"give \['cupy'\]"),
+        ({"enable": ["tensorflow"]}, "'tensorflow' is no framework .*torch"),
+        ({"memory_fraction": 1.5}, "1.5 is no fraction"),
+        ({"memory_bytes": -1}, "memory_bytes must be a whole number from 0, not -1"),
+        ({"memory_bytes": 0.5}, "memory_bytes must be a whole number from 0, not 0.5"),
+        ({"handle_limits": {"cublas": 0}}, r"handle_limits\['cublas'\] must be a whole number from 1, not 0"),
+        ({"handle_limits": {"blas": 2}}, "no pool 'blas'; .*cublas"),
+        ({"handle_limits": {"empty": 2}}, "no pool 'empty'"),
+        ({"handle_limits": ["cublas"]}, "a number for each name"),
+        ({"warm": {"cublas": True}}, "not True"),
+        ({"warm": {"cublas": "2"}}, "not '2'"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused_where_they_are_made(settings, message):
+    with pytest.raises(gpupool.InvalidValue, match=message):
+        Settings(**settings)
+
+
+def test_settings_survive_pickle_and_json():
+    settings = Settings(
+        enable=["cupy"], memory_fraction=0.0, memory_bytes=0, handle_limits={"host": 3}, warm={"host": 0}
+    )
+    assert Settings.from_json(settings.to_json()) == settings == pickle.loads(pickle.dumps(settings))
+    assert Settings().to_json() == "{}"
+
+
+def test_settings_do_not_change_with_what_they_were_made_from():
+    limits = {"host": 3}
+    settings = Settings(handle_limits=limits)
+    limits["host"] = 4
+    assert settings.handle_limits == {"host": 3}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"memory_fractoin": 1}', '{"enable": 1}', '{"memory_fraction": "half"}'])
+def test_an_environment_that_is_wrong_fails_with_the_variable_and_what_is_wrong(monkeypatch, text):
+    monkeypatch.setenv("GPUPOOL_WORKER", text)
+    with pytest.raises(SetUpFailed, match="reading the settings failed: InvalidValue: GPUPOOL_WORKER: "):
+        worker.set_up()
+    assert "GPUPOOL_WORKER" in worker.stats()["failure"]
+
+
+def test_without_arguments_the_environment_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("GPUPOOL_WORKER", Settings(handle_limits={"host": 3}).to_json())
+    worker.set_up()
+    assert gpupool.host.limit == 3
+    monkeypatch.delenv("GPUPOOL_WORKER")
+    worker.set_up()
+    assert gpupool.host.limit is None
+
+
+def test_memory_is_limited_on_every_device_and_no_longer_after_the_end(nothing_left):
+    streams = [gpupool.Stream(device) for device in range(2)]
+    worker.set_up(Settings(memory_fraction=0.5, memory_bytes=8 * MIB))
+    for stream in streams:
+        gpupool.empty(4 * MIB, stream).free()
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(16 * MIB, stream)
+    worker.tear_down()
+    for stream in streams:
+        gpupool.empty(16 * MIB, stream).free()
+
+
+def test_limits_start_no_driver_and_hold_for_devices_used_later(run_python):
+    code = """
+import gpupool, os
+from gpupool.worker import Settings, set_up, stats
+set_up(Settings(memory_bytes=8 << 20, handle_limits={"host": 3}, warm={"host": 1}), before_devices=True)
+print(stats()["runtime"], stats()["memory"], stats()["handles"])
+os.environ["GPUPOOL_RUNTIME"] = "host"
+for device in range(2):
+    try:
+        gpupool.empty(16 << 20, gpupool.Stream(device))
+    except gpupool.OutOfMemory:
+        print(stats()["runtime"], list(stats()["memory"]))
+"""
+    # A runtime that cannot be had shows that none is asked for.
+    done = run_python(code, GPUPOOL_RUNTIME="nothing")
+    assert (done.stdout, done.stderr) == ("None {} {}\nhost [0]\nhost [0, 1]\n", "")
+
+
+def test_frameworks_are_enabled_in_order_once_and_disabled_in_reverse(frameworks):
+    settings = Settings(enable=["numba", "cupy"])
+    worker.set_up(settings)
+    worker.set_up(Settings(enable=("numba", "cupy")))
+    assert frameworks == ["enable numba", "enable cupy"]
+    worker.tear_down()
+    worker.tear_down()
+    assert frameworks[2:] == ["disable cupy", "disable numba"]
+
+
+def test_other_settings_replace_the_former_ones(frameworks):
+    worker.set_up(Settings(enable=["numba"], handle_limits={"host": 3}))
+    worker.set_up(Settings(enable=["cupy"]))
+    assert frameworks == ["enable numba", "disable numba", "enable cupy"]
+    assert gpupool.host.limit is None
+
+
+def test_what_fails_is_named_and_all_is_undone(frameworks, monkeypatch):
+    def fail():
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(sys.modules["gpupool.cupy"], "enable", fail)
+    gpupool.host.limit = 7
+    with pytest.raises(
+        SetUpFailed, match=r"node 5 \(process \d+ on .*\): enabling cupy failed: .*no such luck"
+    ) as caught:
+        worker.set_up(Settings(enable=["numba", "cupy"], handle_limits={"host": 3}, memory_bytes=MIB), worker="node 5")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), SetUpFailed)
+    assert frameworks == ["enable numba", "disable numba"]
+    assert gpupool.host.limit == 7
+    assert gpupool._native.set_memory_limit(None, None) == (None, None)
+    assert (worker.stats()["settings"], worker.stats()["failure"]) == (None, str(caught.value))
+    worker.set_up(Settings(enable=["numba"]))
+    assert worker.stats()["failure"] is None
+
+
+def test_handles_that_cannot_be_made_undo_all_too(frameworks):
+    with pytest.raises(SetUpFailed, match="making 1 handles of cudnn failed: RuntimeUnavailable"):
+        worker.set_up(Settings(enable=["numba"], warm={"cudnn": 1}))
+    assert frameworks == ["enable numba", "disable numba"]
+
+
+def test_several_workers_of_a_process_end_it_with_the_last(frameworks):
+    for holder in ("first", "second", "first"):
+        worker.set_up(Settings(enable=["cupy"]), holder=holder)
+    worker.tear_down("first")
+    worker.tear_down("first")
+    assert frameworks == ["enable cupy"]
+    worker.tear_down("second")
+    assert frameworks == ["enable cupy", "disable cupy"]
+
+
+class WatchedLock:
+    """A lock that tells when so many threads have come to it."""
+
+    def __init__(self, count):
+        self.lock, self.all_came, self.missing = threading.Lock(), threading.Event(), [None] * count
+
+    def __enter__(self):
+        self.missing.pop()
+        if not self.missing:
+            self.all_came.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def test_threads_that_set_up_at_once_do_it_once(frameworks, monkeypatch):
+    lock = WatchedLock(8)
+    monkeypatch.setattr(worker, "_lock", lock)
+
+    def enable():
+        assert lock.all_came.wait(timeout=60)
+        frameworks.append("enable cupy")
+
+    monkeypatch.setattr(sys.modules["gpupool.cupy"], "enable", enable)
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(lambda _: worker.set_up(Settings(enable=["cupy"])), range(8)))
+    assert frameworks == ["enable cupy"]
+
+
+def test_handles_are_warmed_once_and_later_if_asked():
+    gpupool.host.trim()
+    settings = Settings(warm={"host": 3})
+    worker.set_up(settings, before_devices=True)
+    assert gpupool.host.stats().idle == 0
+    worker.warm()
+    assert gpupool.host.stats().idle == 3
+    gpupool.host.trim()
+    worker.warm()
+    worker.set_up(settings)
+    assert gpupool.host.stats().idle == 0
+    worker.tear_down()
+    worker.warm()
+    assert gpupool.host.stats().idle == 0
+
+
+def test_stats_are_plain_values():
+    buffer = gpupool.empty(64)
+    gpupool.host.handle()
+    worker.set_up(Settings(handle_limits={"host": 30}))
+    stats = json.loads(json.dumps(worker.stats()))
+    assert stats["settings"]["handle_limits"] == {"host": 30}
+    assert stats["memory"]["0"]["live_blocks"] >= 1
+    assert stats["handles"]["host"]["held"] >= 1
+    assert stats["runtime"] == "host"
+    buffer.free()
+
+
+def test_any_launcher_can_set_its_workers_up_by_the_variable(run_python):
+    code = """
+import gpupool, multiprocessing
+with multiprocessing.get_context("spawn").Pool(1, initializer=gpupool.worker.set_up) as pool:
+    stats = pool.apply(gpupool.worker.stats)
+print(stats["settings"]["memory_fraction"], stats["handles"]["host"]["idle"], gpupool.worker.stats()["settings"])
+"""
+    done = run_python(code, GPUPOOL_WORKER=Settings(memory_fraction=0.25, warm={"host": 2}).to_json())
+    # Importing gpupool sets up nothing: the parent has the variable too.
+    assert (done.stdout, done.stderr) == ("0.25 2 None\n", "")
+
+
+def test_a_forked_worker_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu(run_python):
+    code = """
+import gpupool, os
+from gpupool import worker
+settings = worker.Settings(handle_limits={"host": 3}, memory_bytes=1 << 20)
+
+def fork_and_set_up():
+    child = os.fork()
+    if child == 0:
+        assert worker._setup is None
+        try:
+            worker.set_up(settings)
+            os._exit(0)
+        except worker.SetUpFailed as error:
+            os._exit(3 if "limiting memory failed: Forked: " in str(error) and "spawn" in str(error) else 4)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+worker.set_up(settings)
+before_use = fork_and_set_up()
+gpupool.host.handle()
+print(before_use, fork_and_set_up())
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 3\n", "")
