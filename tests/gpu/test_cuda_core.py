@@ -82,9 +82,11 @@ def test_memory_waits_for_the_stream_that_closed_it(device):
     buffer = device.allocate(8 * MIB, stream=first)
     buffer.fill(1, stream=first)
     view = torch.from_dlpack(buffer)
+    # Loaded before a kernel is busy, which loading may wait for.
+    assert int(result.copy_(view).sum(dtype=torch.int64)) == 8 * MIB
     device.sync()
     with torch.cuda.stream(on_second):
-        torch.cuda._sleep(40_000_000)
+        torch.cuda._sleep(1_000_000_000)
         result.copy_(view)
     del view
     gc.collect()

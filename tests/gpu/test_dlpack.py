@@ -9,8 +9,8 @@ import pytest
 from gpu_helpers import cupy, import_or_skip, in_threads
 
 MIB = 1 << 20
-# About 100 ms of an H200.
-SLEEP_CYCLES = 200_000_000
+# About half a second of an H200.
+SLEEP_CYCLES = 1_000_000_000
 
 
 @pytest.fixture
@@ -55,6 +55,8 @@ def test_memory_is_not_used_again_before_its_consumer_is_done(torch):
     fill(buffer, 1, stream)
     with torch.cuda.stream(consumer):
         tensor = torch.from_dlpack(buffer)
+        # Loaded before a kernel is busy, which loading may wait for.
+        assert int(tensor.sum(dtype=torch.int64)) == 8 * MIB
         torch.cuda._sleep(SLEEP_CYCLES)
         total = tensor.sum(dtype=torch.int64)
     del tensor, buffer
