@@ -13,6 +13,7 @@ mod device_buffer;
 mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
+mod feed;
 mod grow;
 mod heap;
 mod id;
@@ -35,6 +36,10 @@ mod snapshot;
 mod stats;
 mod table;
 mod thread_cache;
+#[cfg(feature = "python")]
+pub(crate) mod torch;
+#[cfg(feature = "python")]
+mod torch_error;
 
 use crate::error::{Error, Result};
 use crate::lifecycle;
@@ -46,6 +51,7 @@ pub use capture::{CaptureScope, GraphMemory};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
+pub use feed::feed;
 pub use id::{PoolId, graph_pool_handle};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,

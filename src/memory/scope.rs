@@ -55,6 +55,10 @@ impl PoolToken {
         Self { pool: Arc::clone(pool) }
     }
 
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// The pool's id.
     pub fn id(&self) -> PoolId {
         self.pool.id

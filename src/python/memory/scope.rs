@@ -43,16 +43,21 @@ pub(in crate::python) struct PyPoolScope {
     entered: Mutex<Vec<(ThreadId, Entered)>>,
 }
 
+/// The pool that an argument of the function of this name names.
+pub(super) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
+    if let Ok(pool) = pool.cast::<PyMemPool>() {
+        Ok(pool.get().token())
+    } else if let Ok(token) = pool.cast::<PyPoolToken>() {
+        Ok(token.get().0.clone())
+    } else {
+        Err(Error::invalid_value(format!("{function} takes a MemPool or its token(), not {pool}")).into())
+    }
+}
+
 /// Routes this thread's allocations into a pool for a `with` block.
 #[pyfunction]
 pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoolScope> {
-    let token = if let Ok(pool) = pool.cast::<PyMemPool>() {
-        pool.get().token()
-    } else if let Ok(token) = pool.cast::<PyPoolToken>() {
-        token.get().0.clone()
-    } else {
-        return Err(Error::invalid_value(format!("use_mem_pool takes a MemPool or its token(), not {pool}")).into());
-    };
+    let token = token_of(pool, "use_mem_pool")?;
     Ok(PyPoolScope { pool: pool.clone().unbind(), token, entered: Mutex::new(Vec::new()) })
 }
 
