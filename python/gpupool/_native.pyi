@@ -673,6 +673,15 @@ class CApi:
     def capsule(self) -> Any:
         """A PyCapsule named ``gpupool.c_api`` that points to a version and the six functions."""
 
+    def feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int]:
+        """A pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps what it gets and cuts it itself.
+
+        It allocates from this pool, or each device's default pool, whatever scopes the calling thread is in; null where
+        there is no memory. It does what ``cudaMalloc`` and ``cudaFree`` would: the memory may be used on any stream at
+        once, and what is freed is used again after all work on the device so far. It asks no :func:`on_oom` callback. A
+        pool that was dropped gives null. Raises :class:`InvalidValue` if 64 pools have such functions.
+        """
+
 c_api: CApi
 
 def fence(stream: _StreamLike) -> bool:
@@ -720,6 +729,12 @@ def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> floa
 
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later."""
+
+def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:
+    """Addresses of C functions for PyTorch's pluggable allocator, by the names of the setters that take them.
+
+    ``address_of(symbol)`` answers where a symbol of PyTorch's own library is; see :mod:`gpupool.torch`.
+    """
 
 @final
 class ReplayResult:

@@ -106,6 +106,23 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     Ok(())
 }
 
+/// Frees a block whose streams nobody named: it is used again once all work on the device so far is done.
+///
+/// # Errors
+/// As [`free`].
+pub(super) fn free_after_all_work(cache: &'static ThreadCache, offset: u64) -> Result<()> {
+    lifecycle::refuse_forked()?;
+    cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
+    let users = cache.take_uses(offset);
+    cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
+    order::defer_after_all_work(cache, offset, &users);
+    if cache.is_closing() {
+        return release::leave_closed(cache, local::thread());
+    }
+    // At once where the device has nothing to do.
+    order::settle(cache, local::thread(), false)
+}
+
 /// A stream that uses a block, as the calling thread names it.
 fn user(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<User> {
     let memory = cache.device;

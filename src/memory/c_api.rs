@@ -62,7 +62,7 @@ pub(super) fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
 }
 
 /// Runs what must neither panic nor fail across C.
-fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
+pub(super) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
     if lifecycle::is_forked() {
         return otherwise;
     }
@@ -74,7 +74,7 @@ fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSa
 
 /// The stream that a caller names; -1 for whichever device it belongs to.
 #[inline]
-fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(super) fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     match u32::try_from(device) {
         // SAFETY: the caller vouches for its stream, and that it is one of the device, which is looked up where it is used.
         Ok(ordinal) => Ok(unsafe { Stream::from_raw_on(stream, Device::from_ordinal(ordinal)) }),
@@ -83,7 +83,7 @@ fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     }
 }
 
-fn pointer(address: u64) -> *mut c_void {
+pub(super) fn pointer(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(address as usize)
 }
 

@@ -327,21 +327,47 @@ pub(super) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> R
             pool.id, pool.id
         )));
     };
-    let _restored = Restored { first };
+    let _supplying = Supplying;
+    let _followed = Followed { first };
     allocator()
 }
 
-/// Follows the thread's scopes again, also after a panic of the allocator.
-struct Restored {
+/// The pool is supplied no longer, also after a panic of the allocator.
+struct Supplying;
+
+impl Drop for Supplying {
+    fn drop(&mut self) {
+        let _ = LOCAL.try_with(|local| local.supplied.borrow_mut().pop());
+    }
+}
+
+/// Follows the thread's scopes again, also after a panic.
+struct Followed {
     first: u64,
 }
 
-impl Drop for Restored {
+impl Drop for Followed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|local| {
-            local.supplied.borrow_mut().pop();
             local.first_ticket.set(self.first);
             local.note_routes();
         });
     }
+}
+
+/// Runs an allocation from this pool, whatever scopes the thread is in.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends; what the allocation answers.
+pub(super) fn only_in<R>(pool: &Arc<Pool>, is_captured: bool, allocate: impl FnOnce() -> Result<R>) -> Result<R> {
+    struct Left(u64);
+    impl Drop for Left {
+        fn drop(&mut self) {
+            drop(leave(self.0));
+        }
+    }
+    let first = LOCAL.try_with(|local| local.first_ticket.replace(TICKETS.fetch_add(1, Ordering::Relaxed)));
+    let _followed = Followed { first: first.map_err(|_| ending())? };
+    let _left = Left(add(Arc::clone(pool), is_captured, None, Vec::new())?);
+    allocate()
 }

@@ -13,6 +13,7 @@ mod device_buffer;
 mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
+mod feed;
 mod grow;
 mod heap;
 mod id;
@@ -37,6 +38,10 @@ mod snapshot;
 mod stats;
 mod table;
 mod thread_cache;
+#[cfg(feature = "python")]
+pub(crate) mod torch;
+#[cfg(feature = "python")]
+mod torch_error;
 
 use crate::error::Result;
 use crate::lifecycle;
@@ -49,6 +54,7 @@ pub use capture::{CaptureScope, GraphMemory};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
+pub use feed::feed;
 pub use id::{PoolId, graph_pool_handle};
 pub(crate) use library_memory::LibraryMemory;
 pub use limit::{MemoryLimit, devices_in_use, set_memory_limit};

@@ -54,12 +54,12 @@ pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) ->
 }
 
 thread_local! {
-    /// Whether this thread is in a callback.
+    /// Whether this thread is in a callback, or may not call one.
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does not ask
-/// itself.
+/// itself, nor in [`without_callbacks`].
 fn callbacks() -> Vec<OomCallback> {
     if IS_CALLING.try_with(Cell::get) != Ok(false) {
         return Vec::new();
@@ -67,18 +67,22 @@ fn callbacks() -> Vec<OomCallback> {
     lock_callbacks().iter().map(|(_, callback)| Arc::clone(callback)).collect()
 }
 
-/// Whether the callback freed anything.
-fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
-    struct Calling;
+/// Runs what must not ask callbacks if it finds no memory.
+pub(super) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
+    struct Calling(bool);
     impl Drop for Calling {
         fn drop(&mut self) {
-            let _ = IS_CALLING.try_with(|is_calling| is_calling.set(false));
+            let _ = IS_CALLING.try_with(|is_calling| is_calling.set(self.0));
         }
     }
-    let _ = IS_CALLING.try_with(|is_calling| is_calling.set(true));
-    // Also where the callback panics.
-    let _calling = Calling;
-    callback(device, bytes)
+    // Set back also where it panics.
+    let _calling = Calling(IS_CALLING.try_with(|is_calling| is_calling.replace(true)).unwrap_or(true));
+    run()
+}
+
+/// Whether the callback freed anything.
+fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
+    without_callbacks(|| callback(device, bytes))
 }
 
 /// Serves a request that found no free block in its cache.

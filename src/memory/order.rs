@@ -248,7 +248,17 @@ pub(super) fn settle(cache: &ThreadCache, thread: u64, wait: bool) -> Result<()>
 
 /// Keeps a freed block back until the streams that use it are done.
 pub(super) fn defer(cache: &ThreadCache, thread: u64, offset: u64, users: &[User]) {
-    let until = Until::users(cache.device, users, thread);
+    keep_back(cache, offset, Until::users(cache.device, users, thread));
+}
+
+/// Keeps a freed block back until all work so far is done, on its device and on those of streams that use it.
+pub(super) fn defer_after_all_work(cache: &ThreadCache, offset: u64, users: &[User]) {
+    let streams = users.iter().map(|user| user.stream.clone());
+    let devices = devices(&streams.chain([Stream::legacy(cache.device.device)]).collect::<Vec<_>>());
+    keep_back(cache, offset, Until::all_work(cache.device, &devices).unwrap_or(Until::Devices(devices)));
+}
+
+fn keep_back(cache: &ThreadCache, offset: u64, until: Until) {
     cache.waiting.change(|waiting| {
         waiting.push(Waiting { offset, until });
         (waiting.len(), ())

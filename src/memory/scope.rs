@@ -67,6 +67,10 @@ impl PoolToken {
         PoolUse::new(&self.pool, false)
     }
 
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// The pool's id.
     pub fn id(&self) -> PoolId {
         self.pool.id

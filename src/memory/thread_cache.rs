@@ -32,8 +32,12 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Whether the stream can be asked and recorded on by this thread: it lasts, or somebody has just given it.
+    /// Whether the stream can be asked and recorded on by this thread: it lasts, or somebody has just given it. That of a
+    /// capture says nothing: its graph ran on whatever streams replayed it.
     pub(super) fn is_stream_usable(&self, thread: u64, alive: Option<&Stream>) -> bool {
+        if self.is_captured {
+            return false;
+        }
         if self.stream_of != 0 {
             return self.stream_of == thread;
         }

@@ -109,3 +109,16 @@ def test_runs_as_a_script(name, examples):
         assert "pip install nvidia-cudss-cu13" in output
     else:
         assert "threads served" in output
+
+
+def test_training_with_and_without():
+    import_or_skip("torch")
+    torch_training = importlib.import_module("torch_training")
+    lines = run_python(torch_training.__file__).splitlines()
+    print("\n".join(lines))
+    # peak, "MiB", a step, "ms", loss
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    losses = [float(row[4]) for row in rows.values()]
+    assert set(rows) == {"PyTorch", "gpupool"}
+    assert abs(losses[0] - losses[1]) < 0.05 * max(losses)
+    assert float(rows["gpupool"][0]) <= 1.05 * float(rows["PyTorch"][0])

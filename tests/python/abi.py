@@ -169,10 +169,10 @@ OPTIONAL = {"SET_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
 
 
-def _compile(source: str, file: Path, *flags: str) -> Path:
-    compiler = shutil.which("cc")
+def _compile(source: str, file: Path, *flags: str, language: str = "cc") -> Path:
+    compiler = shutil.which(language)
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip(f"needs a compiler, {language}")
     file.parent.mkdir(parents=True, exist_ok=True)
     command = [compiler, "-shared", "-fPIC", "-w", f"-Wl,-soname,{file.name}", *flags, str(SOURCES / source)]
     subprocess.run([*command, "-o", str(file)], check=True)
@@ -187,6 +187,11 @@ def build_driver(folder: Path, *flags: str) -> Path:
 def build_hip(file: Path, *flags: str) -> Path:
     """Build HIP's library."""
     return _compile("libamdhip64.c", file, *flags)
+
+
+def build_torch(file: Path) -> Path:
+    """Build PyTorch's library."""
+    return _compile("libc10_cuda.cpp", file, "-std=c++17", language="c++")
 
 
 def build_library(

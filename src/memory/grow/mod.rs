@@ -218,7 +218,8 @@ impl Work<'_> {
                     heap.take_mappings(&self.device.pages, wanted, slack, u64::MAX)
                 };
                 self.add(cache, &other, thread, &service.stream, mappings)?;
-                if other.stream.raw() != service.stream.raw() || other.stream_of != service.stream_of {
+                let is_in_order = other.stream.raw() == service.stream.raw() && other.stream_of == service.stream_of;
+                if !is_in_order || other.is_captured {
                     self.pass_on(effort >= Effort::Pool)?;
                 }
             }

@@ -1,8 +1,10 @@
 //! The C interface's addresses, for plugs that take them.
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use crate::memory::{C_API, DEVICE_MEM_HANDLER, dlpack};
+use super::scope::token_of;
+use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, dlpack};
 
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
 #[derive(Debug)]
@@ -15,6 +17,27 @@ pub(in crate::python) struct PyCApi {
     handler_free: usize,
     handler: usize,
     capsule: Py<PyAny>,
+}
+
+#[pymethods]
+impl PyCApi {
+    #[pyo3(signature = (pool = None))]
+    fn feed(&self, pool: Option<&Bound<'_, PyAny>>) -> PyResult<(usize, usize)> {
+        let token = pool.map(|pool| token_of(pool, "feed")).transpose()?;
+        let (malloc, free) = memory::feed(token.as_ref())?;
+        Ok((malloc as usize, free as usize))
+    }
+}
+
+/// The functions for PyTorch's pluggable allocator.
+#[pyfunction]
+pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    let functions = memory::torch::functions(|symbol| address_of.call1((symbol,))?.extract::<usize>())?;
+    let dict = PyDict::new(address_of.py());
+    for (name, address) in functions {
+        dict.set_item(name, address)?;
+    }
+    Ok(dict)
 }
 
 pub(in crate::python) fn c_api(py: Python<'_>) -> PyResult<PyCApi> {

@@ -1,0 +1,512 @@
+"""The adapter for PyTorch, against a stand-in: PyTorch itself needs a GPU, and there tests/gpu/test_torch.py runs."""
+
+import ctypes
+import gc
+import sys
+import threading
+
+import gpupool
+import gpupool.torch
+import pytest
+from abi import build_torch
+from gpupool import _frameworks, _native
+from own_memory import MIB, Allocator, allocate_in, other_thread
+from torch_double import OutOfMemoryError, Torch
+
+MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the stand-in is installed."""
+    folder = tmp_path_factory.mktemp("site") / "torch"
+    build_torch(folder / "lib" / "libc10_cuda.so")
+    return folder
+
+
+@pytest.fixture
+def torch(folder, monkeypatch, nothing_left):
+    """PyTorch as it is when it was just imported."""
+    double = Torch(folder)
+    monkeypatch.setitem(sys.modules, "torch", double)
+    for name, value in {"_has_allocator": False, "_source": None, "_idle": {}, "_inside": 0}.items():
+        monkeypatch.setattr(gpupool.torch, name, value)
+    yield double
+    gpupool.torch.disable()
+
+
+@pytest.fixture
+def allocator(torch):
+    """gpupool as PyTorch's allocator."""
+    gpupool.torch.enable()
+    return torch.allocator
+
+
+def live_in(pool_id):
+    """Addresses of blocks that are held, of the segments of a pool."""
+    segments = [segment for segment in gpupool.memory_snapshot()["segments"] if segment["segment_pool_id"] == pool_id]
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    return {block["address"] for block in blocks if block["state"] == "active_allocated"}
+
+
+def pool_of(address):
+    """The id of the pool that a block is in."""
+    ids = {segment["segment_pool_id"] for segment in gpupool.memory_snapshot()["segments"]}
+    return next(pool_id for pool_id in ids if address in live_in(pool_id))
+
+
+# Pools of PyTorch's.
+
+
+def test_a_pool_of_pytorchs_takes_its_memory_from_ours(torch):
+    pool = gpupool.MemPool(limit=8 * MIB, device=1)
+    made = gpupool.torch.mem_pool(pool, use_on_oom=True, no_split=True)
+    assert (made.use_on_oom, made.no_split, torch.calls) == (True, True, [("device", 1)])
+    with gpupool.use_mem_pool(gpupool.MemPool(device=1)):
+        address = made.take(2 * MIB, 1)
+    assert live_in(pool.id) == {address}
+    with pytest.raises(OutOfMemoryError):
+        made.take(20 * MIB, 1)
+    del made
+    assert pool.stats().live_bytes == 0
+
+
+def test_without_a_pool_it_is_the_default_one(torch):
+    made = gpupool.torch.mem_pool(device=1)
+    assert torch.calls == [("device", 1)]
+    address = made.take(2 * MIB, 1)
+    assert pool_of(address) == (0, 0)
+
+
+def test_pytorchs_pool_keeps_ours(torch):
+    pool = gpupool.MemPool()
+    pool_id, made = pool.id, gpupool.torch.mem_pool(pool)
+    del pool
+    gc.collect()
+    address = made.take(2 * MIB)
+    assert live_in(pool_id) == {address}
+
+
+def test_pools_that_cannot_feed_pytorch_are_refused(torch):
+    with pytest.raises(gpupool.InvalidValue, match="inside a lock"):
+        gpupool.torch.mem_pool(gpupool.MemPool((lambda *arguments: 0, lambda *arguments: None)))
+    own = Allocator()
+    functions = MALLOC(own.malloc), FREE(own.free)
+    addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    made = gpupool.torch.mem_pool(gpupool.MemPool(addresses))
+    assert made.take(2 * MIB) in own.live
+    del made
+    gpupool.empty_cache()
+    assert own.live == {}
+    with pytest.raises(gpupool.InvalidValue, match="of device 1, not of device 0"):
+        gpupool.torch.mem_pool(gpupool.MemPool(device=1), device=0)
+
+
+def test_a_block_uses_one_pool_of_pytorchs_again_and_keeps_none_of_ours(torch):
+    pool, used = gpupool.MemPool(device=1), []
+    for _ in range(3):
+        with gpupool.torch.using(pool) as inside:
+            assert inside is pool
+            used.append(torch.local.pool)
+            assert torch.local.pool.inside == (threading.get_ident(), 1)
+            torch.local.pool.take(MIB, 1)
+    assert used[0] is used[1] is used[2]
+    assert pool.stats().live_bytes == 3 * MIB
+    del used
+    gpupool.torch.empty_cache()
+    assert pool.stats().live_bytes == 0
+    assert torch.calls[-1] == "empty_cache"
+    with gpupool.torch.using(pool):
+        token = pool.token()
+        inside = None
+    del pool
+    gc.collect()
+    with pytest.raises(gpupool.InvalidValue, match="dropped"):
+        gpupool.c_api.feed(token)
+
+
+def test_blocks_nest_also_in_one_pool_and_end_by_exceptions(torch):
+    pool = gpupool.MemPool()
+    with gpupool.torch.using(pool):
+        outer = torch.local.pool
+        with gpupool.torch.using(pool):
+            assert torch.local.pool is not outer
+        with pytest.raises(ZeroDivisionError), gpupool.torch.using(pool):
+            print(1 // 0)
+        assert torch.local.pool is outer
+    assert torch.local.pool is None
+    assert len(gpupool.torch._idle[pool.id]) == 2
+
+
+def test_no_pool_of_pytorchs_dies_while_a_block_is_open(torch):
+    pool, other = gpupool.MemPool(), gpupool.MemPool()
+    with gpupool.torch.using(other):
+        torch.local.pool.take(MIB)
+    with gpupool.torch.using(pool):
+        gpupool.torch.empty_cache()
+        assert other.stats().live_bytes == MIB
+    gpupool.torch.empty_cache()
+    assert other.stats().live_bytes == 0
+
+
+def test_16_threads_in_one_pool(torch):
+    pool = gpupool.MemPool()
+    all_in = threading.Barrier(16, timeout=60)
+    pools = set()
+
+    def work():
+        for _ in range(10):
+            with gpupool.torch.using(pool):
+                torch.local.pool.take(MIB)
+                pools.add(torch.local.pool)
+                all_in.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pool.stats().live_bytes == 160 * MIB
+    assert len(pools) == len(gpupool.torch._idle[pool.id]) >= 16
+    pools.clear()
+    gpupool.torch.empty_cache()
+    assert pool.stats().live_bytes == 0
+
+
+# PyTorch's allocator for the whole process.
+
+
+def test_every_allocation_comes_from_gpupool(allocator, torch):
+    gpupool.torch.enable()
+    assert torch.allocator is allocator, "enabled twice"
+    addresses = [allocator.allocate(size) for size in (512, 3 * MIB, 0)]
+    assert addresses[2] is None
+    assert set(addresses[:2]) <= live_in((0, 0))
+    for address, size in zip(addresses, (512, 3 * MIB, 0), strict=True):
+        allocator.free(address, size, 0, None)
+    assert not set(addresses) & live_in((0, 0))
+
+
+def test_it_follows_scopes(allocator):
+    pool = gpupool.MemPool()
+    with gpupool.torch.using(pool):
+        inside = allocator.allocate(MIB)
+    assert live_in(pool.id) == {inside}
+    allocator.free(inside, MIB, 0, None)
+    with pytest.raises(gpupool.Error, match="no pools of its own"):
+        gpupool.torch.mem_pool(pool)
+
+
+def test_out_of_memory_is_pytorchs_error_and_says_who_holds_it(allocator):
+    pool = gpupool.MemPool(limit=4 * MIB)
+    asked = []
+    callback = gpupool.on_oom(lambda device, nbytes: asked.append(nbytes))
+    with (
+        gpupool.use_mem_pool(pool),
+        pytest.raises(
+            OutOfMemoryError, match=r"^CUDA out of memory\. Tried to allocate 5\.00 GiB\. .* limit is 4\.0 MiB"
+        ),
+    ):
+        allocator.allocate(5 << 30)
+    callback.remove()
+    assert asked == [5 << 30]
+    with gpupool.use_mem_pool(pool), pytest.raises(OutOfMemoryError, match=r"Tried to allocate 4\.50 MiB\."):
+        allocator.allocate(9 * MIB // 2)
+    # Nothing is held by what was thrown.
+    with gpupool.use_mem_pool(pool):
+        allocator.free(allocator.allocate(4 * MIB), 4 * MIB, 0, None)
+
+
+def test_many_threads_may_run_out_of_memory_at_once(allocator):
+    raised = []
+
+    def work():
+        for _ in range(50):
+            try:
+                allocator.allocate(1 << 50)
+            except OutOfMemoryError as error:
+                raised.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(raised) == 800
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda allocator: allocator.allocate(MIB, 7),
+        lambda allocator: allocator.memory_fraction(2.0, 0),
+        lambda allocator: allocator.record_stream(0x1000, None),
+        lambda allocator: allocator.begin(7, 1, 0),
+    ],
+    ids=["device", "fraction", "address", "device of a pool"],
+)
+def test_other_failures_are_runtime_errors(allocator, call):
+    with pytest.raises(RuntimeError) as raised:
+        call(allocator)
+    assert type(raised.value) is RuntimeError
+    assert str(raised.value)
+
+
+def test_a_recorded_stream_keeps_the_memory(allocator):
+    stream = gpupool.Stream()
+    address = allocator.allocate(4 * MIB)
+    allocator.record_stream(address, stream.ptr)
+    allocator.record_stream(None, stream.ptr)
+    work = _native.host_submit(stream)
+    allocator.free(address, 4 * MIB, 0, None)
+    other = allocator.allocate(4 * MIB)
+    assert other != address
+    _native.host_complete(stream, work)
+    allocator.free(other, 4 * MIB, 0, None)
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().waiting_blocks == 0
+
+
+def test_the_cache_is_emptied_and_limited(allocator):
+    allocator.free(allocator.allocate(40 * MIB), 40 * MIB, 0, None)
+    before = gpupool.memory_stats().reserved_bytes
+    allocator.reset()
+    assert gpupool.memory_stats().reserved_bytes <= before - 40 * MIB
+    allocator.memory_fraction(0.25, 0)
+    assert gpupool.get_per_process_memory_fraction(0) == 0.25
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`: tells the allocator of its capture and its end."""
+
+    numbers = iter(range(1, 1000))
+
+    def __init__(self, allocator, pool=None):
+        self.allocator, self.stream = allocator, gpupool.Stream()
+        self.id = pool or (next(self.numbers), 0)
+
+    def __enter__(self):
+        self.allocator.begin(0, *self.id)
+        _native.host_begin_capture(self.stream)
+        return self
+
+    def __exit__(self, *exception):
+        _native.host_end_capture(self.stream)
+        self.allocator.end(0, *self.id)
+
+    def allocate(self, size):
+        return self.allocator.allocate(size, 0, self.stream.ptr)
+
+    def free(self, address, size):
+        self.allocator.free(address, size, 0, self.stream.ptr)
+
+    def reset(self):
+        self.allocator.release(0, *self.id)
+
+
+def test_a_graphs_memory_is_nobody_elses_until_its_reset(allocator, torch):
+    pools = gpupool.memory_stats(0).pools
+    with Graph(allocator) as graph:
+        first = graph.allocate(4 * MIB)
+        graph.free(first, 4 * MIB)
+        assert graph.allocate(4 * MIB) == first, "a graph uses its own memory again"
+        # A backward pass allocates on the same stream from a thread of its own.
+        with other_thread() as run:
+            second = run(lambda: graph.allocate(4 * MIB))
+        eager = allocator.allocate(4 * MIB)
+    assert pool_of(first) == pool_of(second) != pool_of(eager) == (0, 0)
+    after = allocator.allocate(4 * MIB, 0, graph.stream.ptr)
+    assert pool_of(after) == (0, 0)
+    for address in (first, second):
+        graph.free(address, 4 * MIB)
+    others = [allocator.allocate(4 * MIB, 0, graph.stream.ptr) for _ in range(20)]
+    allocator.reset()
+    assert not {first, second} & set(others)
+    assert gpupool.memory_stats(0).pools == pools + 1
+    graph.reset()
+    assert gpupool.memory_stats(0).pools == pools
+    for address in (eager, after, *others):
+        allocator.free(address, 4 * MIB, 0, None)
+    assert torch.library.torch_filters_alive() == 0
+
+
+def test_graphs_share_a_pool_until_the_last_is_reset(allocator):
+    pools, pool = gpupool.memory_stats(0).pools, (0, 1234)
+    graphs, addresses = [], []
+    for _ in range(2):
+        with Graph(allocator, pool) as graph:
+            addresses.append(graph.allocate(MIB))
+        graph.free(addresses[-1], MIB)
+        graphs.append(graph)
+    assert gpupool.memory_stats(0).pools == pools + 1
+    graphs[0].reset()
+    assert gpupool.memory_stats(0).pools == pools + 1
+    graphs[1].reset()
+    assert gpupool.memory_stats(0).pools == pools
+    # One too many, from a destructor, where nothing can be thrown.
+    graphs[1].reset()
+    allocator.end(0, *pool)
+
+
+def test_captures_at_once_keep_each_others_memory(allocator):
+    pools = gpupool.memory_stats(0).pools
+    with Graph(allocator) as first, Graph(allocator) as second:
+        address = first.allocate(4 * MIB)
+    first.free(address, 4 * MIB)
+    second.reset()
+    others = [allocator.allocate(4 * MIB) for _ in range(20)]
+    assert address not in others
+    assert gpupool.memory_stats(0).pools > pools
+    first.reset()
+    assert gpupool.memory_stats(0).pools == pools
+    for other in others:
+        allocator.free(other, 4 * MIB, 0, None)
+
+
+def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
+    pools = gpupool.memory_stats(0).pools
+    failed = Graph(allocator)
+    allocator.begin(0, *failed.id)
+    _native.host_begin_capture(failed.stream)
+    failed.free(failed.allocate(MIB), MIB)
+    # PyTorch 2.11 tells of no end.
+    _native.host_end_capture(failed.stream)
+    with Graph(allocator) as graph:
+        graph.free(graph.allocate(MIB), MIB)
+    graph.reset()
+    assert gpupool.memory_stats(0).pools == pools + 1
+    failed.reset()
+    assert gpupool.memory_stats(0).pools == pools
+
+
+def test_a_captures_scope_of_gpupool_stays_its_own(allocator):
+    pool = gpupool.MemPool()
+    with Graph(allocator) as graph, pool.capture(graph.stream) as memory:
+        tensor, buffer = graph.allocate(MIB), gpupool.empty(MIB, graph.stream)
+    assert live_in(pool.id) == {buffer.ptr}
+    assert pool_of(tensor) not in (pool.id, (0, 0))
+    graph.free(tensor, MIB)
+    graph.reset()
+    memory.reset()
+
+
+def test_a_graphs_memory_waits_for_replays_when_it_ends(allocator):
+    other = gpupool.Stream()
+    with Graph(allocator) as graph:
+        address = graph.allocate(4 * MIB)
+    ctypes.memset(address, 5, 4 * MIB)
+    work = _native.host_submit(other)
+    reserved = gpupool.memory_stats(0).reserved_bytes
+    graph.free(address, 4 * MIB)
+    graph.reset()
+    gpupool.empty_cache()
+    assert ctypes.string_at(address, 4) == b"\5" * 4, "the graph may be at work on it"
+    assert gpupool.memory_stats(0).reserved_bytes <= reserved
+    _native.host_complete(other, work)
+    gpupool.empty_cache()
+
+
+# Enabling.
+
+
+def test_calls_without_a_stream_follow_pytorchs(torch):
+    stream = gpupool.Stream(1)
+    torch.streams = {1: stream.ptr}
+    gpupool.torch.enable(allocator=False)
+    gpupool.torch.enable(allocator=False)
+    assert torch.allocator is None
+    assert _native.host_stream_of(gpupool.host.handle(device=1)) == stream.ptr
+    assert _native.host_stream_of(gpupool.host.handle()) == 0
+    gpupool.torch.disable()
+    gpupool.torch.disable()
+    assert _native.host_stream_of(gpupool.host.handle(device=1)) == 0
+    assert _frameworks._sources == []
+
+
+def test_both_at_once_and_streams_alone_before(torch):
+    stream = gpupool.Stream()
+    torch.streams = {0: stream.ptr}
+    gpupool.torch.enable(allocator=False)
+    gpupool.torch.enable()
+    assert torch.allocator is not None
+    assert gpupool.empty(64).stream == stream.ptr
+    gpupool.torch.disable()
+    assert gpupool.empty(64).stream == 0
+    address = torch.allocator.allocate(MIB)
+    assert address in live_in((0, 0))
+    torch.allocator.free(address, MIB, 0, None)
+
+
+def test_it_is_too_late_once_pytorch_has_used_cuda(torch):
+    torch.is_used = True
+    for _ in range(2):
+        with pytest.raises(gpupool.Error, match=r"before the first tensor .* gpupool\.torch\.using"):
+            gpupool.torch.enable()
+    assert _frameworks._sources == []
+    # The rest works on.
+    assert gpupool.torch.mem_pool().take(MIB)
+
+
+def test_threads_enable_it_once(torch):
+    changes, change = [], torch._C._cuda_changeCurrentAllocator
+    torch._C._cuda_changeCurrentAllocator = lambda allocator: (changes.append(allocator), change(allocator))
+    together = threading.Barrier(8, timeout=60)
+
+    def work():
+        together.wait()
+        gpupool.torch.enable()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(changes) == len(_frameworks._sources) == 1
+
+
+@pytest.mark.parametrize(("version", "message"), [("2.10.1", "2.11 is needed"), ("", "unknown version")])
+def test_an_old_pytorch_is_refused(torch, version, message):
+    torch.__version__ = version
+    for call in (gpupool.torch.enable, gpupool.torch.mem_pool):
+        with pytest.raises(gpupool.LibraryNotFound, match=message):
+            call()
+
+
+def test_a_pytorch_without_cuda_or_without_its_classes_is_refused(torch, tmp_path):
+    torch.__file__ = str(tmp_path / "torch" / "__init__.py")
+    with pytest.raises(gpupool.LibraryNotFound, match="built without CUDA"):
+        gpupool.torch.enable()
+    del torch._C._cuda_customAllocator
+    for call in (gpupool.torch.mem_pool, lambda: gpupool.torch.enable(allocator=False)):
+        with pytest.raises(gpupool.LibraryNotFound, match="built without CUDA"):
+            call()
+    torch._C._cuda_customAllocator = None
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "lib" / "libc10_cuda.so").symlink_to(_native.__file__)
+    with pytest.raises(
+        gpupool.LibraryNotFound, match=r"has no __cxa_allocate_exception.* use gpupool\.torch\.mem_pool"
+    ):
+        gpupool.torch.enable()
+    assert torch.allocator is None
+
+
+def test_without_pytorch_the_error_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(gpupool.LibraryNotFound, match=r"pip install 'torch>=2\.11'"):
+        gpupool.torch.mem_pool()
+
+
+def test_nothing_of_gpupool_imports_pytorch(run_python):
+    done = run_python("import sys, gpupool.torch; gpupool.torch.disable(); assert 'torch' not in sys.modules")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_feeding_leaves_other_memory_alone(torch):
+    pool = gpupool.MemPool()
+    buffer = allocate_in(pool, MIB)
+    made = gpupool.torch.mem_pool(pool)
+    made.take(2 * MIB)
+    assert pool.stats().live_bytes == 3 * MIB
+    del made
+    assert live_in(pool.id) == {buffer.ptr}
