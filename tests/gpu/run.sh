@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json and memory.json (one object a line). PYTHON chooses the interpreter
-# (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak; ONLY=memory leaves out what is not about memory;
-# TRACES names a folder with more logs to replay than tests/data has.
+# leases.txt, and peers.json, workspaces.json, frameworks.json and memory.json (one object a line). PYTHON chooses the
+# interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak; of that, ONLY=handles, frameworks or
+# memory does one part, and ONLY=memory also leaves out what is not about memory; TRACES names a folder with more logs to
+# replay than tests/data has.
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -37,6 +38,9 @@ measure() {
   # shellcheck disable=SC2016 # for the inner shell
   step "$name" bash -c 'set -o pipefail; "${@:2}" | tee -a "$1"' _ "$results/memory.json" "$@"
 }
+
+# Whether the figures and long tests of this kind are wanted.
+only() { [ -z "${ONLY:-}" ] || [ "$ONLY" = "$1" ]; }
 
 # Where compute-sanitizer is, if anywhere.
 find_sanitizer() {
@@ -103,11 +107,10 @@ run_memory() {
   done
   measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
   measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
-  measure framework-peers timeout 300 "$python" benches/framework_peers.py
 }
 
 run_all() {
-  local site cudss parallel
+  local site cudss parallel peers
   site=$(mktemp -d)
   "$python" -m pip install --quiet --no-index --no-deps --target "$site" ./gpupool-*.whl || return 1
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
@@ -126,7 +129,9 @@ run_all() {
     finish
     return
   fi
-  run_memory
+  if only memory; then
+    run_memory
+  fi
   if [ "${ONLY:-}" = memory ]; then
     step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,dlpack,replay}.py
     finish
@@ -145,7 +150,14 @@ run_all() {
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done
-  if [ -z "${SKIP_BENCHES:-}" ]; then
+  if [ -z "${SKIP_BENCHES:-}" ] && only frameworks; then
+    for peers in framework torch numba; do
+      # shellcheck disable=SC2016 # for the inner shell
+      step "bench-$peers" bash -c 'set -o pipefail; timeout 120 "$1" "benches/$2_peers.py" | tee -a "$3"' _ "$python" "$peers" \
+        "$results/frameworks.json"
+    done
+  fi
+  if [ -z "${SKIP_BENCHES:-}" ] && only handles; then
     # shellcheck disable=SC2016 # for the inner shell
     step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
     # shellcheck disable=SC2016
@@ -177,5 +189,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,memory.json}
 run_all | tee "$results/run.txt"
