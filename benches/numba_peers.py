@@ -7,6 +7,7 @@ live in each thread. Numba chooses its memory once, so it has two processes. A p
 """
 
 import contextlib
+import gc
 import importlib
 import random
 import subprocess
@@ -178,4 +179,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # A collection takes longer than a thousand steps, and falls on whoever is at work.
+    gc.disable()
     main()

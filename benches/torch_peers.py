@@ -8,6 +8,7 @@ expandable segments, PyTorch's pool fed by gpupool (``gpupool.torch.using``), an
 """
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -122,6 +123,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # A collection takes longer than a thousand steps, and falls on whoever is at work.
+    gc.disable()
     if len(sys.argv) > 1:
         measure(sys.argv[1])
     else:
