@@ -6,7 +6,8 @@
 
 use super::component::{Component, Variant};
 use super::cublaslt;
-use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall, WorkspaceCall};
+use super::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
+use super::vendor::Vendor;
 use super::workspace::Workspaces;
 use crate::runtime::{self, Kind};
 use crate::stream::Device;

@@ -2,7 +2,8 @@
 //! one.
 
 use super::component::{Component, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::description::{Description, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {

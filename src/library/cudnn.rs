@@ -2,7 +2,8 @@
 //! makes device 0's context current in a thread that has none, and refuses another device's default stream.
 
 use super::component::{Component, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::description::{Description, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use super::{cublas, cublaslt};
 use crate::runtime::Kind;
 

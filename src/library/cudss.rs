@@ -1,7 +1,8 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
 
 use super::component::{Component, NVRTC, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::description::{Description, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use super::{cublas, cublaslt};
 use crate::runtime::Kind;
 

@@ -1,7 +1,8 @@
 //! cuSOLVERDn: <https://docs.nvidia.com/cuda/cusolver/>. Asking for a handle's stream costs an eighth of setting it.
 
 use super::component::{Component, NVJITLINK, Variant};
-use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
+use super::description::{Description, Reset, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use super::{cublas, cublaslt, cusparse};
 use crate::runtime::Kind;
 

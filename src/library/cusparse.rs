@@ -1,7 +1,8 @@
 //! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
 
 use super::component::{Component, NVJITLINK, Variant};
-use super::vendor::{Description, Reset, StatusNames, Vendor, VersionCall};
+use super::description::{Description, Reset, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {

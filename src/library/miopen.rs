@@ -3,7 +3,8 @@
 //! was at hand to measure on: where something is not known, the safe answer is given.
 
 use super::component::{Component, Variant};
-use super::vendor::{Description, StatusNames, Vendor, VersionCall};
+use super::description::{Description, StatusNames, VersionCall};
+use super::vendor::Vendor;
 use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {

@@ -10,6 +10,7 @@ mod cudnn;
 mod cudss;
 mod cusolver;
 mod cusparse;
+mod description;
 mod device_mem_handler;
 #[cfg(feature = "python")]
 pub(crate) mod functions;

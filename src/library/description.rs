@@ -1,0 +1,76 @@
+//! What tells one vendor's library from another: its files, the names of its functions, and how handles behave.
+
+use std::ffi::{CStr, c_int};
+
+use super::component::Component;
+use super::workspace::Workspaces;
+use crate::stream::Device;
+
+/// What tells one library from another.
+#[derive(Debug)]
+pub(super) struct Description {
+    pub(super) component: &'static Component,
+    pub(super) create: &'static CStr,
+    pub(super) destroy: &'static CStr,
+    /// None where handles have no stream.
+    pub(super) set_stream: Option<&'static CStr>,
+    /// Whether setting the stream looks at the thread's current context, and makes one current where there is none.
+    pub(super) set_stream_uses_context: bool,
+    /// Given where asking is cheaper than setting, or where setting has side effects.
+    pub(super) get_stream: Option<&'static CStr>,
+    /// What an owner may have changed, and what a new handle has.
+    pub(super) resets: &'static [Reset],
+    /// `status f(handle, const DeviceMemHandler *)`, where handles can be told where to take device memory from. Null is the
+    /// library's own, and has to be set between one and the next.
+    pub(super) set_memory: Option<&'static CStr>,
+    /// Given where handles take a workspace of ours.
+    pub(super) workspace: Option<WorkspaceCall>,
+    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
+    pub(super) keeps_scratch: bool,
+    pub(super) version: VersionCall,
+    pub(super) status_names: StatusNames,
+    /// `void f(char*, size_t)`: more about the calling thread's last error.
+    pub(super) last_error: Option<&'static CStr>,
+    pub(super) not_initialized: &'static [c_int],
+    pub(super) out_of_memory: &'static [c_int],
+    /// Device memory that a handle takes, measured on an H200 with CUDA 13.0; 0 where it was not.
+    pub(super) handle_bytes: u64,
+    /// As [`Library::synchronizes_on_destroy`](super::Library::synchronizes_on_destroy), measured there too.
+    pub(super) synchronizes_on_destroy: bool,
+}
+
+/// A call that sets something of a handle back, `status f(handle, int)`, with this value. Versions of a library that lack it
+/// have nothing to set back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reset(pub(super) &'static CStr, pub(super) c_int);
+
+/// How handles get a workspace.
+#[derive(Debug)]
+pub(super) struct WorkspaceCall {
+    /// `status f(handle, void *, size_t)`. Setting the handle's stream brings the library's own workspace back.
+    pub(super) set: &'static CStr,
+    /// How many bytes a handle on the device should get; 0 for none.
+    pub(super) bytes: fn(Device) -> u64,
+    /// Where they are kept.
+    pub(super) all: &'static Workspaces,
+}
+
+/// How a library tells its version.
+#[derive(Debug)]
+pub(super) enum VersionCall {
+    /// `status f(libraryPropertyType, int*)`, asked for major, minor and patch.
+    Property(&'static CStr),
+    /// `size_t f()`, as 10000 * major + 100 * minor + patch.
+    Number(&'static CStr),
+    /// `status f(size_t* major, size_t* minor, size_t* patch)`.
+    Three(&'static CStr),
+}
+
+/// How a library names its statuses.
+#[derive(Debug)]
+pub(super) enum StatusNames {
+    /// `const char* f(status)`.
+    Function(&'static CStr),
+    /// It does not.
+    Table(&'static [(c_int, &'static str)]),
+}
