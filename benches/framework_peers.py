@@ -3,32 +3,18 @@
     python benches/framework_peers.py [PEER...]
 
 Each peer is asked as its users ask it, from Python: for 1 KiB that is freed at once, and for the random mix of
-benches/memory_peers.py, on the current stream, by one thread and by sixteen. Times are nanoseconds. A peer that is not
+benches/figures.py, on the current stream, by one thread and by sixteen. Times are nanoseconds. A peer that is not
 installed is left out; one that fails says why.
 """
 
 import contextlib
 import gc
-import random
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from memory_peers import nanoseconds, tell
+from figures import Allocate, Free, Peer, forget, nanoseconds, tell, tell_mix
 
-THREADS = (1, 16)
-WARM_STEPS, STEPS = 500, 2000
 GIB = 1 << 30
-
-# What allocates this many bytes, and frees what that has returned.
-Allocate = Callable[[int], object]
-Free = Callable[[object], object]
-Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
-
-
-def forget(memory: object) -> None:
-    """Free memory that goes with its last reference, which is the caller's."""
 
 
 @contextlib.contextmanager
@@ -129,61 +115,12 @@ def pair(allocate: Allocate, free: Free) -> float:
     return nanoseconds("free(allocate(1024))", allocate=allocate, free=free)
 
 
-def mix(allocate: Allocate, free: Free, threads: int) -> float:
-    """The nanoseconds that a step of the random mix takes a thread; those of the slowest."""
-    together = threading.Barrier(threads)
-    times: list[float] = []
-    errors: list[Exception] = []
-
-    def run(index: int) -> None:
-        try:
-            work(index)
-        except threading.BrokenBarrierError:
-            # Another thread failed.
-            pass
-        except Exception as error:
-            errors.append(error)
-            together.abort()
-
-    def work(index: int) -> None:
-        numbers, live = random.Random(42 + index), []
-
-        def step() -> None:
-            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
-                live.append(allocate(int(2 ** numbers.uniform(9, 23))))
-            else:
-                place = numbers.randrange(len(live))
-                live[place], live[-1] = live[-1], live[place]
-                free(live.pop())
-
-        for _ in range(WARM_STEPS):
-            step()
-        together.wait()
-        start = time.perf_counter_ns()
-        for _ in range(STEPS):
-            step()
-        times.append((time.perf_counter_ns() - start) / STEPS)
-        together.wait()
-        while live:
-            free(live.pop())
-
-    running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return max(times)
-
-
 def measure(name: str) -> None:
     """Tell what a peer takes."""
     try:
-        with PEERS[name]() as (allocate, free):
-            tell(peer=name, work="pair", threads=1, ns_per_pair=pair(allocate, free))
-            for threads in THREADS:
-                tell(peer=name, work="mix", threads=threads, ns_per_step=round(mix(allocate, free, threads), 1))
+        with PEERS[name]() as calls:
+            tell(peer=name, work="pair", threads=1, ns_per_pair=pair(*calls))
+            tell_mix(name, lambda: contextlib.nullcontext(calls))
     except ImportError:
         return
     except Exception as error:

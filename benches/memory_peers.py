@@ -10,32 +10,15 @@ of Python stand in, and the line says so. A peer that is not installed is left o
 import contextlib
 import glob
 import gzip
-import json
 import os
-import random
-import statistics
 import subprocess
 import sys
-import threading
-import time
-import timeit
 from pathlib import Path
 
-CALLS = 20_000
-ROUNDS = 9
+from figures import mix, nanoseconds, tell
+
 THREADS = (1, 2, 4, 8, 16)
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
-
-
-def tell(**figures: object) -> None:
-    """Print one line of results."""
-    print(json.dumps(figures), flush=True)
-
-
-def nanoseconds(statement: str, **names: object) -> float:
-    """The median time of a statement, with what looping over it costs."""
-    rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
-    return round(statistics.median(rounds) / CALLS * 1e9, 1)
 
 
 def python_figures() -> None:
@@ -134,38 +117,8 @@ def python_mix(threads: int) -> float:
     """The mix of benches/memory.rs through PyTorch's Python calls, where nothing can be built."""
     import torch
 
-    steps = 2000
-    together = threading.Barrier(threads)
-    times = []
-
-    def run(index: int) -> None:
-        numbers, live = random.Random(42 + index), []
-
-        def step() -> None:
-            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
-                live.append(torch.cuda.caching_allocator_alloc(int(2 ** numbers.uniform(9, 23)), 0, 0))
-            else:
-                place = numbers.randrange(len(live))
-                torch.cuda.caching_allocator_delete(live[place])
-                live[place] = live[-1]
-                live.pop()
-
-        for _ in range(500):
-            step()
-        together.wait()
-        start = time.perf_counter_ns()
-        for _ in range(steps):
-            step()
-        times.append((time.perf_counter_ns() - start) / steps)
-        for pointer in live:
-            torch.cuda.caching_allocator_delete(pointer)
-
-    running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return max(times)
+    calls = (lambda nbytes: torch.cuda.caching_allocator_alloc(nbytes, 0, 0), torch.cuda.caching_allocator_delete)
+    return mix(lambda: contextlib.nullcontext(calls), threads)
 
 
 def torch_figures(traces: list[str]) -> None:
@@ -175,7 +128,7 @@ def torch_figures(traces: list[str]) -> None:
     torch.empty(1, device="cuda")
     setting = os.environ.get(CONFIGURATION, "")
     try:
-        mix = torch_extension()
+        native = torch_extension()
     except Exception as error:
         why = str(error).strip().splitlines()[-1:] or [repr(error)]
         tell(peer="torch", conf=setting, note="the C++ peer cannot be built here; Python threads instead", why=why[0])
@@ -183,12 +136,12 @@ def torch_figures(traces: list[str]) -> None:
             tell(peer="torch", conf=setting, work="python mix", threads=threads, ns_per_step=python_mix(threads))
         return
     for size in (512, 65536, 1 << 20, 32 << 20):
-        tell(peer="torch", conf=setting, work="pair", size=size, ns_per_pair=round(mix.pair(size), 1))
+        tell(peer="torch", conf=setting, work="pair", size=size, ns_per_pair=round(native.pair(size), 1))
     for threads in THREADS:
-        tell(peer="torch", conf=setting, work="mix", threads=threads, ns_per_step=round(mix.mix(threads), 1))
+        tell(peer="torch", conf=setting, work="mix", threads=threads, ns_per_step=round(native.mix(threads), 1))
     for path in traces:
         slots, sizes, numbers, peak = read_trace(path)
-        figures = mix.replay(slots, sizes, numbers)
+        figures = native.replay(slots, sizes, numbers)
         ratio = round(figures["peak_reserved"] / peak, 4)
         trace = {"peer": "torch", "conf": setting, "trace": Path(path).name, "events": len(slots), "peak_live": peak}
         tell(**trace, ratio=ratio, **{name: round(figure, 1) for name, figure in figures.items()})

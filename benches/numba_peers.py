@@ -2,7 +2,7 @@
 
     python benches/numba_peers.py
 
-Times are nanoseconds. ``mix`` is the one of benches/memory_peers.py: requests of 512 bytes to 8 MiB, 100 to 200 of them
+Times are nanoseconds. ``mix`` is the one of benches/figures.py: requests of 512 bytes to 8 MiB, 100 to 200 of them
 live in each thread. Numba chooses its memory once, so it has two processes. A peer that is not installed is left out.
 """
 
@@ -15,59 +15,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from contextlib import nullcontext
 
-from memory_peers import nanoseconds, tell
+from figures import THREADS, Allocate, Free, forget, in_threads, nanoseconds, tell, tell_mix
 
-THREADS = (1, 16)
-STEPS = 2000
 KERNELS = 300
 
 # What a thread allocates with, and what it frees with.
-Calls = tuple[Callable[[int], object], Callable[[object], object]]
-
-
-def in_threads(threads: int, run: Callable[[int, threading.Barrier], float]) -> float:
-    """The most that any of the threads answers."""
-    together, answers = threading.Barrier(threads, timeout=60), []
-    running = [
-        threading.Thread(target=lambda index=index: answers.append(run(index, together))) for index in range(threads)
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    assert len(answers) == threads
-    return round(max(answers), 1)
-
-
-def mix(threads: int, prepare: Callable[[], Calls]) -> float:
-    """Nanoseconds a step of a random mix takes each thread."""
-
-    def run(index: int, together: threading.Barrier) -> float:
-        allocate, free = prepare()
-        numbers, live = random.Random(42 + index), []
-
-        def step() -> None:
-            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
-                live.append(allocate(int(2 ** numbers.uniform(9, 23))))
-            else:
-                place = numbers.randrange(len(live))
-                live[place], live[-1] = live[-1], live[place]
-                free(live.pop())
-
-        for _ in range(500):
-            step()
-        together.wait()
-        start = time.perf_counter_ns()
-        for _ in range(STEPS):
-            step()
-        elapsed = time.perf_counter_ns() - start
-        for block in live:
-            free(block)
-        return elapsed / STEPS
-
-    return in_threads(threads, run)
+Calls = tuple[Allocate, Free]
 
 
 def cuda_core_figures() -> None:
@@ -105,8 +60,7 @@ def cuda_core_figures() -> None:
     for name, prepare in {**peers, "cuMemAllocAsync": with_driver}.items():
         allocate, free = prepare()
         tell(peer=name, work="allocate(1024)", ns=nanoseconds("free(allocate(1024))", allocate=allocate, free=free))
-        for threads in THREADS:
-            tell(peer=name, work="mix", threads=threads, ns_per_step=mix(threads, prepare))
+        tell_mix(name, lambda prepare=prepare: nullcontext(prepare()))
 
 
 def numba_figures(peer: str) -> None:
@@ -131,10 +85,7 @@ def numba_figures(peer: str) -> None:
     fill[4, 256](warm, 1)
     cuda.synchronize()
     tell(peer=peer, work="device_array(1024)", ns=nanoseconds("device_array(1024)", device_array=device_array))
-    for threads in THREADS:
-        tell(
-            peer=peer, work="mix", threads=threads, ns_per_step=mix(threads, lambda: (device_array, lambda array: None))
-        )
+    tell_mix(peer, lambda: nullcontext((device_array, forget)))
 
     for threads in THREADS:
         cuda.synchronize()
@@ -153,7 +104,7 @@ def numba_figures(peer: str) -> None:
             stream.synchronize()
             return (time.perf_counter_ns() - start) / KERNELS
 
-        figure = in_threads(threads, run)
+        figure = round(in_threads(threads, run), 1)
         peak = (before - min(least)) >> 20
         tell(peer=peer, work="a kernel on a new array", threads=threads, ns_per_step=figure, peak_mib=peak)
 

@@ -9,78 +9,14 @@ expandable segments, PyTorch's pool fed by gpupool (``gpupool.torch.using``), an
 
 import contextlib
 import gc
-import json
 import os
-import random
-import statistics
 import subprocess
 import sys
-import threading
-import time
-import timeit
 
-CALLS = 20_000
-ROUNDS = 9
-STEPS = 2000
-THREADS = (1, 16)
+from figures import forget, nanoseconds, tell, tell_mix
+
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
 WAYS = ("torch", "torch expandable", "torch pool of gpupool", "gpupool")
-
-
-def tell(**figures: object) -> None:
-    """Print one line of results."""
-    print(json.dumps(figures), flush=True)
-
-
-def nanoseconds(statement: str, **names: object) -> float:
-    """The median time of a statement, with what looping over it costs."""
-    rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
-    return round(statistics.median(rounds) / CALLS * 1e9, 1)
-
-
-def mix(threads: int, scope) -> float:
-    """A step of the random mix of benches/memory.rs with tensors: nanoseconds of the slowest thread."""
-    import torch
-
-    together = threading.Barrier(threads)
-    times: list[float] = []
-    failures: list[BaseException] = []
-
-    def run(index: int) -> None:
-        numbers, live = random.Random(42 + index), []
-
-        def step() -> None:
-            if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
-                live.append(torch.empty(int(2 ** numbers.uniform(9, 23)), dtype=torch.uint8, device="cuda"))
-            else:
-                place = numbers.randrange(len(live))
-                live[place] = live[-1]
-                live.pop()
-
-        with scope():
-            for _ in range(500):
-                step()
-            together.wait()
-            start = time.perf_counter_ns()
-            for _ in range(STEPS):
-                step()
-            times.append((time.perf_counter_ns() - start) / STEPS)
-
-    def guarded(index: int) -> None:
-        try:
-            run(index)
-        except BaseException as error:
-            failures.append(error)
-            together.abort()
-
-    running = [threading.Thread(target=guarded, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return round(max(times), 1)
 
 
 def measure(way: str) -> None:
@@ -95,6 +31,12 @@ def measure(way: str) -> None:
     if way == "torch pool of gpupool":
         pool = gpupool.MemPool()
         scope = lambda: gpupool.torch.using(pool)  # noqa: E731
+
+    @contextlib.contextmanager
+    def peer():
+        with scope():
+            yield lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cuda"), forget
+
     names = {"empty": torch.empty, "uint8": torch.uint8, "device": torch.device("cuda", 0)}
     empty = "empty(SIZE, dtype=uint8, device=device)"
     with scope():
@@ -102,8 +44,7 @@ def measure(way: str) -> None:
             tell(peer=way, work=f"empty({size}, uint8)", ns=nanoseconds(empty.replace("SIZE", str(size)), **names))
         names = {"alloc": torch.cuda.caching_allocator_alloc, "delete": torch.cuda.caching_allocator_delete}
         tell(peer=way, work="caching_allocator_alloc(1024)", ns=nanoseconds("delete(alloc(1024))", **names))
-    for threads in THREADS:
-        tell(peer=way, work="mix of empty()", threads=threads, ns_per_step=mix(threads, scope))
+    tell_mix(way, peer)
     if way != "gpupool":
         return
     stream = torch.cuda.Stream()

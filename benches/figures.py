@@ -1,0 +1,102 @@
+"""What the benches of memory in Python share: how a call is timed, the random mix, and one JSON object a line."""
+
+import contextlib
+import json
+import random
+import statistics
+import threading
+import time
+import timeit
+from collections.abc import Callable
+
+CALLS = 20_000
+ROUNDS = 9
+THREADS = (1, 16)
+# The mix: requests of 512 bytes to 8 MiB, 100 to 200 of them live in each thread, as in benches/memory.rs.
+SIZE_BITS = (9, 23)
+WARM_STEPS, STEPS = 500, 2000
+# The first grows; what is told is the median.
+MIX_ROUNDS = 5
+
+# What allocates this many bytes, and what frees what that has returned.
+Allocate = Callable[[int], object]
+Free = Callable[[object], object]
+# What a thread does its part in.
+Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
+
+
+def tell(**figures: object) -> None:
+    """Print one line of results."""
+    print(json.dumps(figures), flush=True)
+
+
+def nanoseconds(statement: str, **names: object) -> float:
+    """The median time of a statement, with what looping over it costs."""
+    rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
+    return round(statistics.median(rounds) / CALLS * 1e9, 1)
+
+
+def forget(memory: object) -> None:
+    """Free memory that goes with its last reference, which is the caller's."""
+
+
+def in_threads(threads: int, run: Callable[[int, threading.Barrier], float]) -> float:
+    """The most that any of the threads answers. The first failure of one ends all."""
+    together, answers, failures = threading.Barrier(threads), [], []
+
+    def guarded(index: int) -> None:
+        try:
+            answers.append(run(index, together))
+        except threading.BrokenBarrierError:
+            # Another one failed.
+            pass
+        except BaseException as error:
+            failures.append(error)
+            together.abort()
+
+    running = [threading.Thread(target=guarded, args=(index,)) for index in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return max(answers)
+
+
+def mix(peer: Peer, threads: int) -> float:
+    """Nanoseconds that a step of the random mix takes; of several threads, the slowest. The median of some rounds."""
+
+    def run(index: int, together: threading.Barrier) -> float:
+        numbers, live = random.Random(42 + index), []
+        with peer() as (allocate, free):
+
+            def step() -> None:
+                if len(live) < 100 or (len(live) < 200 and numbers.random() < 0.5):
+                    live.append(allocate(int(2 ** numbers.uniform(*SIZE_BITS))))
+                else:
+                    place = numbers.randrange(len(live))
+                    live[place], live[-1] = live[-1], live[place]
+                    free(live.pop())
+
+            for _ in range(WARM_STEPS):
+                step()
+            rounds = []
+            for _ in range(MIX_ROUNDS):
+                together.wait()
+                start = time.perf_counter_ns()
+                for _ in range(STEPS):
+                    step()
+                rounds.append((time.perf_counter_ns() - start) / STEPS)
+            together.wait()
+            while live:
+                free(live.pop())
+        return statistics.median(rounds)
+
+    return round(in_threads(threads, run), 1)
+
+
+def tell_mix(name: str, peer: Peer) -> None:
+    """Tell what the random mix takes one thread and sixteen."""
+    for threads in THREADS:
+        tell(peer=name, work="mix", threads=threads, ns_per_step=mix(peer, threads))
