@@ -7,6 +7,7 @@
 
 mod callbacks;
 mod device;
+mod entered;
 mod error;
 mod lease;
 mod memory;

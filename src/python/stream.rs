@@ -1,15 +1,13 @@
 //! Streams from anywhere: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
 
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ThreadId};
-
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
 
+use super::entered::Entered;
 use super::{device, stream_source};
 use crate::error::Error;
-use crate::runtime::{self, Entered, Stream};
+use crate::runtime::{self, Stream};
 use crate::stream::Device;
 
 #[pyclass(name = "Stream", module = "gpupool", frozen)]
@@ -159,13 +157,13 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 #[derive(Debug)]
 pub(super) struct PyStreamScope {
     stream: Py<PyAny>,
-    entered: Mutex<Vec<(ThreadId, Entered)>>,
+    entered: Entered<runtime::Entered>,
 }
 
 /// Makes a stream this thread's current one for a `with` block.
 #[pyfunction]
 pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
-    PyStreamScope { stream: s, entered: Mutex::new(Vec::new()) }
+    PyStreamScope { stream: s, entered: Entered::new() }
 }
 
 #[pymethods]
@@ -173,8 +171,7 @@ impl PyStreamScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stream = resolve(py, Some(self.stream.bind(py)), None)?;
         let entered = runtime::enter(&stream)?;
-        let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
-        stack.push((thread::current().id(), entered));
+        self.entered.enter(entered);
         Ok(self.stream.clone_ref(py))
     }
 
@@ -184,14 +181,7 @@ impl PyStreamScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let this = thread::current().id();
-        let entered = {
-            let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = stack.iter().rposition(|(thread, _)| *thread == this);
-            last.map(|index| stack.remove(index).1)
-        };
-        let left = "gpupool.stream was left on a thread that did not enter it; enter and leave it on one thread";
-        runtime::leave(&entered.ok_or_else(|| Error::invalid_value(left))?);
+        runtime::leave(&self.entered.leave("gpupool.stream")?);
         Ok(false)
     }
 }

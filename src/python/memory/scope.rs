@@ -1,15 +1,12 @@
 //! `use_mem_pool`: a scope as a `with` block, and the tokens that take a pool to other threads.
 
-use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ThreadId};
-
 use pyo3::prelude::*;
 
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::PoolToken;
-use crate::memory::scope::Entered;
+use crate::memory::{PoolToken, scope};
+use crate::python::entered::Entered;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -40,7 +37,7 @@ impl PyPoolToken {
 pub(in crate::python) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
-    entered: Mutex<Vec<(ThreadId, Entered)>>,
+    entered: Entered<scope::Entered>,
 }
 
 /// What a `MemPool` or its token names, as an argument of this function.
@@ -58,15 +55,13 @@ pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> Py
 #[pyfunction]
 pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoolScope> {
     let token = token_of(pool, "use_mem_pool")?;
-    Ok(PyPoolScope { pool: pool.clone().unbind(), token, entered: Mutex::new(Vec::new()) })
+    Ok(PyPoolScope { pool: pool.clone().unbind(), token, entered: Entered::new() })
 }
 
 #[pymethods]
 impl PyPoolScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let entered = self.token.enter_scope()?;
-        let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
-        stack.push((thread::current().id(), entered));
+        self.entered.enter(self.token.enter_scope()?);
         Ok(self.pool.clone_ref(py))
     }
 
@@ -77,14 +72,7 @@ impl PyPoolScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let this = thread::current().id();
-        let entered = {
-            let mut stack = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = stack.iter().rposition(|(thread, _)| *thread == this);
-            last.map(|index| stack.remove(index).1)
-        };
-        let left = "use_mem_pool was left on a thread that did not enter it; enter and leave it on one thread";
-        let entered = entered.ok_or_else(|| Error::invalid_value(left))?;
+        let entered = self.entered.leave("use_mem_pool")?;
         py.detach(|| drop(entered));
         Ok(false)
     }
