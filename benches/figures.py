@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 CALLS = 20_000
 ROUNDS = 9
@@ -28,6 +28,17 @@ Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
 def tell(**figures: object) -> None:
     """Print one line of results."""
     print(json.dumps(figures), flush=True)
+
+
+@contextlib.contextmanager
+def measured(peer: str) -> Iterator[None]:
+    """Leave out a peer that is not installed, and tell why one fails."""
+    try:
+        yield
+    except ImportError:
+        return
+    except Exception as error:
+        tell(peer=peer, error=repr(error))
 
 
 def nanoseconds(statement: str, **names: object) -> float:

@@ -12,7 +12,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
-from figures import Allocate, Free, Peer, forget, nanoseconds, tell, tell_mix
+from figures import Allocate, Free, Peer, forget, measured, nanoseconds, tell, tell_mix
 
 GIB = 1 << 30
 
@@ -117,14 +117,9 @@ def pair(allocate: Allocate, free: Free) -> float:
 
 def measure(name: str) -> None:
     """Tell what a peer takes."""
-    try:
-        with PEERS[name]() as calls:
-            tell(peer=name, work="pair", threads=1, ns_per_pair=pair(*calls))
-            tell_mix(name, lambda: contextlib.nullcontext(calls))
-    except ImportError:
-        return
-    except Exception as error:
-        tell(peer=name, error=repr(error))
+    with measured(name), PEERS[name]() as calls:
+        tell(peer=name, work="pair", threads=1, ns_per_pair=pair(*calls))
+        tell_mix(name, lambda: contextlib.nullcontext(calls))
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from figures import mix, nanoseconds, tell
+from figures import measured, mix, nanoseconds, tell
 
 THREADS = (1, 2, 4, 8, 16)
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
@@ -31,13 +31,13 @@ def python_figures() -> None:
             tell(peer="gpupool", work="empty(1024)", ns=nanoseconds("empty(1024)", empty=gpupool.empty))
             names = {"empty": gpupool.empty, "stream": gpupool.Stream()}
             tell(peer="gpupool", work="empty(1024, stream)", ns=nanoseconds("empty(1024, stream)", **names))
-    with contextlib.suppress(ImportError):
+    with measured("cupy"):
         import cupy
 
         tell(peer="cupy", work="cuda.alloc(1024)", ns=nanoseconds("alloc(1024)", alloc=cupy.cuda.alloc))
         names = {"empty": cupy.empty, "uint8": cupy.uint8}
         tell(peer="cupy", work="empty(1024, uint8)", ns=nanoseconds("empty(1024, uint8)", **names))
-    with contextlib.suppress(ImportError):
+    with measured("torch"):
         import torch
 
         names = {"empty": torch.empty, "uint8": torch.uint8, "device": torch.device("cuda", 0)}
@@ -50,21 +50,16 @@ def python_figures() -> None:
 
 def cuda_core_figures() -> None:
     """The same through NVIDIA's own Python package, in either of the places that it has had."""
-    try:
+    with measured("cuda.core"):
         try:
             from cuda.core import Device, DeviceMemoryResource
         except ImportError:
             from cuda.core.experimental import Device, DeviceMemoryResource
-    except ImportError:
-        return
-    try:
         device = Device(0)
         device.set_current()
         names = {"allocate": DeviceMemoryResource(device).allocate, "stream": device.create_stream()}
         time_ = nanoseconds("allocate(1024, stream=stream).close()", **names)
         tell(peer="cuda.core", work="allocate(1024)", ns=time_)
-    except Exception as error:
-        tell(peer="cuda.core", work="allocate(1024)", error=repr(error))
 
 
 def read_trace(path: str) -> tuple[list[int], list[int], list[int], int]:

@@ -6,7 +6,6 @@ Times are nanoseconds. ``mix`` is the one of benches/figures.py: requests of 512
 live in each thread. Numba chooses its memory once, so it has two processes. A peer that is not installed is left out.
 """
 
-import contextlib
 import gc
 import importlib
 import random
@@ -17,7 +16,7 @@ import time
 import warnings
 from contextlib import nullcontext
 
-from figures import THREADS, Allocate, Free, forget, in_threads, nanoseconds, tell, tell_mix
+from figures import THREADS, Allocate, Free, forget, in_threads, measured, nanoseconds, tell, tell_mix
 
 KERNELS = 300
 
@@ -120,10 +119,9 @@ def main() -> None:
         gpupool.numba.enable()
         numba_figures("numba, gpupool")
     else:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("cuda.core")
+        with measured("cuda.core"):
             cuda_core_figures()
-        with contextlib.suppress(ImportError):
+        with measured("numba"):
             importlib.import_module("numba_cuda")
             for setting in ("--numba", "--numba-gpupool"):
                 subprocess.run([sys.executable, __file__, setting], check=True)
