@@ -47,6 +47,13 @@ struct State<T> {
     limit: Option<usize>,
 }
 
+impl<T> State<T> {
+    /// Whether there may be no further handle.
+    fn is_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.live >= limit)
+    }
+}
+
 /// The idle handles of a device and the requests that wait for one.
 #[derive(Debug)]
 pub(super) struct Exchange<T> {
@@ -120,7 +127,7 @@ impl<T> Exchange<T> {
         while let Some(waiter) = state.waiters.front() {
             let turn = match state.idle.pop().or_else(|| self.take_any_slot(|_| true)) {
                 Some(item) => Turn::Handle(item),
-                None if state.limit.is_none_or(|limit| state.live < limit) => {
+                None if !state.is_full() => {
                     state.live += 1;
                     Turn::Room
                 }
@@ -171,7 +178,7 @@ impl<T> Exchange<T> {
         if let Some(item) = self.find(state, prefers) {
             return Some(Turn::Handle(item));
         }
-        if state.limit.is_some_and(|limit| state.live >= limit) {
+        if state.is_full() {
             return None;
         }
         state.live += 1;
@@ -207,14 +214,13 @@ impl<T> Exchange<T> {
     /// Room for a new handle, if there is any and nobody waits for it.
     pub(super) fn make_room(&self) -> bool {
         let mut state = self.lock();
-        let has_room = state.limit.is_none_or(|limit| state.live < limit);
+        let has_room = !state.is_full();
         state.live += usize::from(has_room);
         has_room
     }
 
     pub(super) fn is_full(&self) -> bool {
-        let state = self.lock();
-        state.limit.is_some_and(|limit| state.live >= limit)
+        self.lock().is_full()
     }
 
     /// Gives up room: a handle was not made, or is no more.

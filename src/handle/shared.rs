@@ -104,14 +104,24 @@ impl Shared {
         error.on(device)
     }
 
-    /// Sets back what the former owner may have changed, and sets the stream.
+    /// Sets back what the former owner of an idle handle may have changed, and sets the stream. If that is refused the handle
+    /// lies idle again.
     #[inline]
-    fn make_ready(&self, record: &Record, stream: &Stream) -> Result<()> {
-        self.library.reset(&record.handle)?;
-        if self.has_memory() {
-            self.give_memory(record, stream.device())?;
+    fn make_ready(&self, pool: &DevicePool, record: Arc<Record>, stream: &Stream) -> Result<Arc<Record>> {
+        let make_ready = || {
+            self.library.reset(&record.handle)?;
+            if self.has_memory() {
+                self.give_memory(&record, stream.device())?;
+            }
+            self.library.set_stream(&record.handle, stream)
+        };
+        match make_ready() {
+            Ok(()) => Ok(record),
+            Err(error) => {
+                pool.put_idle([record]);
+                Err(self.refused(stream.device(), error))
+            }
         }
-        self.library.set_stream(&record.handle, stream)
     }
 
     /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
@@ -122,13 +132,10 @@ impl Shared {
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
         let record = pool.take_near(lease::near(), stream.raw())?;
-        if let Err(error) = self.make_ready(&record, stream) {
-            pool.put_idle([record]);
-            return Some(Err(self.refused(stream.device(), error)));
-        }
-        record.hold(Holder::lease());
-        record.count_hit();
-        Some(Ok(record))
+        Some(self.make_ready(pool, record, stream).inspect(|record| {
+            record.hold(Holder::lease());
+            record.count_hit();
+        }))
     }
 
     /// An idle handle with the stream set, if there is one that needs neither a wait nor another in its place.
@@ -138,13 +145,10 @@ impl Shared {
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
         let record = pool.take_idle(stream.raw())?;
-        if let Err(error) = self.make_ready(&record, stream) {
-            pool.put_idle([record]);
-            return Some(Err(self.refused(stream.device(), error)));
-        }
-        pool.count_hand_over();
-        record.note_stream(stream.raw());
-        Some(Ok(record))
+        Some(self.make_ready(pool, record, stream).inspect(|record| {
+            pool.count_hand_over();
+            record.note_stream(stream.raw());
+        }))
     }
 
     /// Whether [`Shared::give_memory`] may have something to do.

@@ -116,6 +116,20 @@ unsafe extern "C" fn gpupool_cupy_free(_param: *mut c_void, pointer: *mut c_void
     guard((), || if pointer.is_null() { Ok(()) } else { super::deallocate(pointer.addr() as u64, None) });
 }
 
+/// Puts what is allocated in its place: null for 0 bytes. Answers 0, or 1 where that cannot be.
+///
+/// # Safety
+/// The place is one for a pointer, or null.
+unsafe fn put(place: *mut *mut c_void, size: usize, allocate: impl FnOnce(u64) -> Result<u64>) -> Result<c_int> {
+    if place.is_null() {
+        return Ok(1);
+    }
+    let address = if size == 0 { 0 } else { allocate(size as u64)? };
+    // SAFETY: the caller passes a place for a pointer, and it is not null.
+    unsafe { place.write(pointer(address)) };
+    Ok(0)
+}
+
 unsafe extern "C" fn gpupool_handler_alloc(
     _context: *mut c_void,
     place: *mut *mut c_void,
@@ -123,13 +137,8 @@ unsafe extern "C" fn gpupool_handler_alloc(
     stream: *mut c_void,
 ) -> c_int {
     guard(1, || {
-        if place.is_null() {
-            return Ok(1);
-        }
-        let address = if size == 0 { 0 } else { super::allocate(size as u64, &stream_of(-1, stream)?)? };
-        // SAFETY: the caller passes a place for a pointer, and it is not null.
-        unsafe { place.write(pointer(address)) };
-        Ok(0)
+        // SAFETY: the library passes a place for a pointer.
+        unsafe { put(place, size, |size| super::allocate(size, &stream_of(-1, stream)?)) }
     })
 }
 
@@ -156,14 +165,9 @@ unsafe extern "C" fn gpupool_library_alloc(
     guard(1, || {
         // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
         let memory = unsafe { &*context.cast::<LibraryMemory>() };
-        if place.is_null() {
-            return Ok(1);
-        }
         let stream = stream_of(memory.device.ordinal() as c_int, stream)?;
-        let address = if size == 0 { 0 } else { memory.allocate(size as u64, &stream)? };
-        // SAFETY: the caller passes a place for a pointer, and it is not null.
-        unsafe { place.write(pointer(address)) };
-        Ok(0)
+        // SAFETY: the library passes a place for a pointer.
+        unsafe { put(place, size, |size| memory.allocate(size, &stream)) }
     })
 }
 
