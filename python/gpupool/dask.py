@@ -10,7 +10,7 @@ Which GPU a worker has is its launcher's to say, as dask-cuda does by ``CUDA_VIS
 
 from typing import TYPE_CHECKING, Any
 
-from gpupool import Error, worker
+from gpupool import worker
 from gpupool._frameworks import require
 
 if TYPE_CHECKING:
@@ -35,20 +35,12 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'gpupool.dask' has no attribute {name!r}")
 
 
-def _stats() -> dict[str, Any]:
-    try:
-        return worker.stats()
-    except Error as error:
-        # One worker that cannot answer does not keep the others' answers back.
-        return {"failure": f"{type(error).__name__}: {error}"}
-
-
 def stats(client: "Client") -> dict[str, dict[str, Any]]:
     """What :func:`gpupool.worker.stats` says on each worker, by its address.
 
     A worker that cannot answer has only ``failure``. With an asynchronous client this is to be awaited.
     """
-    answers: dict[str, dict[str, Any]] = client.run(_stats)
+    answers: dict[str, dict[str, Any]] = client.run(worker.stats_or_failure)
     return answers
 
 

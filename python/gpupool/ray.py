@@ -18,7 +18,7 @@ https://docs.ray.io/en/latest/ray-core/api/runtime-env.html
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpupool import Error, worker
+from gpupool import worker
 from gpupool._frameworks import require
 from gpupool.worker import Settings
 
@@ -53,10 +53,7 @@ def _set_up(settings: Settings | None) -> None:
 
 
 def _stats(_actor: Any) -> dict[str, Any]:
-    try:
-        return worker.stats()
-    except Error as error:
-        return {"failure": f"{type(error).__name__}: {error}"}
+    return worker.stats_or_failure()
 
 
 def stats(actors: Sequence[Any], timeout: float = 60.0) -> dict[str, dict[str, Any]]:

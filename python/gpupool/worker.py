@@ -279,3 +279,11 @@ def stats() -> dict[str, Any]:
         "memory": memory,
         "handles": handles,
     }
+
+
+def stats_or_failure() -> dict[str, Any]:
+    """Return :func:`stats`, or only the ``failure`` of a process that cannot answer, so that others' answers arrive."""
+    try:
+        return stats()
+    except gpupool.Error as error:
+        return {"failure": f"{type(error).__name__}: {error}"}
