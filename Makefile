@@ -14,6 +14,11 @@ help: ## list the targets
 .venv/ready: pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# What the tests run gpupool with, some hundreds of megabytes that the demo does without.
+.venv/frameworks: .venv/ready requirements-frameworks.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CUDNN)
 	@touch $@
 
@@ -28,7 +33,7 @@ demo: .venv/built ## threads share handles and recorded allocations are replayed
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
 
 .PHONY: test
-test: .venv/built ## all tests; those that need a GPU skip without one
+test: .venv/built .venv/frameworks ## all tests; those that need a GPU skip without one
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
 	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
@@ -38,7 +43,7 @@ test: .venv/built ## all tests; those that need a GPU skip without one
 	$(BIN)/python -m pytest tests/python
 
 .PHONY: lint
-lint: .venv/built ## formatting, clippy, ruff, and the stubs against the module
+lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, and the stubs against the module
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
