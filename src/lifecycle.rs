@@ -6,21 +6,64 @@
 //! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
 
-static FORKED: AtomicBool = AtomicBool::new(false);
+const FORKED: u8 = 1;
+const RECORDED: u8 = 2;
 
-/// Marks this process as the child of one that had used a GPU. Called by the fork handler alone.
+static STATE: AtomicU8 = AtomicU8::new(0);
+
+/// What is out of the ordinary in this process, read at once, so that a hit path asks one question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State(u8);
+
+impl State {
+    /// Whether nothing is.
+    #[inline]
+    pub(crate) const fn is_plain(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether this is the forked child of a process that had used a GPU.
+    #[inline]
+    pub(crate) const fn is_forked(self) -> bool {
+        self.0 & FORKED != 0
+    }
+
+    /// Whether somebody records what is done; see [`crate::history`].
+    #[inline]
+    pub(crate) const fn is_recorded(self) -> bool {
+        self.0 & RECORDED != 0
+    }
+}
+
+/// What is out of the ordinary now.
+#[inline]
+pub(crate) fn state() -> State {
+    State(STATE.load(Ordering::Relaxed))
+}
+
+/// Marks this process as the child of one that had used a GPU. Called by the fork handler alone. Nothing is recorded any
+/// more: the locks of the history may be held for ever.
 pub(crate) fn set_forked() {
-    FORKED.store(true, Ordering::Relaxed);
+    STATE.store(FORKED, Ordering::Relaxed);
+}
+
+/// Says whether what is done is recorded.
+pub(crate) fn set_recorded(is_recorded: bool) {
+    if is_recorded {
+        STATE.fetch_or(RECORDED, Ordering::Relaxed);
+    } else {
+        STATE.fetch_and(!RECORDED, Ordering::Relaxed);
+    }
 }
 
 /// Whether this process is such a child.
 #[inline]
 pub(crate) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
+    state().is_forked()
 }
 
 /// Refuses in a forked child.

@@ -1,7 +1,8 @@
 //! Who holds a handle: a thread, by its number in the operating system, in its window or by a lease.
 
-use std::cell::Cell;
 use std::fmt;
+
+use crate::runtime::thread_number;
 
 /// How a handle is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,39 +27,19 @@ pub(super) struct Holder {
 const WINDOW: u64 = 1 << 32;
 const LEASE: u64 = 2 << 32;
 
-thread_local! {
-    static THREAD: Cell<u32> = const { Cell::new(0) };
-}
-
-/// This thread's number in the operating system.
-#[inline]
-fn thread() -> u32 {
-    match THREAD.get() {
-        0 => ask_thread(),
-        known => known,
-    }
-}
-
-#[cold]
-fn ask_thread() -> u32 {
-    let number = crate::runtime::thread_number();
-    THREAD.set(number);
-    number
-}
-
 impl Holder {
     /// Nobody, as bits.
     pub(super) const NONE: u64 = 0;
 
     /// This thread's window, as bits.
     pub(super) fn window() -> u64 {
-        WINDOW | u64::from(thread())
+        WINDOW | u64::from(thread_number())
     }
 
     /// A lease of this thread's, as bits.
     #[inline]
     pub(super) fn lease() -> u64 {
-        LEASE | u64::from(thread())
+        LEASE | u64::from(thread_number())
     }
 
     /// Without the name.

@@ -1,0 +1,172 @@
+//! What threads did, kept while somebody records it: the switch, the clock, and the stacks that events name.
+//!
+//! The allocator and the handle pools write their events to a [`Ring`] of their own. Where nobody records they ask nothing
+//! of this module: the switch is a bit of what [`lifecycle`] answers to hit paths anyway.
+
+mod ring;
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{LazyLock, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::lifecycle;
+pub(crate) use ring::{Own, Ring, Timed};
+
+/// A call stack that whoever records can name; 0 is none.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Stack(pub(crate) u32);
+
+impl Stack {
+    pub(crate) const NONE: Self = Self(0);
+}
+
+/// What is recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Settings {
+    /// Events, not only the stacks of what is live.
+    pub(crate) has_events: bool,
+    /// The stack of each live block.
+    pub(crate) has_live_stacks: bool,
+    /// That of each allocation, and that of each free.
+    pub(crate) has_alloc_stacks: bool,
+    pub(crate) has_free_stacks: bool,
+    /// A bit for each action of the allocator that is left out.
+    pub(crate) skipped: u16,
+}
+
+static SETTINGS: AtomicU32 = AtomicU32::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+impl Settings {
+    /// Those in use.
+    #[inline]
+    pub(crate) fn get() -> Self {
+        let bits = SETTINGS.load(Ordering::Relaxed);
+        Self {
+            has_events: bits & 1 != 0,
+            has_live_stacks: bits & 2 != 0,
+            has_alloc_stacks: bits & 4 != 0,
+            has_free_stacks: bits & 8 != 0,
+            skipped: (bits >> 16) as u16,
+        }
+    }
+
+    fn bits(self) -> u32 {
+        let bit = |is_set, bit: u32| if is_set { bit } else { 0 };
+        bit(self.has_events, 1)
+            | bit(self.has_live_stacks, 2)
+            | bit(self.has_alloc_stacks, 4)
+            | bit(self.has_free_stacks, 8)
+            | u32::from(self.skipped) << 16
+    }
+}
+
+/// Records from now on, with room for so many events of a kind.
+pub(crate) fn start(settings: Settings, most: usize) {
+    SETTINGS.store(settings.bits(), Ordering::Relaxed);
+    MOST.store(most, Ordering::Relaxed);
+    LazyLock::force(&CLOCK);
+    lifecycle::set_recorded(true);
+}
+
+/// Records no more.
+pub(crate) fn stop() {
+    lifecycle::set_recorded(false);
+}
+
+/// How many events of a kind are kept.
+#[inline]
+pub(crate) fn most() -> usize {
+    MOST.load(Ordering::Relaxed)
+}
+
+struct Clock {
+    start: Instant,
+    /// Nanoseconds since 1970 at the start.
+    unix: u64,
+}
+
+static CLOCK: LazyLock<Clock> = LazyLock::new(|| Clock {
+    start: Instant::now(),
+    unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
+});
+
+/// Nanoseconds of a clock that never goes back and is the same for all threads.
+#[inline]
+pub(crate) fn now() -> u64 {
+    CLOCK.start.elapsed().as_nanos() as u64
+}
+
+/// Microseconds since 1970 of such a time.
+pub(crate) fn unix_micros(time: u64) -> u64 {
+    (CLOCK.unix + time) / 1000
+}
+
+thread_local! {
+    /// The stack that the thread's events happen under, once it was taken; none where it is to be taken.
+    static STACK: Cell<Option<Stack>> = const { Cell::new(None) };
+}
+
+/// Takes the calling thread's stack; none where it has none, or may not be asked now.
+pub(crate) type TakeStack = fn() -> Stack;
+
+static TAKE_STACK: OnceLock<TakeStack> = OnceLock::new();
+
+/// Says how stacks are taken: by the language that has them.
+#[cfg(feature = "python")]
+pub(crate) fn set_take_stack(take: TakeStack) {
+    let _ = TAKE_STACK.set(take);
+}
+
+/// What a stack is taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// An allocation, or pages that come or go.
+    Allocation,
+    /// A free.
+    Free,
+}
+
+/// The calling thread's stack, which its events name until this is dropped. To be made before any lock is taken, for it may
+/// run code of the language's own.
+#[must_use = "events name the stack only while this lives"]
+#[derive(Debug)]
+pub(crate) struct HeldStack {
+    before: Option<Stack>,
+    this_thread: PhantomData<*mut ()>,
+}
+
+/// Takes the stack if it is wanted and the thread does not hold one already.
+#[inline]
+pub(crate) fn hold_stack(purpose: Purpose) -> Option<HeldStack> {
+    if lifecycle::state().is_recorded() { take_stack(purpose) } else { None }
+}
+
+#[cold]
+fn take_stack(purpose: Purpose) -> Option<HeldStack> {
+    let settings = Settings::get();
+    let is_wanted = match purpose {
+        Purpose::Allocation => settings.has_live_stacks,
+        Purpose::Free => settings.has_free_stacks,
+    };
+    if !is_wanted || STACK.get().is_some() {
+        return None;
+    }
+    let stack = TAKE_STACK.get().map_or(Stack::NONE, |take| take());
+    let before = STACK.replace(Some(stack));
+    Some(HeldStack { before, this_thread: PhantomData })
+}
+
+impl Drop for HeldStack {
+    fn drop(&mut self) {
+        STACK.set(self.before);
+    }
+}
+
+/// The stack that the thread holds.
+#[inline]
+pub(crate) fn held_stack() -> Stack {
+    STACK.get().unwrap_or(Stack::NONE)
+}
