@@ -1,7 +1,7 @@
-//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, many live blocks, and
-//! recorded traces. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
+//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, the recording of
+//! history, many live blocks, and recorded traces. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
 //!
-//! `memory pair | c_abi | mix THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
+//! `memory pair | c_abi | mix THREADS... | history THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -10,8 +10,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use gpupool::Stream;
 use gpupool::memory::{C_API, ReplayAllocator, ReplayEvent, allocate, deallocate, replay};
+use gpupool::{Recording, Stream};
 
 /// A small generator of random numbers (splitmix64), so that every allocator gets the same ones.
 struct Random(u64);
@@ -115,6 +115,40 @@ fn mix(threads: usize) {
     );
 }
 
+/// Allocation and freeing of 4 KiB with and without recording, each thread on a stream of its own: nanoseconds of the
+/// slowest thread for one pair, and what each of its three events adds.
+fn history(threads: usize) {
+    let pair = || {
+        const PAIRS: usize = 100_000;
+        let barrier = Barrier::new(threads);
+        let run = || {
+            let stream = Stream::new(gpupool::device(0).expect("a device")).expect("a stream");
+            let step = || deallocate(allocate(4096, &stream).expect("memory"), None).expect("ours");
+            (0..1000).for_each(|_| step());
+            let round = || {
+                barrier.wait();
+                let start = Instant::now();
+                (0..PAIRS).for_each(|_| step());
+                start.elapsed().as_nanos() as f64 / PAIRS as f64
+            };
+            median((0..9).map(|_| round()).collect())
+        };
+        thread::scope(|scope| {
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+            running.into_iter().map(|thread| thread.join().expect("no panic")).fold(0.0, f64::max)
+        })
+    };
+    let off = pair();
+    Recording::new().max_entries(100_000).start().expect("no other process");
+    let on = pair();
+    Recording::stop().expect("no other process");
+    println!(
+        r#"{{"peer":"gpupool","work":"history","threads":{threads},"off_ns_per_pair":{off:.1},"on_ns_per_pair":{on:.1},"ns_per_event":{:.1},"ratio":{:.2}}}"#,
+        (on - off) / 3.0,
+        on / off
+    );
+}
+
 /// RMM's random_allocations: `count` allocations of up to 1 MiB and `count` frees, in random order.
 fn random(count: usize) {
     let stream = stream();
@@ -192,11 +226,15 @@ fn main() {
             pair();
             c_abi();
             [1, 2].into_iter().for_each(mix);
+            [1, 2].into_iter().for_each(history);
             random(100_000);
         }
         Some("pair") => pair(),
         Some("c_abi") => c_abi(),
         Some("mix") => arguments[1..].iter().for_each(|threads| mix(threads.parse().expect("a number of threads"))),
+        Some("history") => {
+            arguments[1..].iter().for_each(|threads| history(threads.parse().expect("a number of threads")));
+        }
         Some("random") => random(100_000),
         Some("replay") => arguments[1..].iter().for_each(|path| replay_trace(path)),
         Some(other) => panic!("{other} is no work"),

@@ -21,12 +21,14 @@
 
 mod error;
 mod handle;
+mod history;
 mod holders;
 pub mod library;
 mod lifecycle;
 pub mod memory;
 #[cfg(feature = "python")]
 mod python;
+mod recording;
 pub mod runtime;
 mod site_packages;
 mod stream;
@@ -34,12 +36,13 @@ mod sync;
 
 pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
 pub use handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandlePool, HandleStats, HostHandles, Lease, Miopen,
-    Pooled, handle, handle_stats, lease,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
+    HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolToken, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
+pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{Event, Stream, StreamScope, device};
 pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::record::Record;
 use super::shared::Shared;
+use super::trace::{self, HandleAction};
 use crate::lifecycle;
 use crate::stream::Device;
 
@@ -57,9 +58,13 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
+        let state = lifecycle::state();
         if let Some(record) = self.record.take()
-            && !lifecycle::is_forked()
+            && !state.is_forked()
         {
+            if state.is_recorded() {
+                trace::note(self.pool, self.device, HandleAction::GiveBack, &record);
+            }
             self.pool.end_lease(self.device, record);
         }
     }

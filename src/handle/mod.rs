@@ -14,9 +14,12 @@ mod pool;
 mod record;
 mod shared;
 mod stats;
+mod trace;
 mod window;
 
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
 pub use lease::Lease;
 pub use pool::{Handle, HandlePool, handle_stats};
 pub use stats::HandleStats;
+pub use trace::{HandleAction, HandleEvent};
+pub(crate) use trace::{clear as clear_events, events};

@@ -19,6 +19,7 @@ use super::lease::Lease;
 use super::record::Record;
 use super::shared::{Shared, USER_POOLS, all_pools};
 use super::stats::HandleStats;
+use super::trace::{self, HandleAction};
 use super::window;
 use crate::error::{Error, Result};
 use crate::library::{self, Library};
@@ -166,6 +167,7 @@ impl HandlePool {
 
     fn hold(&self, device: Device, record: Arc<Record>) -> Result<Handle> {
         let address = record.handle.as_non_null();
+        trace::note(self.0, device, HandleAction::Take, &record);
         if let Err((error, record)) = window::hold(self.0, device, record) {
             self.0.give_back(device, record);
             return Err(error);
@@ -206,6 +208,7 @@ impl HandlePool {
         let record = self.0.take_idle(stream)?;
         Some(record.map(|record| {
             record.hold(Holder::lease());
+            trace::note(self.0, stream.device(), HandleAction::Take, &record);
             Lease::new(self.0, stream.device(), record)
         }))
     }
@@ -216,6 +219,7 @@ impl HandlePool {
         let device = stream.device();
         let record = self.0.take(runtime, self.0.on(device)?, stream, timeout.unwrap_or(WAIT))?;
         record.hold(Holder::lease());
+        trace::note(self.0, device, HandleAction::Take, &record);
         Ok(Lease::new(self.0, device, record))
     }
 

@@ -11,6 +11,7 @@ use super::exchange::Turn;
 use super::holder::Holder;
 use super::record::Record;
 use super::stats::HandleStats;
+use super::trace::{self, HandleAction};
 use super::{built_in, create, hand_over, lease};
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::holders::{self, Held, MemoryHolder};
@@ -127,7 +128,8 @@ impl Shared {
     /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
     #[inline]
     pub(super) fn take_near(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
-        if lifecycle::is_forked() || self.is_closed.load(Ordering::Relaxed) {
+        let state = lifecycle::state();
+        if state.is_forked() || self.is_closed.load(Ordering::Relaxed) {
             return None;
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
@@ -135,6 +137,9 @@ impl Shared {
         Some(self.make_ready(pool, record, stream).inspect(|record| {
             record.hold(Holder::lease());
             record.count_hit();
+            if state.is_recorded() {
+                trace::note(self, stream.device(), HandleAction::Take, record);
+            }
         }))
     }
 
@@ -200,6 +205,7 @@ impl Shared {
         if !lifecycle::is_forked()
             && let Ok(pool) = self.on(device)
         {
+            trace::note(self, device, HandleAction::Discard, &record);
             pool.retire(record);
         }
     }
@@ -286,6 +292,7 @@ impl Shared {
         if !lifecycle::is_forked()
             && let Ok(pool) = self.on(device)
         {
+            trace::note(self, device, HandleAction::GiveBack, &record);
             pool.put_idle([record]);
         }
     }
@@ -316,6 +323,7 @@ impl Shared {
                 return Err(error);
             }
         };
+        trace::note_handle(self, device, HandleAction::Create, &created.handle);
         Ok(pool.add(created.handle, created.time, created.bytes, self.library.handle_bytes()))
     }
 
@@ -330,6 +338,7 @@ impl Shared {
         let prepared = create::Prepared::new(runtime, device)?;
         let handles = pool.remove_unused();
         let count = handles.len();
+        handles.iter().for_each(|handle| trace::note_handle(self, device, HandleAction::Destroy, handle));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
         released.and(destroyed).map(|()| count)
     }

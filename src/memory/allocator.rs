@@ -4,8 +4,9 @@ use super::device_memory::DeviceMemory;
 use super::heap::Invalid;
 use super::order::User;
 use super::thread_cache::ThreadCache;
-use super::{local, oom, order, release};
+use super::{local, oom, order, release, trace};
 use crate::error::{Error, Result};
+use crate::history::{self, Purpose};
 use crate::lifecycle;
 use crate::runtime::{self, Stream};
 use crate::stream::Device;
@@ -31,7 +32,9 @@ impl Allocation {
 /// or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
-    lifecycle::refuse_forked()?;
+    if !lifecycle::state().is_plain() {
+        return allocate_recorded(bytes, stream);
+    }
     let (cache, thread) = local::cache_for(stream)?;
     let offset = cache.lock(thread).allocate(&cache.device.pages, bytes);
     match offset {
@@ -44,10 +47,34 @@ pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
 #[cfg(feature = "python")]
 #[inline]
 pub(super) fn allocate_cached(bytes: u64, stream: &Stream) -> Result<Option<Allocation>> {
-    lifecycle::refuse_forked()?;
+    if !lifecycle::state().is_plain() {
+        return allocate_cached_recorded(bytes, stream);
+    }
     let (cache, thread) = local::cache_for(stream)?;
     let offset = cache.lock(thread).allocate(&cache.device.pages, bytes);
     Ok(offset.map(|offset| Allocation { cache, offset }))
+}
+
+/// [`allocate`] while somebody records.
+#[cold]
+fn allocate_recorded(bytes: u64, stream: &Stream) -> Result<Allocation> {
+    lifecycle::refuse_forked()?;
+    let _stack = history::hold_stack(Purpose::Allocation);
+    let (cache, thread) = local::cache_for(stream)?;
+    match cache.allocate(thread, bytes) {
+        Some(offset) => Ok(Allocation { cache, offset }),
+        None => allocate_slowly(cache, thread, bytes),
+    }
+}
+
+/// [`allocate_cached`] while somebody records.
+#[cfg(feature = "python")]
+#[cold]
+fn allocate_cached_recorded(bytes: u64, stream: &Stream) -> Result<Option<Allocation>> {
+    lifecycle::refuse_forked()?;
+    let _stack = history::hold_stack(Purpose::Allocation);
+    let (cache, thread) = local::cache_for(stream)?;
+    Ok(cache.allocate(thread, bytes).map(|offset| Allocation { cache, offset }))
 }
 
 #[cold]
@@ -75,7 +102,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
     let on = on.filter(|stream| !cache.is_of(stream));
-    if cache.has_uses() || on.is_some() || cache.is_closing() {
+    if cache.has_uses() || on.is_some() || cache.is_closing() || !lifecycle::state().is_plain() {
         return free_slowly(cache, offset, on);
     }
     cache.free(local::owner(), offset).map_err(|reason| refuse(cache, offset, reason))
@@ -92,8 +119,9 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let thread = local::thread();
     let on = on.map(|on| user(cache, offset, on)).transpose()?;
-    let mut users = cache.take_uses(offset);
+    let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
     users.extend(on.filter(|on| users.iter().all(|user| !user.is(on))));
+    note_free(cache, offset, users.is_empty());
     if users.is_empty() {
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
     } else {
@@ -106,6 +134,14 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     Ok(())
 }
 
+/// Writes a free down before anybody else can have the block, where somebody records.
+fn note_free(cache: &ThreadCache, offset: u64, is_completed: bool) {
+    if trace::is_on() {
+        let _stack = history::hold_stack(Purpose::Free);
+        cache.trace_free(offset, is_completed);
+    }
+}
+
 /// Frees a block whose streams nobody named: it is used again once all work on the device so far is done.
 ///
 /// # Errors
@@ -114,6 +150,7 @@ pub(super) fn free_after_all_work(cache: &'static ThreadCache, offset: u64) -> R
     lifecycle::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let users = cache.take_uses(offset);
+    note_free(cache, offset, false);
     cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
     order::defer_after_all_work(cache, offset, &users);
     if cache.is_closing() {

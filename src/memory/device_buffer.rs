@@ -114,10 +114,8 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     #[inline]
     fn drop(&mut self) {
-        if let Some(block) = self.block.take()
-            && !lifecycle::is_forked()
-        {
-            // What the driver refuses to take back is tried again whenever memory is given back.
+        if let Some(block) = self.block.take() {
+            // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
             let _ = allocator::free(block.cache, block.offset, None);
         }
     }

@@ -14,6 +14,7 @@ mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
 mod feed;
+mod frozen;
 mod grow;
 mod heap;
 mod id;
@@ -34,7 +35,7 @@ mod retired;
 pub(crate) mod scope;
 mod segment;
 mod shared_list;
-mod snapshot;
+pub(crate) mod snapshot;
 mod stats;
 mod table;
 mod thread_cache;
@@ -42,6 +43,7 @@ mod thread_cache;
 pub(crate) mod torch;
 #[cfg(feature = "python")]
 mod torch_error;
+pub(crate) mod trace;
 
 use crate::error::Result;
 use crate::lifecycle;
@@ -67,8 +69,9 @@ pub(crate) use order::fence;
 pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
 pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub use snapshot::{BlockView, SegmentView, memory_snapshot};
+pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+pub use trace::{Action, TraceEvent};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
 ///

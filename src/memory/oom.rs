@@ -11,10 +11,10 @@ use super::grow::{Effort, grow, is_no_memory};
 use super::heap::BLOCK_BYTES_MAX;
 use super::pool::Source;
 use super::thread_cache::{Service, ThreadCache, normalized};
-use super::{order, release};
+use super::{order, release, trace};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::holders;
-use crate::runtime::{self, BoundDevice};
+use crate::runtime::{self, BoundDevice, MemoryInfo};
 use crate::stream::Device;
 
 /// Asked when memory has run out: frees what it can of its own, and answers whether it freed anything.
@@ -99,10 +99,11 @@ pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> 
 
 fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
     let search = |cache: &'static ThreadCache| {
-        let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
+        let offset = cache.allocate(thread, bytes)?;
         Some(Allocation { cache, offset })
     };
     if bytes > cache.device.total().min(BLOCK_BYTES_MAX) {
+        note(cache, service, bytes);
         return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
     }
 
@@ -134,6 +135,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
         Ok(found) => return Ok(found),
         Err(error) => error,
     };
+    note(cache, service, bytes);
     for callback in callbacks() {
         if !call(&callback, cache.device.device, bytes) {
             continue;
@@ -200,9 +202,25 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
         if !is_same {
             return None;
         }
-        let offset = cache.lock(thread).allocate(&cache.device.pages, bytes)?;
+        let offset = cache.allocate(thread, bytes)?;
         Some(Allocation { cache, offset })
     })
+}
+
+/// What the driver says of a device's memory; nothing where it does not.
+fn memory_info(device: Device) -> MemoryInfo {
+    let info = runtime::get().and_then(|runtime| {
+        let _bound = BoundDevice::new(runtime, device)?;
+        runtime.memory_info()
+    });
+    info.unwrap_or(MemoryInfo { free: 0, total: 0 })
+}
+
+/// Writes down that memory ran out, where somebody records; before callbacks are asked, which may take a snapshot.
+fn note(cache: &ThreadCache, service: &Service, bytes: u64) {
+    if trace::is_on() {
+        trace::note_oom(cache, service.pool.id, bytes, memory_info(cache.device.device).free);
+    }
 }
 
 /// The error that says who holds the memory.
@@ -212,11 +230,7 @@ fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
         return refused;
     }
     let device = service.pool.device;
-    let info = runtime::get().and_then(|runtime| {
-        let _bound = BoundDevice::new(runtime, device.device)?;
-        runtime.memory_info()
-    });
-    let (free, total) = info.map_or((0, 0), |info| (info.free, info.total));
+    let MemoryInfo { free, total } = memory_info(device.device);
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::device_memory::DeviceMemory;
 use super::thread_cache::{Service, ThreadCache};
+use super::trace;
 use crate::error::Result;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::stream::{CaptureStatus, Device, RawStream};
@@ -235,6 +236,9 @@ pub(super) fn settle(cache: &ThreadCache, thread: u64, wait: bool) -> Result<()>
     if !done.is_empty() {
         let mut heap = cache.lock(thread);
         for offset in done {
+            if trace::is_on() {
+                cache.trace_completed(offset);
+            }
             heap.release(&cache.device.pages, offset);
         }
     }

@@ -76,7 +76,8 @@ impl<T> OwnerLock<T> {
         let visitor = lock(&self.visitors);
         self.wanted.store(true, Ordering::Relaxed);
         barrier::heavy();
-        // Acquire: what the owner did is seen once it has stepped out. It never makes a system call in there.
+        // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless its history
+        // is recorded.
         while self.inside.load(Ordering::Acquire) {
             yield_now();
         }

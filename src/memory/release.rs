@@ -22,8 +22,8 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
         let mut heap = cache.lock(thread);
         heap.drop_empty_slabs(&device.pages);
         match service.pool.rules.source {
-            Source::Pages => (heap.take_mappings(&device.pages, u64::MAX, 0, u64::MAX), Vec::new()),
-            Source::Segments(_) => (Vec::new(), heap.take_free_spans(&device.pages)),
+            Source::Pages => (cache.take_mappings(&mut heap, u64::MAX, 0, u64::MAX), Vec::new()),
+            Source::Segments(_) => (Vec::new(), cache.take_free_spans(&mut heap)),
         }
     };
     if !mappings.is_empty() {

@@ -13,9 +13,10 @@ use super::local;
 use super::order::{User, Waiting};
 use super::owner_lock::OwnerGuard;
 use super::owner_lock::OwnerLock;
-use super::pages::Entry;
+use super::pages::{Entry, Mapping};
 use super::pool::Pool;
 use super::shared_list::SharedList;
+use super::trace::{self, Action, CacheTrace};
 use crate::runtime::Stream;
 use crate::stream::RawStream;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -65,6 +66,8 @@ pub(super) struct ThreadCache {
     told: AtomicU64,
     /// Whether its pool was dropped, so that what is freed leaves at once.
     is_closing: AtomicBool,
+    /// What recording knows of its blocks.
+    pub(super) trace: CacheTrace,
 }
 
 /// Without what it holds, which would lead back to it.
@@ -88,6 +91,7 @@ impl ThreadCache {
             waiting: SharedList::default(),
             told: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
+            trace: CacheTrace::default(),
         }
     }
 
@@ -96,6 +100,7 @@ impl ThreadCache {
         *self.heap.lock() = Heap::new(service.pool.is_split());
         self.is_closing.store(false, Ordering::Relaxed);
         self.told.store(0, Ordering::Relaxed);
+        self.trace.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
     }
@@ -110,6 +115,12 @@ impl ThreadCache {
     /// What it serves, if anything.
     pub(super) fn service(&self) -> Option<Service> {
         self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The address of the stream that it serves; 0 for the legacy default stream.
+    #[inline]
+    pub(super) fn stream_address(&self) -> usize {
+        self.stream.load(Ordering::Relaxed)
     }
 
     /// Whether its blocks are used in the order of this stream, as the calling thread names it.
@@ -170,11 +181,55 @@ impl ThreadCache {
         heap
     }
 
+    /// A block of at least this many bytes, if one is free; written down where somebody records.
+    pub(super) fn allocate(&self, thread: u64, bytes: u64) -> Option<u64> {
+        self.allocate_locked(&mut self.lock(thread), bytes)
+    }
+
+    fn allocate_locked(&self, heap: &mut Heap, bytes: u64) -> Option<u64> {
+        let offset = heap.allocate(&self.device.pages, bytes)?;
+        if trace::is_on() {
+            self.trace_alloc(offset, bytes);
+        }
+        Some(offset)
+    }
+
     /// Adds free memory and takes a block at once, before another thread takes the pages away.
     pub(super) fn add_and_allocate(&self, thread: u64, start: u64, bytes: u64, request: u64) -> Option<u64> {
         let mut heap = self.lock(thread);
+        self.add_span(&mut heap, start, bytes);
+        self.allocate_locked(&mut heap, request)
+    }
+
+    /// Adds free memory to this cache's heap.
+    pub(super) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) {
         heap.add_span(start, bytes);
-        heap.allocate(&self.device.pages, request)
+        if trace::is_on() {
+            let is_mapped = start < self.device.room();
+            self.trace_segment(if is_mapped { Action::SegmentMap } else { Action::SegmentAlloc }, start, bytes);
+        }
+    }
+
+    /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
+    pub(super) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
+        let taken = heap.take_mappings(&self.device.pages, wanted, slack, kept);
+        if trace::is_on() {
+            // Those in a row are one event.
+            for row in taken.chunk_by(|mapping, next| mapping.end() == next.start()) {
+                let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
+                self.trace_segment(Action::SegmentUnmap, row[0].start(), bytes);
+            }
+        }
+        taken
+    }
+
+    /// Takes free spans out of this cache's heap; see [`Heap::take_free_spans`].
+    pub(super) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
+        let taken = heap.take_free_spans(&self.device.pages);
+        if trace::is_on() {
+            taken.iter().for_each(|&(start, bytes)| self.trace_segment(Action::SegmentFree, start, bytes));
+        }
+        taken
     }
 
     /// Tells the pool how much is live here.

@@ -55,7 +55,7 @@ impl Gathered {
         let mut heap = self.cache.lock(0);
         for mapping in self.mappings {
             device.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.number));
-            heap.add_span(mapping.start(), mapping.bytes());
+            self.cache.add_span(&mut heap, mapping.start(), mapping.bytes());
         }
     }
 }
@@ -111,7 +111,7 @@ fn grow_pages(
             find_place(device, &heap, &service.pool, bytes, effort, rivals).ok_or_else(|| out_of_addresses(device))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
         let (wanted, slack) = spare(&heap, wanted, slack, rivals);
-        let own = if may_move { heap.take_mappings(&device.pages, wanted, slack, place.start()) } else { Vec::new() };
+        let own = if may_move { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
         (place, own)
     };
     let mut work = Work {
@@ -215,7 +215,7 @@ impl Work<'_> {
                     }
                     let rivals = if is_at_work { self.rivals } else { 0 };
                     let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
-                    heap.take_mappings(&self.device.pages, wanted, slack, u64::MAX)
+                    cache.take_mappings(&mut heap, wanted, slack, u64::MAX)
                 };
                 self.add(cache, &other, thread, &service.stream, mappings)?;
                 let is_in_order = other.stream.raw() == service.stream.raw() && other.stream_of == service.stream_of;
