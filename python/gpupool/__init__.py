@@ -63,6 +63,7 @@ from gpupool._native import (
     miopen,
     on_oom,
     pool_use_count,
+    record_memory_history,
     release_pool,
     reset_peak_memory_stats,
     runtime,
@@ -70,6 +71,7 @@ from gpupool._native import (
     stream,
     use_mem_pool,
 )
+from gpupool._snapshot import dump_snapshot
 
 __all__ = [
     "CApi",
@@ -106,6 +108,7 @@ __all__ = [
     "cusolver",
     "cusparse",
     "device_count",
+    "dump_snapshot",
     "empty",
     "empty_cache",
     "enable_peer_access",
@@ -119,6 +122,7 @@ __all__ = [
     "miopen",
     "on_oom",
     "pool_use_count",
+    "record_memory_history",
     "release_pool",
     "reset_peak_memory_stats",
     "runtime",

@@ -715,8 +715,38 @@ def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
     """Start the peaks anew from what is held now."""
 
-def memory_snapshot() -> dict[str, Any]:
-    """The memory of every pool, block by block, in the form of PyTorch's snapshots."""
+def memory_snapshot(device: SupportsIndex | None = None) -> dict[str, Any]:
+    """The memory of every pool, block by block, of a device or of all, and what :func:`record_memory_history` recorded.
+
+    It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers read: ``segments`` with their blocks,
+    ``device_traces`` with a list of events for each device, ``allocator_settings`` and ``external_annotations``. Sizes
+    are in bytes, and in events those that were asked for; ``time_us`` counts from 1970. gpupool's own are ``thread`` in
+    each event, as the operating system numbers it, and ``handle_events``: ``time_us``, ``library``, ``device``,
+    ``action`` (``create``, ``take``, ``give_back``, ``discard``, ``destroy``), ``handle`` and ``thread``.
+
+    All of it is of one moment: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
+    """
+
+def record_memory_history(
+    enabled: Literal["all", "state"] | None = "all",
+    context: Literal["all", "alloc", "state"] | None = "all",
+    stacks: Literal["python"] = "python",
+    max_entries: SupportsIndex = ...,
+    clear_history: bool = False,
+    skip_actions: Sequence[str] | None = None,
+) -> None:
+    """Record what happens to memory and handles from now on, for :func:`memory_snapshot`. Touches no device.
+
+    ``enabled``: ``"all"`` keeps events, ``"state"`` only the call stacks of blocks that are live, None ends recording
+    and forgets everything. ``context``: whose call stacks to record: ``"state"`` those of live blocks' allocations,
+    ``"alloc"`` also those of every allocation, ``"all"`` also those of every free, None no stacks. ``max_entries``
+    (1,000,000): how many of the newest events to keep, of memory and of handles each, 64 bytes an event.
+    ``clear_history`` forgets earlier events. ``skip_actions`` leaves out events by their ``action``.
+
+    A stack is the innermost 64 Python frames of a thread that holds the GIL. PyTorch's operators let go of it before
+    they allocate, so their events have no frames. Called again, it changes the settings. Raises :class:`InvalidValue`
+    for a setting that there is not. The parameters are those of ``torch.cuda.memory._record_memory_history``.
+    """
 
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out; it answers whether it freed any."""

@@ -183,8 +183,8 @@ def _snapshot_traces(path: str, file: _Reader) -> list[list[Any]]:
         raise _not_a_snapshot(path, "it has no lists device_traces")
     if not any(device_traces):
         raise TraceError(
-            f"{path}: a snapshot without history: call torch.cuda.memory._record_memory_history() before the program's "
-            "allocations, then dump it again"
+            f"{path}: a snapshot without history: call gpupool.record_memory_history(), or in PyTorch "
+            "torch.cuda.memory._record_memory_history(), before the program's allocations, then dump it again"
         )
     return device_traces
 

@@ -14,6 +14,8 @@ mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
 mod feed;
+#[cfg(feature = "python")]
+pub(crate) mod frames;
 mod frozen;
 mod grow;
 mod heap;

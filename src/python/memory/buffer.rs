@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 
 use super::{Id, pair};
 use crate::error::Error;
+use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, DeviceBuffer, dlpack};
 use crate::python::stream;
 use crate::python::whole::Whole;
@@ -30,7 +31,10 @@ pub(in crate::python) fn empty(
     let stream = stream::resolve(py, stream, None)?;
     let buffer = match memory::empty_if_cached(nbytes, &stream)? {
         Some(buffer) => buffer,
-        None => py.detach(|| memory::empty(nbytes, &stream))?,
+        None => {
+            let _stack = hold_stack(Purpose::Allocation);
+            py.detach(|| memory::empty(nbytes, &stream))?
+        }
     };
     Ok(PyDeviceBuffer(Mutex::new(Some(Arc::new(buffer)))))
 }
@@ -95,6 +99,7 @@ impl PyDeviceBuffer {
             Ok(buffer) => {
                 drop(place);
                 let on = stream.unwrap_or_else(|| buffer.stream().clone());
+                let _stack = hold_stack(Purpose::Free);
                 Ok(py.detach(|| buffer.free_on(&on))?)
             }
             Err(shared) => {

@@ -11,6 +11,7 @@ use super::scope::PyPoolToken;
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
+use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, MemPool};
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
@@ -101,6 +102,7 @@ impl PyMemPool {
     }
 
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| self.pool.trim())?)
     }
 

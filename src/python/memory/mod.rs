@@ -4,6 +4,7 @@ mod allocator;
 mod buffer;
 mod capture;
 mod functions;
+mod history;
 mod mem_pool;
 mod replaying;
 mod scope;
@@ -13,6 +14,7 @@ mod stats;
 pub(super) use buffer::{PyDeviceBuffer, empty, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
+pub(super) use history::record_memory_history;
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };

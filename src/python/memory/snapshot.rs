@@ -1,26 +1,90 @@
-//! Snapshots in the form of `torch.cuda.memory_snapshot`.
+//! Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
+//!
+//! `handle_events`, and `thread` in each event, are gpupool's own; the viewers pass over them.
 
+use std::collections::HashMap;
+
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::pair;
-use crate::memory::{self, SegmentView};
+use crate::handle::HandleEvent;
+use crate::history::Stack;
+use crate::memory::{Action, BlockView, SegmentView, TraceEvent, frames};
+use crate::python::device;
+use crate::runtime::{get, is_chosen};
+use crate::{recording, stream::Device};
 
-fn segment<'py>(py: Python<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDict>> {
+/// Blocks up to this size are what PyTorch calls small, and the segments of its small blocks are this large.
+const SMALL_SEGMENT: u64 = 2 << 20;
+
+/// Call stacks as lists of frames, each made once: what shares a stack shares its list, also in a pickle.
+struct Frames<'py> {
+    py: Python<'py>,
+    of_stacks: HashMap<Stack, Bound<'py, PyList>>,
+    of_places: HashMap<(usize, i32), Bound<'py, PyDict>>,
+}
+
+impl<'py> Frames<'py> {
+    fn new(py: Python<'py>) -> Self {
+        Self { py, of_stacks: HashMap::new(), of_places: HashMap::new() }
+    }
+
+    /// The frames of a stack, the innermost first.
+    fn of(&mut self, stack: Stack) -> PyResult<Bound<'py, PyList>> {
+        if let Some(known) = self.of_stacks.get(&stack) {
+            return Ok(known.clone());
+        }
+        let list = PyList::empty(self.py);
+        for (code, lasti) in frames::places(self.py, stack) {
+            let key = (code.as_ptr().addr(), lasti);
+            let known = self.of_places.get(&key).cloned();
+            let frame = known.map_or_else(|| frame(self.py, code.bind(self.py), lasti), Ok)?;
+            list.append(&frame)?;
+            self.of_places.insert(key, frame);
+        }
+        self.of_stacks.insert(stack, list.clone());
+        Ok(list)
+    }
+}
+
+fn frame<'py>(py: Python<'py>, code: &Bound<'py, PyAny>, lasti: i32) -> PyResult<Bound<'py, PyDict>> {
+    // What Python says of a code object, and not how it stores it: start, end and line of each run of instructions.
+    let mut line = code.getattr(intern!(py, "co_firstlineno"))?.extract::<i64>()?;
+    for run in code.call_method0(intern!(py, "co_lines"))?.try_iter()? {
+        let (start, end, of_run): (i32, i32, Option<i64>) = run?.extract()?;
+        if (start..end).contains(&lasti) {
+            line = of_run.unwrap_or(line);
+            break;
+        }
+    }
+    let frame = PyDict::new(py);
+    frame.set_item(intern!(py, "name"), code.getattr(intern!(py, "co_name"))?)?;
+    frame.set_item(intern!(py, "filename"), code.getattr(intern!(py, "co_filename"))?)?;
+    frame.set_item(intern!(py, "line"), line)?;
+    Ok(frame)
+}
+
+const fn state(block: &BlockView) -> &'static str {
+    match block {
+        BlockView { is_waiting: true, .. } => "active_pending_free",
+        BlockView { is_live: true, .. } => "active_allocated",
+        _ => "inactive",
+    }
+}
+
+fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDict>> {
+    let py = frames.py;
     let blocks = PyList::empty(py);
     let (mut allocated, mut active, mut requested) = (0, 0, 0);
     for block in &view.blocks {
         let entry = PyDict::new(py);
-        entry.set_item("address", block.address)?;
-        entry.set_item("size", block.bytes)?;
-        entry.set_item("requested_size", block.requested)?;
-        let state = match block {
-            block if block.is_waiting => "active_pending_free",
-            block if block.is_live => "active_allocated",
-            _ => "inactive",
-        };
-        entry.set_item("state", state)?;
-        entry.set_item("frames", PyList::empty(py))?;
+        entry.set_item(intern!(py, "address"), block.address)?;
+        entry.set_item(intern!(py, "size"), block.bytes)?;
+        entry.set_item(intern!(py, "requested_size"), block.requested)?;
+        entry.set_item(intern!(py, "state"), state(block))?;
+        entry.set_item(intern!(py, "frames"), frames.of(block.stack)?)?;
         blocks.append(entry)?;
         if block.is_live {
             active += block.bytes;
@@ -31,34 +95,119 @@ fn segment<'py>(py: Python<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDi
         }
     }
     let entry = PyDict::new(py);
-    entry.set_item("device", view.device.ordinal())?;
-    entry.set_item("address", view.address)?;
-    entry.set_item("total_size", view.bytes)?;
-    entry.set_item("allocated_size", allocated)?;
-    entry.set_item("active_size", active)?;
-    entry.set_item("requested_size", requested)?;
-    entry.set_item("stream", view.stream)?;
-    entry.set_item("segment_type", "large")?;
-    entry.set_item("segment_pool_id", pair(view.pool))?;
-    entry.set_item("is_expandable", view.is_movable)?;
-    entry.set_item("frames", PyList::empty(py))?;
-    entry.set_item("blocks", blocks)?;
+    entry.set_item(intern!(py, "device"), view.device.ordinal())?;
+    entry.set_item(intern!(py, "address"), view.address)?;
+    entry.set_item(intern!(py, "total_size"), view.bytes)?;
+    entry.set_item(intern!(py, "allocated_size"), allocated)?;
+    entry.set_item(intern!(py, "active_size"), active)?;
+    entry.set_item(intern!(py, "requested_size"), requested)?;
+    entry.set_item(intern!(py, "stream"), view.stream)?;
+    // gpupool has no such types: by the size, as PyTorch's are.
+    let kind = if view.bytes <= SMALL_SEGMENT { "small" } else { "large" };
+    entry.set_item(intern!(py, "segment_type"), kind)?;
+    entry.set_item(intern!(py, "segment_pool_id"), pair(view.pool))?;
+    entry.set_item(intern!(py, "is_expandable"), view.is_movable)?;
+    entry.set_item(intern!(py, "frames"), frames.of(view.stack)?)?;
+    entry.set_item(intern!(py, "blocks"), blocks)?;
     Ok(entry)
 }
 
+/// Segments with their blocks.
 pub(super) fn segments<'py>(py: Python<'py>, views: &[SegmentView]) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
+    list_of_segments(&mut Frames::new(py), views)
+}
+
+fn list_of_segments<'py>(frames: &mut Frames<'py>, views: &[SegmentView]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(frames.py);
     for view in views {
-        list.append(segment(py, view)?)?;
+        list.append(segment(frames, view)?)?;
     }
     Ok(list)
 }
 
+fn trace_entry<'py>(frames: &mut Frames<'py>, event: &TraceEvent) -> PyResult<Bound<'py, PyDict>> {
+    let py = frames.py;
+    let entry = PyDict::new(py);
+    entry.set_item(intern!(py, "action"), event.action.name())?;
+    let address = match event.action {
+        Action::Oom => intern!(py, "device_free"),
+        _ => intern!(py, "addr"),
+    };
+    entry.set_item(address, event.address)?;
+    entry.set_item(intern!(py, "size"), event.bytes)?;
+    entry.set_item(intern!(py, "stream"), event.stream)?;
+    entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
+    entry.set_item(intern!(py, "compile_context"), intern!(py, "N/A"))?;
+    entry.set_item(intern!(py, "user_metadata"), intern!(py, ""))?;
+    entry.set_item(intern!(py, "pool_id"), pair(event.pool))?;
+    entry.set_item(intern!(py, "thread"), event.thread)?;
+    entry.set_item(intern!(py, "frames"), frames.of(event.stack)?)?;
+    Ok(entry)
+}
+
+/// A list for each device of the process, as PyTorch has it.
+fn device_traces<'py>(frames: &mut Frames<'py>, devices: usize, events: &[TraceEvent]) -> PyResult<Bound<'py, PyList>> {
+    let traces: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
+    for event in events {
+        if let Some(trace) = traces.get(event.device.ordinal()) {
+            trace.append(trace_entry(frames, event)?)?;
+        }
+    }
+    PyList::new(frames.py, traces)
+}
+
+fn handle_events<'py>(py: Python<'py>, events: &[HandleEvent]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for event in events {
+        let entry = PyDict::new(py);
+        entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
+        entry.set_item(intern!(py, "library"), event.library)?;
+        entry.set_item(intern!(py, "device"), event.device.ordinal())?;
+        entry.set_item(intern!(py, "action"), event.action.name())?;
+        entry.set_item(intern!(py, "handle"), event.handle)?;
+        entry.set_item(intern!(py, "thread"), event.thread)?;
+        list.append(entry)?;
+    }
+    Ok(list)
+}
+
+/// PyTorch's settings, with the values that say how gpupool behaves: it heeds none of them.
+fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bound<'py, PyDict>> {
+    let settings = PyDict::new(py);
+    settings.set_item("PYTORCH_CUDA_ALLOC_CONF", "")?;
+    settings.set_item("max_split_size", -1)?;
+    settings.set_item("garbage_collection_threshold", 0.0)?;
+    settings.set_item("expandable_segments", has_expandable)?;
+    settings.set_item("pinned_num_register_threads", 1)?;
+    settings.set_item("release_lock_on_cudamalloc", true)?;
+    settings.set_item("pinned_use_cuda_host_register", false)?;
+    settings.set_item("graph_capture_record_stream_reuse", false)?;
+    let divisions = PyDict::new(py);
+    for power in 0..16 {
+        divisions.set_item((1 << power).to_string(), 0)?;
+    }
+    settings.set_item("roundup_power2_divisions", divisions)?;
+    settings.set_item("allocator", concat!("gpupool ", env!("CARGO_PKG_VERSION")))?;
+    Ok(settings)
+}
+
 #[pyfunction]
-pub(in crate::python) fn memory_snapshot(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let views = py.detach(memory::memory_snapshot)?;
+#[pyo3(signature = (device = None))]
+pub(in crate::python) fn memory_snapshot<'py>(
+    py: Python<'py>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let device: Option<Device> = device.map(|device| device::extract(py, device)).transpose()?;
+    let taken = py.detach(|| recording::snapshot(device))?;
+    let (views, events) = (&taken.memory.segments, &taken.memory.events);
+    // No driver is touched for this.
+    let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };
+    let frames = &mut Frames::new(py);
     let snapshot = PyDict::new(py);
-    snapshot.set_item("segments", segments(py, &views)?)?;
-    snapshot.set_item("device_traces", PyList::empty(py))?;
+    snapshot.set_item("segments", list_of_segments(frames, views)?)?;
+    snapshot.set_item("device_traces", device_traces(frames, devices, events)?)?;
+    snapshot.set_item("allocator_settings", allocator_settings(py, views.iter().all(|view| view.is_movable))?)?;
+    snapshot.set_item("external_annotations", PyList::empty(py))?;
+    snapshot.set_item("handle_events", handle_events(py, &taken.handle_events)?)?;
     Ok(snapshot)
 }

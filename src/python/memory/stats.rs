@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 
 use super::mem_pool::dict;
 use crate::error::Error;
+use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::python::device;
 use crate::python::whole::Whole;
@@ -142,6 +143,7 @@ impl PyMemoryStats {
 
 #[pyfunction]
 pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
+    let _stack = hold_stack(Purpose::Allocation);
     Ok(py.detach(memory::empty_cache)?)
 }
 

@@ -1,0 +1,71 @@
+//! `record_memory_history`, with the parameters of `torch.cuda.memory._record_memory_history`.
+
+use pyo3::prelude::*;
+
+use crate::Error;
+use crate::memory::{Action, frames};
+use crate::python::whole::Whole;
+use crate::recording::{MAX_ENTRIES, Recording, StackContext};
+
+fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
+    Error::invalid_value(format!("{name}={value:?} is none that there is: give {valid}")).into()
+}
+
+/// Whether events are kept; none to stop.
+fn has_events(enabled: Option<&str>) -> PyResult<Option<bool>> {
+    match enabled {
+        None => Ok(None),
+        Some("all") => Ok(Some(true)),
+        Some("state") => Ok(Some(false)),
+        Some(other) => Err(invalid("enabled", other, "'all', 'state' or None")),
+    }
+}
+
+fn context_of(context: Option<&str>) -> PyResult<StackContext> {
+    match context {
+        None => Ok(StackContext::None),
+        Some("state") => Ok(StackContext::State),
+        Some("alloc") => Ok(StackContext::Alloc),
+        Some("all") => Ok(StackContext::All),
+        Some(other) => Err(invalid("context", other, "'state', 'alloc', 'all' or None")),
+    }
+}
+
+fn action_of(name: &str) -> PyResult<Action> {
+    let known = Action::ALL.into_iter().find(|action| action.name() == name);
+    known.ok_or_else(|| invalid("skip_actions", name, &Action::ALL.map(Action::name).join(", ")))
+}
+
+#[pyfunction]
+#[pyo3(signature = (
+    enabled = "all", context = "all", stacks = "python", max_entries = Whole(MAX_ENTRIES as u64), clear_history = false,
+    skip_actions = None
+))]
+pub(in crate::python) fn record_memory_history(
+    py: Python<'_>,
+    enabled: Option<&str>,
+    context: Option<&str>,
+    stacks: &str,
+    max_entries: Whole,
+    clear_history: bool,
+    skip_actions: Option<Vec<String>>,
+) -> PyResult<()> {
+    let skipped = skip_actions.into_iter().flatten().map(|name| action_of(&name)).collect::<PyResult<Vec<_>>>()?;
+    let context = context_of(context)?;
+    if stacks != "python" {
+        return Err(invalid("stacks", stacks, "'python': gpupool records no frames of C++"));
+    }
+    let Some(has_events) = has_events(enabled)? else {
+        py.detach(Recording::stop)?;
+        frames::clear(py);
+        return Ok(());
+    };
+    frames::install();
+    let recording = Recording::new()
+        .events(has_events)
+        .context(context)
+        .max_entries(usize::try_from(max_entries.0).unwrap_or(usize::MAX))
+        .clear_history(clear_history)
+        .skip(skipped);
+    Ok(py.detach(|| recording.start())?)
+}

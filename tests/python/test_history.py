@@ -1,0 +1,342 @@
+"""Recording: the switch, call stacks, threads, and what ends."""
+
+import gc
+import inspect
+import sys
+import threading
+import weakref
+
+import gpupool
+import pytest
+from gpupool import _native
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture
+def record():
+    """Start recording with these settings; ended after the test."""
+    yield gpupool.record_memory_history
+    gpupool.record_memory_history(None)
+
+
+@pytest.fixture
+def stream():
+    return gpupool.Stream(0)
+
+
+def entries(*actions):
+    trace = gpupool.memory_snapshot(0)["device_traces"][0]
+    return [entry for entry in trace if entry["action"] in actions]
+
+
+def held_blocks():
+    segments = gpupool.memory_snapshot(0)["segments"]
+    return [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+
+
+def place(frame):
+    return frame["name"], frame["filename"], frame["line"]
+
+
+def allocate(stream, nbytes=1000):
+    return gpupool.empty(nbytes, stream), inspect.currentframe().f_lineno
+
+
+def test_frames_say_where_it_was_allocated_and_freed(record, stream):
+    record()
+    buffer, line = allocate(stream)
+    here = inspect.currentframe().f_lineno - 1
+    del buffer
+    end = inspect.currentframe().f_lineno - 1
+    alloc, requested, completed = entries("alloc", "free_requested", "free_completed")
+    me = "test_frames_say_where_it_was_allocated_and_freed"
+    assert [place(frame) for frame in alloc["frames"][:2]] == [("allocate", __file__, line), (me, __file__, here)]
+    assert place(requested["frames"][0]) == place(completed["frames"][0]) == (me, __file__, end)
+    # The innermost first, and whole.
+    assert len(alloc["frames"]) == len(inspect.stack()) + 1
+
+
+def test_what_is_allocated_slowly_has_frames_too(record, stream):
+    record()
+    # New memory is mapped without the GIL.
+    buffer, line = allocate(stream, 30 << 20)
+    alloc, mapped = entries("alloc")[0], entries("segment_map")[0]
+    assert place(alloc["frames"][0]) == place(mapped["frames"][0]) == ("allocate", __file__, line)
+    [segment] = [s for s in gpupool.memory_snapshot(0)["segments"] if s["address"] == mapped["addr"]]
+    assert place(segment["frames"][0]) == ("allocate", __file__, line)
+    buffer.free()
+    assert place(entries("free_requested")[0]["frames"][0])[0] == "test_what_is_allocated_slowly_has_frames_too"
+
+
+def test_live_blocks_have_the_frames_of_their_allocation(record, stream):
+    before = gpupool.empty(1000, stream)
+    record("state")
+    buffer, line = allocate(stream)
+    blocks = {block["address"]: block for block in held_blocks()}
+    assert place(blocks[buffer.ptr]["frames"][0]) == ("allocate", __file__, line)
+    assert blocks[before.ptr]["frames"] == []
+    assert entries("alloc", "snapshot") == []
+
+
+@pytest.mark.parametrize(
+    ("context", "blocks", "allocs", "frees"),
+    [
+        (None, False, False, False),
+        ("state", True, False, False),
+        ("alloc", True, True, False),
+        ("all", True, True, True),
+    ],
+)
+def test_contexts(record, stream, context, blocks, allocs, frees):
+    record(context=context)
+    kept = [gpupool.empty(1000, stream) for _ in range(2)]
+    del kept[0]
+    assert [bool(block["frames"]) for block in held_blocks()] == [blocks]
+    assert {bool(entry["frames"]) for entry in entries("alloc")} == {allocs}
+    assert {bool(entry["frames"]) for entry in entries("free_requested", "free_completed")} == {frees}
+
+
+def test_no_local_variable_lives_longer(record, stream):
+    class Local:
+        pass
+
+    def call():
+        local = Local()
+        gone.append(weakref.ref(local))
+        return gpupool.empty(1000, stream)
+
+    gone = []
+    record()
+    buffer = call()
+    assert gone[0]() is None
+    assert entries("alloc")[0]["frames"][0]["name"] == "call"
+    assert buffer.nbytes == 1000
+
+
+def test_code_objects_are_dropped_with_the_recording(record, stream):
+    namespace = {"empty": lambda: gpupool.empty(1000, stream)}
+    exec("def made():\n    return empty()", namespace)
+    code = weakref.ref(namespace["made"].__code__)
+    record()
+    namespace.pop("made")()
+    gc.collect()
+    assert code() is not None
+    assert "made" in [frame["name"] for frame in entries("alloc")[0]["frames"]]
+    record(None)
+    assert code() is None
+
+
+def test_a_deep_stack_keeps_its_innermost_frames(record, stream):
+    def deep(depth):
+        return deep(depth - 1) if depth else gpupool.empty(1000, stream)
+
+    record()
+    assert deep(200).nbytes == 1000
+    frames = entries("alloc")[0]["frames"]
+    assert len(frames) == 64
+    assert {frame["name"] for frame in frames} == {"deep"}
+
+
+def test_generators_and_comprehensions_have_lines(record, stream):
+    def generate():
+        for _ in range(2):
+            yield gpupool.empty(1000, stream)  # the line
+
+    record()
+    kept = list(generate())
+    source, first = inspect.getsourcelines(generate)
+    line = first + next(number for number, text in enumerate(source) if "the line" in text)
+    assert [place(entry["frames"][0]) for entry in entries("alloc")] == [("generate", __file__, line)] * 2
+    assert len(kept) == 2
+
+
+def test_c_callers_without_the_gil_have_no_frames_and_wait_for_nobody(record):
+    import ctypes
+
+    record()
+    prototypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
+    # CFUNCTYPE lets go of the GIL, PYFUNCTYPE does not.
+    without = ctypes.CFUNCTYPE(*prototypes)(gpupool.c_api.malloc)
+    holding = ctypes.PYFUNCTYPE(*prototypes)(gpupool.c_api.malloc)
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(gpupool.c_api.free)
+    addresses = [call(1000, 0, None) for call in (without, holding)]
+    found = [[frame["name"] for frame in entry["frames"][:1]] for entry in entries("alloc")]
+    me = "test_c_callers_without_the_gil_have_no_frames_and_wait_for_nobody"
+    assert found in ([[], ["<listcomp>"]], [[], [me]])
+    for address in addresses:
+        free(address, 1000, 0, None)
+    assert [entry["frames"] for entry in entries("free_requested")] == [[], []]
+
+
+def test_each_thread_is_named_by_its_number(record, stream):
+    numbers = []
+
+    def work():
+        numbers.append(threading.get_native_id())
+        gpupool.empty(1000, stream)
+
+    record()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert [entry["thread"] for entry in entries("alloc")] == numbers
+    times = [entry["time_us"] for entry in gpupool.memory_snapshot(0)["device_traces"][0]]
+    assert times == sorted(times)
+
+
+def test_handles_have_events(record, stream):
+    gpupool.host.trim()
+    record()
+    gpupool.host.lease(stream).discard()
+    gpupool.host.trim()
+    events = gpupool.memory_snapshot()["handle_events"]
+    assert [event["action"] for event in events] == ["create", "take", "discard", "destroy"]
+    assert set(events[-1]) == {"time_us", "library", "device", "action", "handle", "thread"}
+    assert (events[-1]["library"], events[-1]["thread"]) == ("host", threading.get_native_id())
+
+
+def test_a_pool_of_one_s_own_has_events(record):
+    pool = gpupool.HandlePool("recorded", lambda: 0x77, lambda handle: None)
+    record()
+    pool.lease().release()
+    pool.close()
+    events = [event for event in gpupool.memory_snapshot()["handle_events"] if event["library"] == "recorded"]
+    assert [(event["action"], event["handle"]) for event in events] == [
+        (action, 0x77) for action in ("create", "take", "give_back", "destroy")
+    ]
+
+
+def test_the_newest_entries_are_kept(record, stream):
+    record(max_entries=10)
+    for nbytes in range(1000, 3000):
+        gpupool.empty(nbytes, stream)
+    newest = entries("alloc", "free_requested", "free_completed")
+    assert len(newest) == 9
+    assert newest[-1]["size"] == 2999
+
+
+def test_actions_are_left_out(record, stream):
+    record(skip_actions=["free_requested", "snapshot"])
+    gpupool.empty(1000, stream)
+    trace = gpupool.memory_snapshot(0)["device_traces"][0]
+    assert [entry["action"] for entry in trace][-2:] == ["alloc", "free_completed"]
+
+
+def test_none_forgets_everything(record, stream):
+    record()
+    kept = gpupool.empty(1000, stream)
+    record(None)
+    snapshot = gpupool.memory_snapshot()
+    assert snapshot["device_traces"] == [[], []]
+    assert [block["frames"] for block in held_blocks()] == [[]]
+    record()
+    assert entries("alloc") == []
+    assert kept.nbytes == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"enabled": "some"}, "enabled=\"some\" is none that there is: give 'all', 'state' or None"),
+        ({"context": "some"}, "context=\"some\" is none that there is: give 'state', 'alloc', 'all' or None"),
+        ({"stacks": "all"}, "stacks=\"all\" is none that there is: give 'python'"),
+        ({"max_entries": 0}, "max_entries must be at least 1"),
+        ({"max_entries": -1}, "-1 is out of range"),
+        ({"skip_actions": ["frees"]}, 'skip_actions="frees" is none that there is: give alloc, free_requested'),
+    ],
+)
+def test_settings_that_there_are_not(record, arguments, message):
+    with pytest.raises(gpupool.InvalidValue) as raised:
+        record(**arguments)
+    assert message in str(raised.value)
+
+
+def test_the_defaults_are_as_documented(record, stream):
+    record(max_entries=sys.maxsize)
+    record(max_entries=(1 << 64) - 1)
+    kept = gpupool.empty(1000, stream)
+    assert len(entries("alloc")) == 1
+    assert kept.nbytes == 1000
+
+
+def test_many_stacks_are_kept_and_those_that_nothing_names_are_dropped(record, stream):
+    """Each of them ends in a function of its own."""
+    record(max_entries=100)
+    made = "def made():\n    return empty(1000, stream)"
+    references = []
+    for _ in range(70_000):
+        namespace = {"empty": _native.empty, "stream": stream}
+        exec(made, namespace)
+        references.append(weakref.ref(namespace["made"].__code__))
+        namespace["made"]()
+        del namespace
+    alive = sum(reference() is not None for reference in references)
+    assert 100 // 3 <= alive < 40_000
+    assert all(entry["frames"][0]["name"] == "made" for entry in entries("alloc"))
+
+
+def test_a_forked_child_does_not_record_and_ends(run_python):
+    code = """
+import gpupool, os, threading
+stream = gpupool.Stream()
+gpupool.record_memory_history()
+gpupool.host.handle()
+kept, lent = gpupool.empty(1000, stream), gpupool.host.lease()
+child = os.fork()
+if child == 0:
+    for call in (gpupool.record_memory_history, gpupool.memory_snapshot, lambda: gpupool.record_memory_history(None)):
+        try:
+            call()
+            os._exit(2)
+        except gpupool.Forked:
+            pass
+    lent.release()
+    del kept
+    thread = threading.Thread(target=lambda: None)
+    thread.start(); thread.join()
+    raise SystemExit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(gpupool.memory_snapshot()["device_traces"][0]) > 0)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0 True\n", "")
+
+
+def test_a_child_forked_before_the_first_use_records(run_python):
+    code = """
+import gpupool, os
+gpupool.record_memory_history()
+child = os.fork()
+kept = gpupool.empty(1000)
+found = [entry["action"] for entry in gpupool.memory_snapshot()["device_traces"][0]]
+assert found == ["segment_map", "alloc", "snapshot"], found
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_exit_while_threads_record(run_python):
+    code = """
+import gpupool, threading
+gpupool.record_memory_history()
+stream = gpupool.Stream()
+kept = [gpupool.empty(1000, stream) for _ in range(1000)]
+ready = threading.Barrier(5)
+
+def work():
+    ready.wait()
+    gpupool.host.handle()
+    while True:
+        gpupool.empty(1000, stream)
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+ready.wait()
+while len(gpupool.memory_snapshot()["device_traces"][0]) < 5000:
+    pass
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

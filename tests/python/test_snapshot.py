@@ -1,0 +1,220 @@
+"""Snapshots have PyTorch's form, key by key, and what reads PyTorch's reads them."""
+
+import pickle
+import pickletools
+
+import gpupool
+import pytest
+from gpupool import _trace
+from gpupool.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+# torch.cuda.memory._snapshot() of PyTorch 2.11 to 2.15, and what gpupool adds: torch/csrc/cuda/Module.cpp.
+TOP = {"segments", "device_traces", "allocator_settings", "external_annotations", "handle_events"}
+SEGMENT = {
+    "device",
+    "address",
+    "total_size",
+    "allocated_size",
+    "active_size",
+    "requested_size",
+    "stream",
+    "segment_type",
+    "segment_pool_id",
+    "is_expandable",
+    "frames",
+    "blocks",
+}
+BLOCK = {"address", "size", "requested_size", "state", "frames"}
+ENTRY = {
+    "action",
+    "addr",
+    "size",
+    "stream",
+    "time_us",
+    "compile_context",
+    "user_metadata",
+    "pool_id",
+    "thread",
+    "frames",
+}
+SETTINGS = {
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "max_split_size",
+    "garbage_collection_threshold",
+    "expandable_segments",
+    "pinned_num_register_threads",
+    "release_lock_on_cudamalloc",
+    "pinned_use_cuda_host_register",
+    "graph_capture_record_stream_reuse",
+    "roundup_power2_divisions",
+    "allocator",
+}
+# What the reader of https://pytorch.org/memory_viz knows (torch/utils/viz/MemoryViz.js).
+OPCODES = """
+APPEND APPENDS BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE PROTO
+SETITEMS SHORT_BINUNICODE STOP TUPLE2 NEWFALSE BINPUT BINUNICODE EMPTY_TUPLE NEWTRUE NONE BINFLOAT TUPLE
+TUPLE1 TUPLE3 LONG_BINPUT LIST DICT SETITEM
+"""
+
+
+@pytest.fixture
+def recorded():
+    """Record, and end that after the test."""
+    gpupool.record_memory_history()
+    yield
+    gpupool.record_memory_history(None)
+
+
+@pytest.fixture
+def stream():
+    return gpupool.Stream(0)
+
+
+def blocks_of(snapshot, state):
+    return [block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] == state]
+
+
+def test_keys_are_pytorch_s(recorded, stream):
+    kept = [gpupool.empty(size, stream) for size in (100, 3 << 20)]
+    del kept[0]
+    snapshot = gpupool.memory_snapshot()
+    assert set(snapshot) == TOP
+    assert set(snapshot["allocator_settings"]) == SETTINGS
+    assert list(snapshot["allocator_settings"]["roundup_power2_divisions"]) == [str(1 << power) for power in range(16)]
+    assert snapshot["external_annotations"] == []
+    assert {frozenset(segment) for segment in snapshot["segments"]} == {frozenset(SEGMENT)}
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    assert {frozenset(block) for block in blocks} == {frozenset(BLOCK)}
+    assert len(snapshot["device_traces"]) == gpupool.device_count()
+    assert {frozenset(entry) for trace in snapshot["device_traces"] for entry in trace} == {frozenset(ENTRY)}
+    frames = [frame for block in blocks for frame in block["frames"]]
+    assert {frozenset(frame) for frame in frames} == {frozenset({"name", "filename", "line"})}
+
+
+def test_sizes_add_up(stream):
+    sizes = (100, 513, 70000, 3 << 20)
+    kept = [gpupool.empty(size, stream) for size in sizes]
+    snapshot = gpupool.memory_snapshot()
+    for segment in snapshot["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == address
+            address += block["size"]
+        assert address == segment["address"] + segment["total_size"]
+        live = [block for block in segment["blocks"] if block["state"] != "inactive"]
+        assert segment["active_size"] == sum(block["size"] for block in live) == segment["allocated_size"]
+        assert segment["requested_size"] == sum(block["requested_size"] for block in live)
+        assert segment["segment_pool_id"] == (0, 0)
+        assert segment["segment_type"] == ("small" if segment["total_size"] <= 2 << 20 else "large")
+    held = blocks_of(snapshot, "active_allocated")
+    assert {(block["address"], block["requested_size"]) for block in held} >= {
+        (buffer.ptr, size) for buffer, size in zip(kept, sizes, strict=True)
+    }
+    stats = gpupool.memory_stats()
+    assert sum(segment["total_size"] for segment in snapshot["segments"]) == stats.reserved_bytes
+
+
+def test_one_device(recorded):
+    kept = [gpupool.empty(1 << 20, gpupool.Stream(device)) for device in (0, 1)]
+    gpupool.host.lease(device=1).release()
+    snapshot = gpupool.memory_snapshot(device=1)
+    assert {segment["device"] for segment in snapshot["segments"]} == {1}
+    assert [bool(trace) for trace in snapshot["device_traces"]] == [False, True]
+    assert {event["device"] for event in snapshot["handle_events"]} == {1}
+    both = gpupool.memory_snapshot()
+    assert {segment["device"] for segment in both["segments"]} == {0, 1}
+    assert [bool(trace) for trace in both["device_traces"]] == [True, True]
+    assert len(kept) == 2
+    with pytest.raises(gpupool.InvalidValue, match="device 7"):
+        gpupool.memory_snapshot(7)
+
+
+def test_pools_are_told_apart(recorded, stream):
+    pool = gpupool.MemPool(device=0)
+    with gpupool.use_mem_pool(pool):
+        inside = gpupool.empty(1 << 20, stream)
+    snapshot = gpupool.memory_snapshot()
+    [entry] = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+    assert (entry["addr"], entry["pool_id"]) == (inside.ptr, pool.id)
+    assert [segment["segment_pool_id"] for segment in snapshot["segments"]].count(pool.id) == 1
+    [segment] = pool.snapshot()
+    assert set(segment) == SEGMENT
+    assert segment["frames"] == []
+
+
+def test_nothing_is_touched_by_a_snapshot_of_nothing(run_python):
+    code = """
+import gpupool
+gpupool.record_memory_history()
+print(gpupool.memory_snapshot()["device_traces"], gpupool.memory_snapshot()["segments"])
+gpupool.record_memory_history(None)
+"""
+    # A runtime that is not there: whoever asked for it would fail.
+    done = run_python(code, GPUPOOL_RUNTIME="cuda")
+    assert (done.stdout, done.stderr) == ("[] []\n", "")
+
+
+@pytest.fixture
+def dumped(recorded, stream, tmp_path):
+    """A file with some of everything."""
+    buffers = [gpupool.empty(size, stream) for size in (100, 100, 70000, 3 << 20, 300 << 20)]
+    del buffers[1:3]
+    gpupool.host.lease(stream).release()
+    path = tmp_path / "snapshot.pickle"
+    gpupool.dump_snapshot(path)
+    return path
+
+
+def test_a_dump_is_what_the_viewer_in_the_browser_reads(dumped):
+    content = dumped.read_bytes()
+    opcodes = list(pickletools.genops(content))
+    assert {opcode.name for opcode, _, _ in opcodes} <= set(OPCODES.split())
+    assert [argument for opcode, argument, _ in opcodes if opcode.name == "PROTO"] == [4]
+    assert len(pickle.loads(content)["device_traces"][0]) >= 10
+
+
+def test_a_dump_replays(dumped, capsys):
+    trace = _trace.read(str(dumped))
+    # Five allocations and two frees.
+    assert (trace.events, trace.slot_count) == (7, 5)
+    assert trace.peak_live == 100 + 100 + 70000 + (3 << 20) + (300 << 20)
+    assert main(["replay", str(dumped), "--json"]) == 0
+    assert '"events": 7' in capsys.readouterr().out
+
+
+def test_a_dump_without_history_says_how_to_have_one(tmp_path, stream, capsys):
+    kept = gpupool.empty(100, stream)
+    gpupool.dump_snapshot(tmp_path / "snapshot")
+    assert main(["replay", str(tmp_path / "snapshot")]) == 1
+    assert "gpupool.record_memory_history()" in capsys.readouterr().err
+    assert kept.nbytes == 100
+
+
+def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        gpupool.dump_snapshot(tmp_path / "missing" / "snapshot")
+
+
+def test_a_dump_at_out_of_memory_shows_what_was_held(recorded, stream, tmp_path):
+    """As docs/snapshots.md says."""
+    path = tmp_path / "oom.pickle"
+
+    def dump(device, nbytes):
+        gpupool.dump_snapshot(path, device)
+        return False
+
+    callback = gpupool.on_oom(dump)
+    held = gpupool.empty(10 << 20, stream)
+    gpupool.set_per_process_memory_fraction(0.01)
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(2 << 30, stream)
+    callback.remove()
+    snapshot = pickle.loads(path.read_bytes())
+    [oom] = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "oom"]
+    assert oom["size"] == 2 << 30
+    assert oom["device_free"] > 0
+    assert "addr" not in oom
+    assert oom["frames"][0]["name"] == "test_a_dump_at_out_of_memory_shows_what_was_held"
+    assert held.ptr in {block["address"] for block in blocks_of(snapshot, "active_allocated")}
