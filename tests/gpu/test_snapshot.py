@@ -1,0 +1,132 @@
+"""PyTorch's own tools read gpupool's snapshots, also those of PyTorch's tensors in gpupool's memory."""
+
+import pickle
+
+import gpupool
+import pytest
+from gpu_helpers import import_or_skip, run_python
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def viz():
+    import_or_skip("torch")
+    return pytest.importorskip("torch.cuda._memory_viz")
+
+
+@pytest.fixture
+def recorded():
+    gpupool.empty_cache()
+    gpupool.record_memory_history()
+    yield
+    gpupool.record_memory_history(None)
+
+
+def test_pytorch_s_tools_read_a_snapshot(viz, recorded, tmp_path):
+    streams = [gpupool.Stream(), gpupool.Stream()]
+    before = gpupool.memory_snapshot()
+    kept = [gpupool.empty(size * MIB, streams[size % 2]) for size in range(1, 40)]
+    del kept[::2]
+    large = gpupool.empty(300 * MIB, streams[0])
+    gpupool.dump_snapshot(tmp_path / "snapshot.pickle")
+    snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    # Both check that the sizes add up.
+    assert "total_reserved" in viz.segsum(snapshot)
+    assert "TOTAL MEM" in viz.trace(snapshot)
+    for flames in (viz.segments(snapshot, str), viz.memory(snapshot, str)):
+        assert "test_snapshot.py" in flames
+        assert "test_pytorch_s_tools_read_a_snapshot" in flames
+    assert "only_after" in viz.compare(before["segments"], snapshot["segments"], str)
+    for page in (viz.trace_plot(snapshot), viz.trace_plot(snapshot, plot_segments=True), viz.segment_plot(snapshot)):
+        assert "MemoryViz.js" in page
+        assert len(page) > 1000
+    assert large.nbytes == 300 * MIB
+
+
+def test_keys_are_those_of_this_pytorch(recorded):
+    torch = import_or_skip("torch")
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    tensor = torch.empty(MIB, device="cuda")
+    theirs = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(None)
+    buffer = gpupool.empty(MIB)
+    ours = gpupool.memory_snapshot()
+    # Newer versions add keys that are for PyTorch's own features.
+    known = {"registration_counter", "host_segments", "host_traces", "internal_metadata"}
+    assert set(theirs) - known <= set(ours)
+    assert set(theirs["allocator_settings"]) <= set(ours["allocator_settings"])
+    assert set(theirs["segments"][0]) - known <= set(ours["segments"][0])
+    assert set(theirs["segments"][0]["blocks"][0]) - known <= set(ours["segments"][0]["blocks"][0])
+
+    def entry(snapshot, action="alloc"):
+        return next(entry for trace in snapshot["device_traces"] for entry in trace if entry["action"] == action)
+
+    assert set(entry(theirs)) - known <= set(entry(ours))
+    assert set(entry(theirs)["frames"][0]) <= {"name", "filename", "line"} | {
+        key for key in entry(theirs)["frames"][0] if key.startswith(("fx_", "forward_"))
+    }
+    for value in ("addr", "size", "stream", "time_us"):
+        assert type(entry(theirs)[value]) is type(entry(ours)[value])
+    assert len(str(entry(theirs)["time_us"])) == len(str(entry(ours)["time_us"])), "both count from 1970"
+    assert (tensor.nbytes, buffer.nbytes) == (4 * MIB, MIB)
+
+
+def test_tensors_in_our_memory_show(viz):
+    code = """
+import gpupool, pickle, torch
+gpupool.record_memory_history()
+gpupool.torch.enable()
+from torch.cuda import _memory_viz as viz
+tensors = [torch.empty(1 << 20, device="cuda") for _ in range(10)]
+side = torch.cuda.Stream()
+tensors[0].record_stream(side)
+with torch.cuda.stream(side):
+    tensors[0].zero_()
+del tensors[:5]
+torch.cuda.synchronize()
+more = torch.empty(100 << 20, device="cuda")
+snapshot = gpupool.memory_snapshot()
+viz.segsum(snapshot), viz.trace(snapshot), viz.trace_plot(snapshot), viz.segment_plot(snapshot)
+actions = [entry["action"] for entry in snapshot["device_traces"][0]]
+print(actions.count("alloc") >= 11, actions.count("free_requested") >= 5, "segment_map" in actions)
+# PyTorch lets go of the GIL: no frames, and no wait for it.
+print(all(entry["frames"] == [] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"))
+"""
+    assert run_python("-c", code).splitlines() == ["True True True", "True"]
+
+
+def test_a_dump_at_out_of_memory(recorded, tmp_path):
+    path = tmp_path / "oom.pickle"
+
+    def dump(device, nbytes):
+        gpupool.dump_snapshot(path, device)
+        return False
+
+    callback = gpupool.on_oom(dump)
+    held = gpupool.empty(10 * MIB)
+    try:
+        gpupool.set_per_process_memory_fraction(0.01)
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(10 << 30)
+    finally:
+        gpupool.set_per_process_memory_fraction(1.0)
+        callback.remove()
+    trace = pickle.loads(path.read_bytes())["device_traces"][0]
+    [oom] = [entry for entry in trace if entry["action"] == "oom"]
+    assert (oom["size"], held.nbytes) == (10 << 30, 10 * MIB)
+    assert 0 < oom["device_free"] < 1 << 40
+
+
+def test_handles_of_real_libraries_have_events(recorded):
+    pools = [pool for pool in (gpupool.cublas, gpupool.cusparse, gpupool.cusolver) if pool.available]
+    if not pools:
+        pytest.skip("needs a library")
+    stream = gpupool.Stream()
+    for pool in pools:
+        pool.trim()
+        with pool.lease(stream) as handle:
+            taken = int(handle)
+        events = [event for event in gpupool.memory_snapshot()["handle_events"] if event["library"] == pool.name]
+        assert [event["action"] for event in events][-2:] == ["take", "give_back"]
+        assert events[-1]["handle"] == taken
