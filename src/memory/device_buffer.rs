@@ -98,11 +98,18 @@ impl DeviceBuffer {
     /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all the same.
     /// `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
+        self.end(Some(stream))
+    }
+
+    /// Frees the memory in the order of its stream, which need not be alive; as dropping it does, but for the errors.
+    #[cfg(feature = "python")]
+    pub(crate) fn free(mut self) -> Result<()> {
+        self.end(None)
+    }
+
+    fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         lifecycle::refuse_forked()?;
-        match self.block.take() {
-            Some(block) => allocator::free(block.cache, block.offset, Some(stream)),
-            None => Ok(()),
-        }
+        self.block.take().map_or(Ok(()), |block| allocator::free(block.cache, block.offset, on))
     }
 
     /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate).

@@ -13,6 +13,7 @@ mod device_buffer;
 mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
+mod exchange;
 mod feed;
 mod grow;
 mod heap;
@@ -28,6 +29,7 @@ mod pages;
 mod physical;
 mod pool;
 mod pool_use;
+mod recorded;
 mod release;
 mod replay;
 mod retired;
@@ -42,6 +44,8 @@ mod thread_cache;
 pub(crate) mod torch;
 #[cfg(feature = "python")]
 mod torch_error;
+#[cfg(feature = "python")]
+mod torch_stream;
 
 use crate::error::Result;
 use crate::lifecycle;
@@ -79,8 +83,8 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
     allocator::allocate(nbytes, stream).map(allocator::Allocation::address)
 }
 
-/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on another, which
-/// may be of another device if [`enable_peer_access`] has let it in.
+/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on the one that is
+/// named, which must be alive and may be of another device if [`enable_peer_access`] has let it in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::device_memory::DeviceMemory;
+use super::exchange::Exchange;
 use super::heap::{Heap, Invalid};
 use super::local;
 use super::order::{User, Waiting};
@@ -15,10 +16,11 @@ use super::owner_lock::OwnerGuard;
 use super::owner_lock::OwnerLock;
 use super::pages::Entry;
 use super::pool::Pool;
+use super::recorded::Recorded;
 use super::shared_list::SharedList;
 use crate::runtime::Stream;
 use crate::stream::RawStream;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -45,6 +47,11 @@ impl Service {
     }
 }
 
+/// The pool was dropped, so what is freed leaves at once.
+const CLOSING: u32 = 1;
+/// What is freed is recorded on its stream.
+const RECORDING: u32 = 2;
+
 /// One cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(super) struct ThreadCache {
     pub(super) number: u32,
@@ -63,8 +70,12 @@ pub(super) struct ThreadCache {
     pub(super) waiting: SharedList<Vec<Waiting>>,
     /// The live bytes that its pool was last told of.
     told: AtomicU64,
-    /// Whether its pool was dropped, so that what is freed leaves at once.
-    is_closing: AtomicBool,
+    /// Pages that it lost to others and took back.
+    pub(super) exchange: Exchange,
+    /// The last work on a stream that may be gone.
+    pub(super) recorded: Recorded,
+    /// What there is to do when a block is freed: [`CLOSING`], [`RECORDING`].
+    duties: AtomicU32,
 }
 
 /// Without what it holds, which would lead back to it.
@@ -87,14 +98,17 @@ impl ThreadCache {
             uses: SharedList::default(),
             waiting: SharedList::default(),
             told: AtomicU64::new(0),
-            is_closing: AtomicBool::new(false),
+            exchange: Exchange::default(),
+            recorded: Recorded::default(),
+            duties: AtomicU32::new(0),
         }
     }
 
     /// Makes an empty cache serve this.
     pub(super) fn serve(&self, service: Service) {
-        *self.heap.lock() = Heap::new(service.pool.is_split());
-        self.is_closing.store(false, Ordering::Relaxed);
+        self.heap.lock().restart(service.pool.is_split());
+        self.duties.store(0, Ordering::Relaxed);
+        self.exchange.reset();
         self.told.store(0, Ordering::Relaxed);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
@@ -147,12 +161,28 @@ impl ThreadCache {
     }
 
     pub(super) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
+        self.duties.fetch_or(CLOSING, Ordering::Release);
     }
 
+    /// Records what is freed from now on, if its stream may be gone at any time.
+    pub(super) fn record_if_foreign(&self) {
+        if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
+            self.duties.fetch_or(RECORDING, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there is more to do than to free a block.
     #[inline]
+    pub(super) fn has_duties(&self) -> bool {
+        self.duties.load(Ordering::Acquire) != 0
+    }
+
     pub(super) fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
+        self.duties.load(Ordering::Acquire) & CLOSING != 0
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & RECORDING != 0
     }
 
     /// Locks the heap; quick for the owner.
@@ -256,6 +286,11 @@ impl ThreadCache {
             Entry::Freed(_) => Err(Invalid::Freed),
             Entry::Nothing => Err(Invalid::NotABlock),
         }
+    }
+
+    /// Whether the block at the offset is no slot of a slab.
+    pub(super) fn is_large(&self, offset: u64) -> bool {
+        matches!(self.device.pages.entry(offset), Entry::Block(_))
     }
 
     /// Whether a caller holds a block that starts at the offset.

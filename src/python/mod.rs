@@ -61,16 +61,16 @@ mod _native {
     use super::memory::{
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, devices_in_use, empty, empty_cache,
-        enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
-        memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay, reset_peak_memory_stats,
-        set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
+        empty_kept, enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction,
+        graph_pool_handle, memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay,
+        reset_peak_memory_stats, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
     };
     #[pymodule_export]
     use super::pool::PyHandlePool;
     #[pymodule_export]
     use super::simulation::{
-        host_begin_capture, host_clear_faults, host_complete, host_end_capture, host_inject, host_set_create_cost,
-        host_set_handle_bytes, host_stream_of, host_submit,
+        host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
+        host_end_capture, host_inject, host_set_create_cost, host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
     use super::stats::{PyHandleStats, handle_stats};

@@ -10,7 +10,7 @@ mod scope;
 mod snapshot;
 mod stats;
 
-pub(super) use buffer::{PyDeviceBuffer, empty, fence};
+pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{

@@ -127,6 +127,24 @@ fn not_chosen() -> Error {
     Error::unavailable(Kind::Host.name(), reason)
 }
 
+/// A stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.
+///
+/// # Errors
+/// As [`submit`].
+pub fn create_stream(device: Device) -> Result<RawStream> {
+    super::require(Kind::Host)?;
+    Ok(timeline().create_stream(device))
+}
+
+/// Ends what [`create_stream`] made. Whoever touches it later is told that it is gone, where a driver would crash.
+///
+/// # Errors
+/// As [`submit`].
+pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().destroy_stream(Key::new(stream, device))
+}
+
 /// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
 ///
 /// # Errors
