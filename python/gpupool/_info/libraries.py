@@ -7,7 +7,7 @@ import time
 
 from gpupool import _native
 from gpupool._info.report import Check, Library, Problem
-from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted
+from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted, Stream
 
 # The pools, each with its platform and what its file is called after `lib`.
 _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
@@ -99,8 +99,10 @@ def _describe(pool: HandlePool, files: list[str], load: bool, handles: dict[int,
 def _try_handle(pool: HandlePool, device: int) -> Check:
     """Borrow a handle, which is made if none is idle."""
     try:
+        # Not the current one, which a framework may have to name.
+        stream = Stream(device)
         start = time.perf_counter()
-        with pool.lease(device=device, timeout=_WAIT):
+        with pool.lease(stream, timeout=_WAIT):
             return Check(seconds=time.perf_counter() - start, error=None)
     except PoolExhausted:
         # A limit that the program has set, and uses.

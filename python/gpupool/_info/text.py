@@ -40,22 +40,29 @@ def size(nbytes: int) -> str:
 
 
 def _fold(paragraph: str, first: str = "", further: str | None = None) -> Iterator[str]:
-    """Cut what is too long into lines, after a space or in a path, and put the margins before them."""
+    """Put a margin before the first line and one before further ones, and start a line before what is too long.
+
+    A path is cut only where it would not fit a line of its own.
+    """
     margin = first if further is None else further
     for part in paragraph.split("\n"):
-        line = first
-        for word in re.findall(r"[^\s/:,=]*[/:,=]?\s*", part):
-            if line.strip() and len(line) + len(word.rstrip()) > _WIDTH:
-                yield line.rstrip()
-                line = margin
-            # What no margin can save is cut where the line ends.
-            while len(line) + len(word.rstrip()) > _WIDTH:
-                room = _WIDTH - len(line)
-                yield line + word[:room]
-                line, word = margin, word[room:]
-            line += word
+        line, is_empty = first, True
+        for word in re.findall(r"\S+\s*", part):
+            pieces = [word]
+            if len(margin) + len(word.rstrip()) > _WIDTH:
+                room = _WIDTH - len(margin)
+                pieces = [cut for piece in re.findall(r"[^/:,=]*[/:,=]?", word) for cut in _cut(piece, room)]
+            for piece in pieces:
+                if not is_empty and len(line) + len(piece.rstrip()) > _WIDTH:
+                    yield line.rstrip()
+                    line = margin
+                line, is_empty = line + piece, False
         yield line.rstrip()
         first = margin
+
+
+def _cut(text: str, room: int) -> list[str]:
+    return [text[start : start + room] for start in range(0, len(text), room)]
 
 
 def _runtime(runtime: Runtime) -> list[str]:
