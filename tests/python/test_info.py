@@ -618,10 +618,10 @@ def test_what_is_too_long_goes_to_the_next_line():
     path = "/" + "/".join(f"folder-{number:02}" for number in range(7)) + "/libcudnn.so.9"
     assert len(path) == 84
     # A path stays whole where it can.
-    assert folded(f"a word or two: {path} and more", "  ", "    ") == [
+    assert folded(f"a word or two: {path} and something more", "  ", "    ") == [
         "  a word or two:",
         f"    {path} and",
-        "    more",
+        "    something more",
     ]
     assert folded("first line\nsecond", "  ", "    ") == ["  first line", "    second"]
 
