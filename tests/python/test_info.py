@@ -241,6 +241,12 @@ def test_those_that_matter_are_listed_if_they_are_set(command):
     assert listed == {"GPUPOOL_RUNTIME": "host", **named}
 
 
+def test_a_value_that_is_no_text_can_be_printed(run_bare_python):
+    code, lines = shown(run_bare_python, **{**UNSET, "GPUPOOL_RUNTIME": "host", "LD_LIBRARY_PATH": "/not-utf8-\udcff"})
+    assert code == 0
+    assert "  LD_LIBRARY_PATH=/not-utf8-?" in lines
+
+
 # Libraries.
 
 
@@ -435,13 +441,14 @@ def test_a_device_of_amds_without_a_serial_number_has_no_uuid(hip):
 
 def test_hip_leaves_the_current_device(hip):
     code = """
-driver.hipSetDevice(1)
-gpupool.info()
-current = ctypes.c_int()
-driver.hipGetDevice(ctypes.byref(current))
-print(current.value, driver.hipPeekAtLastError())
+for wanted in (0, 1):
+    driver.hipSetDevice(wanted)
+    gpupool.info()
+    current = ctypes.c_int()
+    driver.hipGetDevice(ctypes.byref(current))
+    print(current.value, driver.hipPeekAtLastError())
 """
-    assert hip.run(code) == "1 0\n"
+    assert hip.run(code) == "0 0\n1 0\n"
 
 
 # Frameworks.

@@ -26,7 +26,7 @@ class _Known(NamedTuple):
 
 
 def gather(devices: int) -> list[Framework]:
-    """Describe the frameworks; ``devices`` is how many the process sees, which decides nothing about the import."""
+    """Describe the frameworks. ``devices`` is how many the process sees, for those with an allocator for each."""
     return [_describe(known, range(devices)) for known in _KNOWN]
 
 

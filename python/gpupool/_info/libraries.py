@@ -24,7 +24,7 @@ _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
 _OTHERS = ("cuda", "cudart", "nvrtc", "nvJitLink", "amdhip64")
 _STEMS = (*(stem for _, _, stem in _POOLS), *_OTHERS)
 # Wheels of PyTorch carry some with a hash in the name.
-_FILE = re.compile(rf"lib({'|'.join(_STEMS)})(?:-[0-9a-f]{{8,}})?\.so(?:\.\d+)*$")
+_FILE = re.compile(rf"(?:^|/)lib({'|'.join(_STEMS)})(?:-[0-9a-f]{{8,}})?\.so(?:\.\d+)*$")
 # How long the smoke test waits for a handle of a pool that is at its limit.
 _WAIT = 1.0
 

@@ -64,9 +64,14 @@ def gather() -> list[Variable]:
     others = [name for name in _OTHERS if name in os.environ]
     others += sorted(name for name in os.environ if name.startswith(_OTHER_PREFIXES))
     return [
-        Variable(name=name, value=os.environ[name], known=not name.startswith(_PREFIX) or name in GPUPOOL)
+        Variable(name=name, value=_printable(os.environ[name]), known=not name.startswith(_PREFIX) or name in GPUPOOL)
         for name in [*mine, *others]
     ]
+
+
+def _printable(value: str) -> str:
+    """A value whose bytes need not be text."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def leads_nowhere(variable: Variable) -> bool:
