@@ -1,8 +1,8 @@
 // What the doubles of the two drivers share: devices, streams, captures, events and memory, which is the machine's own,
 // so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same.
 //
-// FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is virtual memory, a memfd
-// for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
+// FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is
+// virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
 
 #include "double.h"
 #include <sys/mman.h>

@@ -63,7 +63,7 @@ Error hipDeviceGetPCIBusId(char *id, int length, int device) {
   CALL();
   return ANSWER(put_pci_bus_id(id, length, device));
 }
-// As HIP: the letters of the serial number without a final zero, if there is room for just them.
+// As HIP, FAKE_UUID: the letters of the serial number without a final zero, if there is room for just them.
 Error hipDeviceGetUuid(char *uuid, int device) {
   const char *said = getenv("FAKE_UUID");
   CALL();
