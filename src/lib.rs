@@ -41,5 +41,5 @@ pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolToken, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
-pub use runtime::{Event, Stream, StreamScope, device};
+pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
 pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};

@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from gpupool import _native
 from gpupool._native import (
@@ -71,6 +72,9 @@ from gpupool._native import (
     use_mem_pool,
 )
 
+if TYPE_CHECKING:
+    from gpupool._info import Info
+
 __all__ = [
     "CApi",
     "Capture",
@@ -114,6 +118,7 @@ __all__ = [
     "graph_pool_handle",
     "handle_stats",
     "host",
+    "info",
     "memory_snapshot",
     "memory_stats",
     "miopen",
@@ -140,6 +145,21 @@ _native.add_site_packages(
 
 # One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
+
+
+def info(*, smoke_test: bool = False) -> "Info":
+    """What gpupool sees and uses here: ``print(gpupool.info())``, or ``.to_json()``, ``.ok`` and ``.problems``.
+
+    Versions, devices, libraries and how they were found, copies of them in the process, the allocator of each framework
+    that is imported, the environment variables that matter, and what is wrong. The runtime is chosen if it was not
+    yet, so call it after forking. Nothing is loaded, imported, created or allocated, and no context is made.
+
+    With ``smoke_test`` every library is loaded, and one handle of each is made and 2 MiB are allocated on each device,
+    as ``gpupool info`` does; the handles stay in their pools. Not while a stream is captured.
+    """
+    from gpupool._info import gather
+
+    return gather(smoke_test=smoke_test)
 
 
 def __getattr__(name: str) -> ModuleType:

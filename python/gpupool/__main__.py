@@ -1,4 +1,4 @@
-"""The command line: ``gpupool demo`` and ``gpupool replay``."""
+"""The command line: ``gpupool info``, ``gpupool demo`` and ``gpupool replay``."""
 
 import argparse
 import os
@@ -13,6 +13,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools for GPU libraries.")
     parser.add_argument("--version", action="version", version=f"gpupool {gpupool.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser(
+        "info",
+        help="what gpupool sees and uses here, and whether it works",
+        description="Print versions, devices, libraries, frameworks, environment variables and what is wrong. Every "
+        "library is loaded, and on each device a handle of each is made and 2 MiB are allocated. The exit code is 1 if "
+        "something is there and does not work; a library that is missing does not count.",
+    )
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.add_argument("--no-smoke-test", action="store_true", help="load, make and allocate nothing")
     demo = commands.add_parser("demo", help="threads come and go and share handles; a table shows what that saves")
     demo.add_argument("--threads", type=int, default=16, help="threads alive at a time (default: 16)")
     demo.add_argument("--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)")
@@ -39,9 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
-    if options.threads < 1:
+    if options.command == "replay" and options.threads < 1:
         parser.error("--threads must be at least 1")
     try:
+        if options.command == "info":
+            found = gpupool.info(smoke_test=not options.no_smoke_test)
+            print(found.to_json() if options.json else found)
+            return 0 if found.ok else 1
         if options.command == "demo":
             _demo.run(threads=options.threads, waves=options.waves)
         else:

@@ -23,7 +23,16 @@ class RuntimeUnavailable(Error):
     """There is no GPU platform that the call needs: no driver, no device, or another runtime was chosen."""
 
 class LibraryNotFound(Error):
-    """A library could not be loaded. The message lists every place tried and what brings the library."""
+    """A library could not be loaded. The message lists every place tried and what brings the library.
+
+    Of a pool's library ``library`` is the pool's name, ``tried`` each place with what was found there, ``remedy`` what
+    brings it, and ``is_present`` whether a file was there that cannot be used, rather than none at all.
+    """
+
+    library: str
+    tried: list[str]
+    remedy: str
+    is_present: bool
 
 class LibraryError(Error):
     """A library or the driver refused a call."""
@@ -197,6 +206,20 @@ class HandlePool:
     @property
     def path(self) -> str | None:
         """The file the library was loaded from; None for a pool of one's own."""
+
+    @property
+    def origin(self) -> str | None:
+        """How that file was found; None for a pool of one's own.
+
+        ``environment``: ``GPUPOOL_<NAME>_PATH`` names it. ``process``: other code had loaded it. ``wheel``: a pip
+        wheel's folder. ``conda``: the ``lib`` folder of the environment. ``toolkit``: ``CUDA_HOME``, ``CUDA_PATH``,
+        ``ROCM_PATH``, ``HIP_PATH`` or where the toolkit's installer puts it. ``system``: the dynamic linker, by
+        ``LD_LIBRARY_PATH`` or the system's folders.
+        """
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the library has been loaded, as it is when first needed. To ask loads nothing."""
 
     @property
     def name(self) -> str:
@@ -780,6 +803,19 @@ def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], in
 
 def runtime() -> str:
     """The runtime in use, ``cuda`` or ``host``: that of ``GPUPOOL_RUNTIME``, else the first that has a device."""
+
+def driver_version() -> tuple[int, int] | None:
+    """The CUDA version that the driver supports, or HIP's, as major and minor; None for simulated devices."""
+
+def device_info(device: SupportsIndex) -> dict[str, Any]:
+    """What the driver tells of a device. It makes no context.
+
+    ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``, ``total_bytes`` and
+    ``free_bytes``; None for what a device does not have, and for free bytes where the process has no context there.
+    """
+
+def runtimes_passed_over() -> list[tuple[str, str, bool]]:
+    """Each platform that the choice of the runtime passed over, why, and whether it is there but does not work."""
 
 def device_count() -> int:
     """How many devices the process sees."""

@@ -106,6 +106,19 @@ impl HandlePool {
         self.0.library.path()
     }
 
+    /// How that file was found: a wheel, the toolkit, ...
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    pub fn origin(&self) -> Result<Option<library::Origin>> {
+        self.0.library.origin()
+    }
+
+    /// Whether the library has been loaded, as it is when first needed. To ask loads nothing.
+    pub fn is_loaded(&self) -> bool {
+        self.0.library.is_loaded()
+    }
+
     /// Whether handles can be asked for: the library can be loaded and its runtime is the one in use.
     pub fn is_available(&self) -> bool {
         self.0.require_usable().is_ok() && self.path().is_ok()

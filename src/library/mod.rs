@@ -17,6 +17,7 @@ pub(crate) mod functions;
 pub mod host;
 mod loader;
 mod miopen;
+mod origin;
 mod places;
 mod vendor;
 mod workspace;
@@ -37,6 +38,7 @@ pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
 pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use miopen::MIOPEN;
+pub use origin::Origin;
 pub use vendor::Vendor;
 use workspace::HandleWorkspaces;
 
@@ -171,6 +173,19 @@ pub trait Library: Send + Sync {
         Ok(None)
     }
 
+    /// How that file was found.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    fn origin(&self) -> Result<Option<Origin>> {
+        Ok(None)
+    }
+
+    /// Whether it has been loaded, where it is loaded when first needed.
+    fn is_loaded(&self) -> bool {
+        true
+    }
+
     /// Device memory that a handle is known to take, in bytes; 0 where unknown.
     fn handle_bytes(&self) -> u64 {
         0
@@ -239,6 +254,14 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn path(&self) -> Result<Option<PathBuf>> {
         (**self).path()
+    }
+
+    fn origin(&self) -> Result<Option<Origin>> {
+        (**self).origin()
+    }
+
+    fn is_loaded(&self) -> bool {
+        (**self).is_loaded()
     }
 
     fn handle_bytes(&self) -> u64 {

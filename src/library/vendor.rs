@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::description::{Description, Reset, StatusNames, VersionCall};
 use super::loader::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace};
-use super::{DeviceMemHandler, Library, RawHandle, Version};
+use super::{DeviceMemHandler, Library, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
 use crate::stream::{Device, RawStream};
@@ -362,6 +362,14 @@ impl Library for Vendor {
 
     fn path(&self) -> Result<Option<PathBuf>> {
         Ok(Some(self.api()?.loaded.path().to_owned()))
+    }
+
+    fn origin(&self) -> Result<Option<Origin>> {
+        Ok(Some(self.api()?.loaded.origin()))
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.api.get().is_some()
     }
 
     fn handle_bytes(&self) -> u64 {

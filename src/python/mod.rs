@@ -9,6 +9,7 @@ mod callbacks;
 mod device;
 mod entered;
 mod error;
+mod info;
 mod lease;
 mod memory;
 mod pool;
@@ -55,6 +56,8 @@ mod _native {
     use super::add_site_packages;
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
+    #[pymodule_export]
+    use super::info::{device_info, driver_version, runtimes_passed_over};
     #[pymodule_export]
     use super::lease::PyLease;
     #[pymodule_export]

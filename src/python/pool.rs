@@ -12,7 +12,7 @@ use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
 use crate::handle::HandlePool;
-use crate::library::Version;
+use crate::library::{Origin, Version};
 use crate::runtime;
 use crate::stream::Device;
 
@@ -152,6 +152,16 @@ impl PyHandlePool {
     fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let path = py.detach(|| self.0.path())?;
         Ok(path.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    #[getter]
+    fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(py.detach(|| self.0.origin())?.map(Origin::name))
+    }
+
+    #[getter]
+    fn loaded(&self) -> bool {
+        self.0.is_loaded()
     }
 
     #[getter]

@@ -37,15 +37,26 @@ Result cuDeviceGet(int *device, int ordinal) {
   *device = ordinal;
   return ordinal < devices() ? 0 : INVALID_DEVICE;
 }
-Result cuDeviceGetName(char *name, int length, int device) { CALL(); strncpy(name, "double", length); return 0; }
+Result cuDeviceGetName(char *name, int length, int device) { CALL(); return put_name(name, length, device); }
+Result cuDeviceGetPCIBusId(char *id, int length, int device) { CALL(); return put_pci_bus_id(id, length, device); }
+Result cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+  CALL();
+  check_device(device);
+  memset(uuid, 0xa0 + device, 16);
+  return 0;
+}
+static int is_retained[MAX_DEVICES];
 Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   CALL();
+  check_device(device);
   *flags = 0;
-  *active = 1;
+  *active = is_retained[device];
   return 0;
 }
 Result cuDevicePrimaryCtxRetain(Context **context, int device) {
   CALL();
+  check_device(device);
+  is_retained[device] = 1;
   contexts[device].device = device;
   *context = &contexts[device];
   return 0;
