@@ -36,6 +36,7 @@ mod segment;
 mod shared_list;
 mod snapshot;
 mod stats;
+mod summary;
 mod table;
 mod thread_cache;
 #[cfg(feature = "python")]
@@ -69,6 +70,8 @@ pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use snapshot::{BlockView, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+pub(crate) use summary::pool_summaries;
+pub use summary::{PoolSummary, StreamStats};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
 ///
