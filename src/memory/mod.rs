@@ -58,7 +58,8 @@ pub use device_buffer::{DeviceBuffer, empty};
 pub use feed::feed;
 pub use id::{PoolId, graph_pool_handle};
 pub(crate) use library_memory::LibraryMemory;
-pub use limit::{MemoryLimit, devices_in_use, set_memory_limit};
+pub(crate) use limit::devices_in_use;
+pub use limit::{MemoryLimit, set_memory_limit};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };

@@ -52,7 +52,7 @@ pub struct MemoryStats {
     /// Pages of 2 MiB that were moved so far.
     pub moved_pages: u64,
     /// How many pools there are, the default one among them.
-    pub pools: usize,
+    pub pools: u64,
 }
 
 impl PoolStats {

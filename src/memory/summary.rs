@@ -119,7 +119,7 @@ pub(super) fn summarize(memory: &DeviceMemory) -> (MemoryStats, Vec<PoolSummary>
         total,
         driver_calls: memory.driver_calls.load(Ordering::Relaxed),
         moved_pages: memory.moved_pages.load(Ordering::Relaxed),
-        pools: pools.len(),
+        pools: pools.len() as u64,
     };
     (stats, pools)
 }
