@@ -12,7 +12,6 @@ package loads no GPU library: that happens at the first call that needs one.
 import importlib
 import os
 import sys
-from types import ModuleType
 
 from gpupool import _native
 from gpupool._native import (
@@ -71,6 +70,13 @@ from gpupool._native import (
     use_mem_pool,
 )
 
+# Type checkers take this for true; the typing module takes longer to import than it is worth here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpupool._summary import MemorySummary, memory_summary
+
 __all__ = [
     "CApi",
     "Capture",
@@ -86,6 +92,7 @@ __all__ = [
     "LibraryNotFound",
     "MemPool",
     "MemoryStats",
+    "MemorySummary",
     "OomCallback",
     "OutOfMemory",
     "PoolExhausted",
@@ -116,6 +123,7 @@ __all__ = [
     "host",
     "memory_snapshot",
     "memory_stats",
+    "memory_summary",
     "miopen",
     "on_oom",
     "pool_use_count",
@@ -138,15 +146,19 @@ _native.add_site_packages(
     ]
 )
 
-# One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
+# Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
+# What comes from a module that is imported when first used.
+_NAMES = {"MemorySummary": "_summary", "memory_summary": "_summary"}
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
         return importlib.import_module(f"gpupool.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"gpupool.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULES, *_NAMES])

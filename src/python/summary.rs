@@ -41,6 +41,7 @@ pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>
     dict.set_item("handle_bytes", found.handle_bytes())?;
     dict.set_item("workspace_bytes", found.workspace_bytes())?;
     dict.set_item("other_bytes", found.other_bytes())?;
+    dict.set_item("used_bytes", found.info.as_ref().ok().map(|info| info.total.saturating_sub(info.free)))?;
     dict.set_item("free_bytes", found.info.as_ref().ok().map(|info| info.free))?;
     dict.set_item("total_bytes", found.info.as_ref().ok().map(|info| info.total))?;
     dict.set_item("driver_error", found.info.as_ref().err().map(ToString::to_string))?;
