@@ -206,8 +206,7 @@ fn a_driver_that_does_not_answer_leaves_the_rest_to_be_told() {
 #[test]
 fn others_are_never_negative() {
     let _host = host();
-    let pool = HostHandles::pool();
-    pool.trim(None).unwrap();
+    let pool = pool();
     drop(pool.lease(&stream(0)).unwrap());
     // The next handle takes less than the last one measured, which is what is taken for its size.
     set_handle_bytes(0);
@@ -237,7 +236,7 @@ fn a_summary_adds_up_while_threads_allocate_and_free() {
     let _host = host();
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
-    let (sender, receiver) = mpsc::channel();
+    let (sender, receiver) = mpsc::sync_channel(16);
     let threads: Vec<_> = (0..4)
         .map(|number| {
             let (token, is_over, sender) = (pool.token(), Arc::clone(&is_over), sender.clone());
@@ -252,7 +251,8 @@ fn a_summary_adds_up_while_threads_allocate_and_free() {
                     let [first, second] = buffers;
                     drop(first);
                     if state % 2 == 0 {
-                        sender.send(second).unwrap();
+                        // Refused at the end, when nobody takes any more.
+                        let _ = sender.send(second);
                     }
                 }
             })
@@ -263,8 +263,8 @@ fn a_summary_adds_up_while_threads_allocate_and_free() {
         drop(receiver.try_iter().collect::<Vec<_>>());
     }
     is_over.store(true, Ordering::Relaxed);
+    drop(receiver);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    drop(receiver.try_iter().collect::<Vec<_>>());
     let found = summary();
     assert_eq!(pool_of(&found, pool.id()).stats.live_bytes, 0);
     let pools: u64 = found.pools.iter().map(|pool| pool.stats.reserved_bytes).sum();
@@ -277,8 +277,12 @@ fn stats(pool: HandlePool) -> HandleStats {
     pool.stats(Some(device(0))).unwrap()
 }
 
+/// The pool without any handle, nor peaks of former tests.
 fn pool() -> HandlePool {
-    HandlePool::new(&gpupool::library::host::HOST).unwrap()
+    let pool = HostHandles::pool();
+    pool.trim(None).unwrap();
+    pool.reset_peak_stats(None).unwrap();
+    pool
 }
 
 #[test]
