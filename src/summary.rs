@@ -1,8 +1,8 @@
 //! The summary: what holds a device's memory, pools of memory and of handles together.
 //!
-//! What the driver says is used is what gpupool's pools have reserved, what library handles and their workspaces take, and
-//! what is left: other processes, CUDA contexts, other allocators of this process. No lock is held while the driver is asked,
-//! and no thread is stopped: each cache and each pool is looked at by itself.
+//! What the driver says is used is what gpupool's pools have reserved, what library handles and their workspaces take,
+//! and what is left: other processes, CUDA contexts, other allocators of this process. No lock is held while the driver
+//! is asked, and no thread is stopped: each cache and each pool is looked at by itself.
 
 use crate::error::Result;
 use crate::handle::{self, HandleStats};
@@ -37,8 +37,8 @@ impl MemorySummary {
         self.handles.iter().map(|(_, stats)| stats.workspace_bytes).sum()
     }
 
-    /// What is used and not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if the
-    /// driver does not say what is free.
+    /// What is used and not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if
+    /// the driver does not say what is free.
     ///
     /// What handles take is measured as they are created, so this is as exact as that; never less than 0.
     pub fn other_bytes(&self) -> Option<u64> {
@@ -48,8 +48,8 @@ impl MemorySummary {
     }
 }
 
-/// What holds the device's memory. The driver is asked what is free, which makes the device's primary context if this process
-/// has none.
+/// What holds the device's memory. The driver is asked what is free, which makes the device's primary context if this
+/// process has none.
 ///
 /// # Errors
 /// As [`device`](crate::device).

@@ -247,10 +247,12 @@ def _frameworks(device: int, fed: int) -> Iterator[FrameworkSummary]:
     if _native.runtime() == "host":
         return
     for name, ask in _ASK.items():
+        nbytes = 0
         # PyTorch on gpupool's allocator has no numbers of its own; whatever else fails, the rest is worth telling.
         with contextlib.suppress(Exception):
-            if name in sys.modules and (nbytes := ask(device, fed)):
-                yield FrameworkSummary(framework=name, reserved_bytes=nbytes)
+            nbytes = ask(device, fed) if name in sys.modules else 0
+        if nbytes:
+            yield FrameworkSummary(framework=name, reserved_bytes=nbytes)
 
 
 def _plain(value: Any) -> Any:

@@ -20,10 +20,10 @@ pub struct HandleStats {
     pub held: u64,
     /// Handles that leases hold.
     pub leased: u64,
-    /// The most handles that were in use at once, by threads or leases. Never too low; too high by handles that were used one
-    /// after another where more lay idle than were needed, as after [`warm`](super::HandlePool::warm) or
-    /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): a thread's repeated lease is known to its handle alone, so
-    /// that it touches nothing that threads share. Of several devices it is the sum.
+    /// The most handles that were in use at once, by threads or leases. Never too low; too high by handles that were used
+    /// one after another where more lay idle than were needed, as after [`warm`](super::HandlePool::warm) or
+    /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): a thread's repeated lease is known to its handle alone,
+    /// so that it touches nothing that threads share. Of several devices it is the sum.
     pub peak_in_use: u64,
     /// Requests that the thread's own handle served, or for a lease the one that it gave back last.
     pub hits: u64,

@@ -81,6 +81,7 @@ pub(super) fn stream_address(device: Device) -> Option<usize> {
     streams.iter().find(|stream| stream.device() == device).map(|stream| stream.raw().address())
 }
 
+/// That stream.
 fn idle_stream(device: Device) -> Result<Stream> {
     let known = || STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();

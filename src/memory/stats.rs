@@ -23,8 +23,8 @@ pub struct PoolStats {
     pub requested_bytes: u64,
     /// Bytes that are free for the next requests.
     pub cached_bytes: u64,
-    /// Bytes that nobody can have any more and that go back to the driver once the GPU is done with them; also those that a
-    /// request under way is just adding or moving.
+    /// Bytes that nobody can have any more and that go back to the driver once the GPU is done with them; also those that
+    /// a request under way is just adding or moving.
     pub releasing_bytes: u64,
     /// Physical bytes that the pool has.
     pub reserved_bytes: u64,
@@ -44,8 +44,8 @@ pub struct PoolStats {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// All pools together, of those that are gone what they have done and what is being released. The peak of live bytes is
-    /// the sum of theirs.
+    /// All pools together, and of those that are gone what they have done and what is being released. The peak of live
+    /// bytes is the sum of theirs.
     pub total: PoolStats,
     /// Calls of the driver's memory functions so far.
     pub driver_calls: u64,

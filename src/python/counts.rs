@@ -1,6 +1,6 @@
 //! Python classes of counts, each field said once: with `as_dict`, `==` and a `repr`.
 
-/// Makes a class from a Rust struct of statistics: whole numbers by the names that they have there, and others by their own.
+/// Makes a class from a Rust struct of statistics: whole numbers by the names that they have there, others by their own.
 macro_rules! counts_class {
     ($class:ident = $name:literal from $stats:ident: $rust:ty {
         $(
