@@ -30,6 +30,7 @@ mod python;
 pub mod runtime;
 mod site_packages;
 mod stream;
+mod summary;
 mod sync;
 
 pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
@@ -39,7 +40,9 @@ pub use handle::{
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
-    PoolToken, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
+    PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
+    memory_stats, on_oom,
 };
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
 pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};
+pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -12,8 +12,6 @@ package loads no GPU library: that happens at the first call that needs one.
 import importlib
 import os
 import sys
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from gpupool import _native
 from gpupool._native import (
@@ -72,8 +70,13 @@ from gpupool._native import (
     use_mem_pool,
 )
 
+# Type checkers take this for true; the typing module takes longer to import than it is worth here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpupool._info import Info
+    from typing import Any
+
+    from gpupool._info import Info, info
+    from gpupool._summary import MemorySummary, memory_summary
 
 __all__ = [
     "CApi",
@@ -90,6 +93,7 @@ __all__ = [
     "LibraryNotFound",
     "MemPool",
     "MemoryStats",
+    "MemorySummary",
     "OomCallback",
     "OutOfMemory",
     "PoolExhausted",
@@ -121,6 +125,7 @@ __all__ = [
     "info",
     "memory_snapshot",
     "memory_stats",
+    "memory_summary",
     "miopen",
     "on_oom",
     "pool_use_count",
@@ -143,30 +148,19 @@ _native.add_site_packages(
     ]
 )
 
-# One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
+# Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
+# What comes from a module that is imported when first used.
+_NAMES = {"Info": "_info", "MemorySummary": "_summary", "info": "_info", "memory_summary": "_summary"}
 
 
-def info(*, smoke_test: bool = False) -> "Info":
-    """What gpupool sees and uses here: ``print(gpupool.info())``, or ``.to_json()``, ``.ok`` and ``.problems``.
-
-    Versions, devices, libraries and how they were found, copies of them in the process, the allocator of each framework
-    that is imported, the environment variables that matter, and what is wrong. The runtime is chosen if it was not
-    yet, so call it after forking. Nothing is loaded, imported, created or allocated, and no context is made.
-
-    With ``smoke_test`` every library is loaded, and one handle of each is made and 2 MiB are allocated on each device,
-    as ``gpupool info`` does; the handles stay in their pools. Not while a stream is captured.
-    """
-    from gpupool._info import gather
-
-    return gather(smoke_test=smoke_test)
-
-
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
         return importlib.import_module(f"gpupool.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"gpupool.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULES, *_NAMES])

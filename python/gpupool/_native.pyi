@@ -195,6 +195,12 @@ class HandlePool:
     def stats(self, device: SupportsIndex | None = None) -> HandleStats:
         """The pool's counts, on one device or summed over all."""
 
+    def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
+        """Start the peaks of :meth:`stats` anew from what there is now, on one device or on all.
+
+        :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
+        """
+
     @property
     def available(self) -> bool:
         """Whether handles can be asked for: the library can be loaded and its runtime is the one in use."""
@@ -284,6 +290,14 @@ class HandleStats:
         """Handles that leases hold."""
 
     @property
+    def peak_in_use(self) -> int:
+        """The most handles that were in use at once, by threads or leases.
+
+        Never too low. It is too high by handles that were used one after another where more lay idle than were needed,
+        as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. Of several devices it is the sum.
+        """
+
+    @property
     def hits(self) -> int:
         """Requests that the thread's own handle served."""
 
@@ -310,6 +324,10 @@ class HandleStats:
     @property
     def device_bytes(self) -> int:
         """Device memory that the handles took when they were created."""
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The most that those bytes were. Of several devices it is the sum."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -486,6 +504,9 @@ class MemPool:
     def stats(self) -> PoolStats:
         """What the pool holds and has done."""
 
+    def reset_peak_stats(self) -> None:
+        """Start the pool's peaks anew from what it holds now."""
+
     def trim(self) -> int:
         """Give free memory back and return the bytes that went. Pages that the GPU may still use go later."""
 
@@ -566,8 +587,16 @@ class PoolStats:
         """The bytes asked for, of the same blocks."""
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are free for the next requests."""
+
+    @property
+    def releasing_bytes(self) -> int:
+        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """Physical bytes."""
+        """Physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -612,8 +641,16 @@ class MemoryStats:
         """The bytes asked for, of the same blocks."""
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are free for the next requests."""
+
+    @property
+    def releasing_bytes(self) -> int:
+        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """Physical bytes."""
+        """Physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -743,7 +780,10 @@ def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
     """What a device's memory holds and has done."""
 
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
-    """Start the peaks anew from what is held now."""
+    """Start all peaks of a device anew from what there is now: those of its memory pools, and of handles there.
+
+    Counters, as of allocations, are never reset.
+    """
 
 def memory_snapshot() -> dict[str, Any]:
     """The memory of every pool, block by block, in the form of PyTorch's snapshots."""
@@ -827,7 +867,10 @@ def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float 
     """Reserve at most so much on each device, those used later too, without asking any driver. Returns the former."""
 
 def devices_in_use() -> list[int]:
-    """The devices whose memory the process has used, by ordinal. Asks no driver."""
+    """The devices whose memory the process has used, or on which it has made handles, by ordinal. Asks no driver."""
+
+def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
+    """What holds a device's memory, for :func:`gpupool.memory_summary`."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import gpupool
 from gpupool import _native, _trace
+from gpupool._units import size
 
 # The simulated device's memory unless GPUPOOL_HOST_MEMORY is set: traces of any device fit, with many threads too.
 HOST_MEMORY = 1500 << 30
@@ -59,14 +60,3 @@ def run(paths: Sequence[str], threads: int, allocator: str, as_json: bool) -> No
         )
         if trace.device_count > 1:
             print(f"  device {trace.device}, which has most events of {trace.device_count} devices", flush=True)
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes for people, with three digits."""
-    if nbytes < 1000:
-        return f"{nbytes} B"
-    value, power = float(nbytes), 0
-    while value >= 999.5:
-        value /= 1024
-        power += 1
-    return f"{value:#.3g}".rstrip(".") + f" {'KMGTPE'[power - 1]}iB"

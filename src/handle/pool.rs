@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::built_in;
+use super::device_pool::DevicePool;
 use super::holder::Holder;
 use super::lease::Lease;
 use super::record::Record;
@@ -373,6 +374,41 @@ impl HandlePool {
         let devices = self.0.devices.get().map_or(0, |pools| pools.len() as u32);
         let each = (0..devices).map(|ordinal| self.0.stats(Device::from_ordinal(ordinal)));
         each.sum()
+    }
+
+    /// Starts the peaks of the pool's counts anew on one device or on all, from what is in use and what there is now.
+    ///
+    /// # Errors
+    /// As [`HandlePool::stats`].
+    pub fn reset_peak_stats(&self, device: Option<Device>) -> Result<()> {
+        lifecycle::refuse_forked()?;
+        match device {
+            Some(device) => {
+                self.0.make_devices(runtime::get()?);
+                self.0.on(device)?.reset_peaks();
+            }
+            None => self.0.devices.get().into_iter().flatten().for_each(DevicePool::reset_peaks),
+        }
+        Ok(())
+    }
+}
+
+/// The devices on which handles were created. It asks no driver.
+pub(crate) fn devices_in_use() -> Vec<Device> {
+    let mut in_use = Vec::new();
+    for devices in all_pools().into_iter().filter_map(|pool| pool.devices.get()) {
+        let with_handles = (0..).zip(devices).filter(|(_, pool)| pool.has_created());
+        in_use.extend(with_handles.map(|(ordinal, _)| Device::from_ordinal(ordinal)));
+    }
+    in_use
+}
+
+/// Starts the peaks of every pool's counts on a device anew.
+pub(crate) fn reset_peak_stats(device: Device) {
+    for pool in all_pools() {
+        if let Some(pool) = pool.devices.get().and_then(|devices| devices.get(device.ordinal())) {
+            pool.reset_peaks();
+        }
     }
 }
 

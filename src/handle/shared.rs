@@ -91,8 +91,7 @@ impl Shared {
 
     /// The pool's counts on a device.
     pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
-        let stats = self.on(device)?.stats();
-        Ok(HandleStats { workspace_bytes: self.library.workspace_bytes(device), ..stats })
+        Ok(self.on(device)?.stats(self.library.workspace_bytes(device)))
     }
 
     /// Counts a failed request.
@@ -135,6 +134,7 @@ impl Shared {
         Some(self.make_ready(pool, record, stream).inspect(|record| {
             record.hold(Holder::lease());
             record.count_hit();
+            pool.begin_use(record);
         }))
     }
 
@@ -148,6 +148,7 @@ impl Shared {
         Some(self.make_ready(pool, record, stream).inspect(|record| {
             pool.count_hand_over();
             record.note_stream(stream.raw());
+            pool.begin_use(record);
         }))
     }
 
@@ -227,6 +228,7 @@ impl Shared {
             return Err(self.refused(device, error));
         }
         record.note_stream(stream.raw());
+        pool.begin_use(&record);
         Ok(record)
     }
 

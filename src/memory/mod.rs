@@ -38,6 +38,7 @@ mod segment;
 mod shared_list;
 mod snapshot;
 mod stats;
+mod summary;
 mod table;
 mod thread_cache;
 #[cfg(feature = "python")]
@@ -61,7 +62,8 @@ pub use device_buffer::{DeviceBuffer, empty};
 pub use feed::feed;
 pub use id::{PoolId, graph_pool_handle};
 pub(crate) use library_memory::LibraryMemory;
-pub use limit::{MemoryLimit, devices_in_use, set_memory_limit};
+pub(crate) use limit::devices_in_use;
+pub use limit::{MemoryLimit, set_memory_limit};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };
@@ -73,6 +75,8 @@ pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use snapshot::{BlockView, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+pub(crate) use summary::pool_summaries;
+pub use summary::{PoolSummary, StreamStats};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
 ///

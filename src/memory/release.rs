@@ -6,6 +6,7 @@ use super::device_memory::DeviceMemory;
 use super::order::{self, Until};
 use super::pool::{Pool, Source};
 use super::retired::Remains;
+use super::stats;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
 use crate::runtime::Stream;
@@ -167,7 +168,7 @@ fn forget_if_empty(pool: &Arc<Pool>, thread: u64) {
     if !pool.is_closed() || caches.iter().any(|cache| cache.lock(thread).mapped() > 0) {
         return;
     }
-    pool.device.remove_pool(pool);
+    pool.device.remove_pool(pool, stats::counts(pool));
     let caches = pool.take_caches();
     // So that nothing keeps the pool, nor what its allocator holds.
     caches.iter().for_each(|cache| cache.end_service());

@@ -139,6 +139,11 @@ impl ThreadCache {
         self.service().is_some_and(|service| service.stream_of == local::thread())
     }
 
+    /// The address of the stream that it serves; 0 for the legacy default one.
+    pub(super) fn stream_address(&self) -> usize {
+        self.stream.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(super) fn is_owned_by(&self, thread: u64) -> bool {
         self.owner.load(Ordering::Relaxed) == thread

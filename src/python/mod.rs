@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod callbacks;
+mod counts;
 mod device;
 mod entered;
 mod error;
@@ -17,6 +18,7 @@ mod simulation;
 mod stats;
 mod stream;
 mod stream_source;
+mod summary;
 mod whole;
 
 use std::path::PathBuf;
@@ -63,10 +65,10 @@ mod _native {
     #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
-        PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, devices_in_use, empty, empty_cache,
-        empty_kept, enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction,
-        graph_pool_handle, memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay,
-        reset_peak_memory_stats, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
+        PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, empty_kept,
+        enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
+        memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay, set_memory_limit,
+        set_per_process_memory_fraction, torch_functions, use_mem_pool,
     };
     #[pymodule_export]
     use super::pool::PyHandlePool;
@@ -81,6 +83,8 @@ mod _native {
     use super::stream::{PyStream, PyStreamScope, stream};
     #[pymodule_export]
     use super::stream_source::set_stream_source;
+    #[pymodule_export]
+    use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -138,6 +138,12 @@ impl PyHandlePool {
         Ok(py.detach(|| self.0.stats(device))?.into())
     }
 
+    #[pyo3(signature = (device = None))]
+    fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.reset_peak_stats(device))?)
+    }
+
     #[getter]
     fn available(&self, py: Python<'_>) -> bool {
         py.detach(|| self.0.is_available())

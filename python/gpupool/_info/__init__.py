@@ -5,7 +5,7 @@ that the program has imported. Nothing is imported for it, and without the smoke
 allocated: an answer that changes what it tells of would be of little use.
 """
 
-from gpupool._info.gather import gather
+from gpupool._info.gather import info
 from gpupool._info.report import Check, Device, Framework, Info, Library, Problem, Process, Runtime, Variable
 
 __all__ = [
@@ -18,5 +18,5 @@ __all__ = [
     "Process",
     "Runtime",
     "Variable",
-    "gather",
+    "info",
 ]

@@ -15,8 +15,16 @@ from gpupool._native import Error, Forked
 _BYTES = 2 << 20
 
 
-def gather(*, smoke_test: bool = False) -> Info:
-    """Return what gpupool sees and uses; see :func:`gpupool.info`."""
+def info(*, smoke_test: bool = False) -> Info:
+    """What gpupool sees and uses here: ``print(gpupool.info())``, or ``.to_json()``, ``.ok`` and ``.problems``.
+
+    Versions, devices, libraries and how they were found, copies of them in the process, the allocator of each framework
+    that is imported, the environment variables that matter, and what is wrong. The runtime is chosen if it was not
+    yet, so call it after forking. Nothing is loaded, imported, created or allocated, and no context is made.
+
+    With ``smoke_test`` every library is loaded, and one handle of each is made and 2 MiB are allocated on each device,
+    as ``gpupool info`` does; the handles stay in their pools. Not while a stream is captured.
+    """
     process = _process()
     runtime = _runtime()
     count = _native.device_count() if runtime.name else 0
