@@ -21,6 +21,7 @@ use crate::runtime::{self, Kind};
 pub(super) struct Loaded {
     library: Library,
     path: PathBuf,
+    how: &'static str,
     /// The major version of CUDA it was built for, where its name or folder tells.
     cuda: Option<u32>,
 }
@@ -28,6 +29,11 @@ pub(super) struct Loaded {
 impl Loaded {
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// `loaded`, or `already loaded` by somebody else.
+    pub(super) fn how(&self) -> &'static str {
+        self.how
     }
 
     pub(super) fn cuda(&self) -> Option<u32> {
@@ -192,7 +198,7 @@ impl Search<'_> {
     }
 
     /// Takes the library if it has every symbol.
-    fn accept(&mut self, component: &Component, library: Library, file: &Path, how: &str) -> Option<Loaded> {
+    fn accept(&mut self, component: &Component, library: Library, file: &Path, how: &'static str) -> Option<Loaded> {
         let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
         if let Some(symbol) = missing_symbol(&library, self.symbols) {
             let symbol = symbol.to_string_lossy();
@@ -200,7 +206,7 @@ impl Search<'_> {
             return None;
         }
         let cuda = cuda_of(component, &path);
-        Some(Loaded { library, path, cuda })
+        Some(Loaded { library, path, how, cuda })
     }
 
     /// Those that the driver supports: first the CUDA that is in use in this process, then the newest.

@@ -11,6 +11,7 @@ mod fork;
 mod guard;
 mod hip;
 pub mod host;
+pub(crate) mod nvtx;
 mod scope;
 pub(crate) mod shared_object;
 mod stream;
@@ -19,6 +20,9 @@ mod thread;
 use std::fmt;
 use std::sync::OnceLock;
 
+use log::info;
+
+use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -348,7 +352,14 @@ fn reason_of(error: Error) -> String {
 /// Makes this the process's runtime, unless there is one already.
 fn install(runtime: Box<dyn Runtime>) {
     fork::watch();
-    let _ = CHOSEN.set(runtime);
+    let (kind, devices, driver) = (runtime.kind(), runtime.device_count(), runtime.driver_version());
+    if CHOSEN.set(runtime).is_ok() {
+        let driver = driver.map_or_else(String::new, |(major, minor)| format!(", driver {major}.{minor}"));
+        info!(target: RUNTIME, "runtime {kind}: {devices} device(s){driver}");
+        for (passed, reason) in PASSED_OVER.get().into_iter().flatten() {
+            info!(target: RUNTIME, "runtime {passed} was passed over: {reason}");
+        }
+    }
 }
 
 /// The runtime, if it is the one that a library's handles need.
