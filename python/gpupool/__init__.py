@@ -14,7 +14,7 @@ import os
 import sys
 from types import ModuleType
 
-from gpupool import _native
+from gpupool import _logging, _native
 from gpupool._native import (
     CApi,
     Capture,
@@ -137,6 +137,8 @@ _native.add_site_packages(
         if folder not in ("", _standard, os.path.join(_standard, "lib-dynload")) and not folder.endswith(".zip")
     ]
 )
+
+_logging.start()
 
 # One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
