@@ -1,9 +1,9 @@
-//! What gpupool does that takes time or is seldom: told to profilers as an NVTX range, and to loggers as a record of the
-//! `log` crate.
+//! What gpupool does that takes time or is seldom: told to profilers as an NVTX range, and to loggers as a record of
+//! the `log` crate.
 //!
-//! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only where a
-//! driver or a library is called, or a request waits: never on a hit, and never under a lock of gpupool's, for a logger may
-//! do anything. Where nobody listens each costs the load of one atomic.
+//! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only
+//! where a driver or a library is called, or a request waits: never on a hit, and never under a lock of gpupool's, for
+//! a logger may use gpupool. Where nobody listens each costs the load of one atomic.
 
 use std::fmt;
 use std::time::{Duration, Instant};

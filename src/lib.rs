@@ -13,9 +13,9 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the targets
-//! `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile. With
-//! `GPUPOOL_NVTX=1` in the environment profilers see it as NVTX ranges.
+//! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the
+//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile.
+//! With `GPUPOOL_NVTX=1` in the environment profilers see it as NVTX ranges.
 //!
 //! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
 //! pools of its own, apart from those of a Rust program in the same process.

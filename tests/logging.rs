@@ -87,7 +87,7 @@ fn a_logger_may_use_gpupool_at_every_record() {
     });
     for (level, target, part) in [
         (Level::Info, "gpupool::handle", "host 1.0.0: handle 1 created on device 0 in "),
-        (Level::Info, "gpupool::handle", " for a handle on device 0, all 1 being in use"),
+        (Level::Info, "gpupool::handle", " for a handle on device 0, all of its limit in use"),
         (Level::Info, "gpupool::handle", "host: 1 idle handles destroyed on device 0 in "),
         (
             Level::Info,

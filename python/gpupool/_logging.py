@@ -64,24 +64,29 @@ def _follow() -> None:
 def _deliver(done: threading.Event) -> None:
     while records := _native.take_log_records():
         threads = {thread.native_id: thread for thread in threading.enumerate()}
-        for name, level, file, line, message, created, native_id in records:
-            logger = logging.getLogger(name)
-            if not logger.isEnabledFor(level):
-                continue
-            record = logger.makeRecord(name, level, file, line, message, (), None)
-            # As if it had been made where and when it happened.
-            record.relativeCreated += (created - record.created) * 1000
-            record.created, record.msecs = created, created % 1 * 1000
-            thread = threads.get(native_id)
-            record.thread = thread.ident if thread else native_id
-            record.threadName = thread.name if thread else f"thread {native_id}"
+        for record in records:
             try:
-                logger.handle(record)
-            except Exception:
-                # A filter's, for handlers see to their own; there is no caller to raise it to.
+                _hand_over(record, threads)
+            except BaseException:
+                # A filter's, say, for handlers see to their own; there is no caller to raise it to.
                 if logging.raiseExceptions and sys.stderr:
                     traceback.print_exc()
     done.set()
+
+
+def _hand_over(made: tuple[str, int, str, int, str, float, int], threads: dict[int | None, threading.Thread]) -> None:
+    name, level, file, line, message, created, native_id = made
+    logger = logging.getLogger(name)
+    if not logger.isEnabledFor(level):
+        return
+    record = logger.makeRecord(name, level, file, line, message, (), None)
+    # As if it had been made where and when it happened.
+    record.relativeCreated += (created - record.created) * 1000
+    record.created, record.msecs = created, created % 1 * 1000
+    thread = threads.get(native_id)
+    record.thread = thread.ident if thread else native_id
+    record.threadName = thread.name if thread else f"thread {native_id}"
+    logger.handle(record)
 
 
 def _end() -> None:

@@ -69,8 +69,8 @@ impl DevicePool {
         self.exchange.put_near(near, record);
     }
 
-    /// An idle handle, best one that last ran on the stream, or room for a new one; none if there was neither in time. `name`
-    /// is the library's.
+    /// An idle handle, best one that last ran on the stream, or room for a new one; none if there was neither in time.
+    /// `name` is the library's.
     pub(super) fn take(&self, name: &str, stream: &Stream, timeout: Duration) -> Option<Turn<Record>> {
         self.books().misses += 1;
         let mut waiting = None;
@@ -83,8 +83,8 @@ impl DevicePool {
         let turn = self.exchange.take(|record| record.last_ran_on(stream.raw()), begin_to_wait);
         if let Some(waiting) = waiting {
             let in_vain = if turn.is_none() { " in vain" } else { "" };
-            let (took, device, limit) = (waiting.took(), stream.device(), self.limit().unwrap_or(usize::MAX));
-            info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all {limit} being in use");
+            let (took, device) = (waiting.took(), stream.device());
+            info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
         }
         turn
     }
@@ -151,8 +151,8 @@ impl DevicePool {
         !self.books().retired.is_empty() || self.exchange.idle_count() > 0
     }
 
-    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else what is
-    /// known.
+    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
+    /// what is known.
     pub(super) fn add(
         &self,
         handle: RawHandle,

@@ -291,9 +291,11 @@ impl HandlePool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the system starts no thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
-        let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
+        let name = format!("gpupool-warm-{}", self.name());
+        let thread = thread::Builder::new().name(name.clone());
         let warm = move || {
-            nvtx::name_thread(&format!("gpupool: warm {}", self.name()));
+            // Of the name above the system keeps 15 bytes.
+            nvtx::name_thread(&name);
             self.warm(count, device)
         };
         thread.spawn(warm).map_err(|e| {

@@ -328,7 +328,7 @@ impl Shared {
         match created.bytes {
             Some(bytes) => {
                 let taken = Bytes(bytes);
-                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device");
+                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device")
             }
             None => info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}"),
         }
@@ -346,8 +346,8 @@ impl Shared {
         let prepared = create::Prepared::new(runtime, device)?;
         let handles = pool.remove_unused();
         let count = handles.len();
-        let (name, activity) =
-            (self.library.name(), Activity::begin(format_args!("trim {} handles", self.library.name())));
+        let name = self.library.name();
+        let activity = Activity::begin(format_args!("trim {name} handles"));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
         info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
         released.and(destroyed).map(|()| count)

@@ -122,7 +122,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
     }
     let (id, device) = (service.pool.id, cache.device.device);
     let activity = Activity::begin_of(bytes, format_args!("free memory for a request"));
-    info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and giving back what is free");
+    info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
     let found = search_harder(cache, service, thread, bytes);
     if found.is_ok() {
         info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", activity.took());

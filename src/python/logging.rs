@@ -1,8 +1,8 @@
 //! Records of the `log` crate on their way to Python's `logging`.
 //!
-//! A record may be made anywhere: in a thread that runs no Python, in a call of PyTorch's that holds PyTorch's locks, with
-//! the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is put into a
-//! queue, by what neither waits nor runs Python, and `gpupool._logging` takes it out in a thread of its own.
+//! A record may be made anywhere: in a thread that runs no Python, in a call of PyTorch's that holds PyTorch's locks,
+//! with the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is
+//! put into a queue, by what neither waits nor runs Python, and `gpupool._logging` takes it out in a thread of its own.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +21,8 @@ type Entry = (String, u8, &'static str, u32, String, f64, u32);
 
 /// More than any burst; beyond it the newest are lost and counted.
 const MOST: usize = 8192;
-/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork nobody may be
-/// left to let go of it.
+/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork nobody
+/// may be left to let go of it.
 const TRIES: usize = 1000;
 
 struct Queue {

@@ -1,10 +1,11 @@
 //! NVTX: ranges and names that a profiler such as Nsight Systems shows, in a domain of our own.
 //!
-//! Off unless the process was started with `GPUPOOL_NVTX=1`. NVTX is a protocol rather than a library: the profiler names
-//! its own library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions; those that
-//! the profiler fills in are called from then on. NVIDIA does this in C headers, and the crates over them need a C compiler
-//! and libclang at every build, so the few functions needed are spoken to here. The numbers and layouts are those of
-//! version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of <https://github.com/NVIDIA/NVTX>.
+//! Off unless the process was started with `GPUPOOL_NVTX=1`. NVTX is a protocol rather than a library: the profiler
+//! names its own library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions;
+//! those that the profiler fills in are called from then on. NVIDIA does this in C headers, and the crates over them
+//! need a C compiler and libclang at every build, so the few functions needed are spoken to here. The numbers and
+//! layouts are those of version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of
+//! <https://github.com/NVIDIA/NVTX>.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -51,8 +52,8 @@ const DOMAIN_RANGE_PUSH_EX: Place = (5, 4);
 const DOMAIN_RANGE_POP: Place = (5, 5);
 const DOMAIN_CREATE: Place = (5, 12);
 
-/// How many places each module has, the unused first one included. A profiler may ask for all modules, also those of which
-/// nothing is called here.
+/// How many places each module has, the unused first one included. A profiler may ask for all modules, also those of
+/// which nothing is called here.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const MOST: usize = 16;
 
@@ -178,7 +179,8 @@ fn attach() -> bool {
     match initialize(&path) {
         Ok(()) => info!(target: RUNTIME, "NVTX ranges go to the profiler of {}", path.display()),
         Err(reason) => {
-            info!(target: RUNTIME, "{SWITCH} is set, but the profiler's library cannot be used: {}: {reason}", path.display());
+            let path = path.display();
+            info!(target: RUNTIME, "{SWITCH} is set, but the profiler's library cannot be used: {path}: {reason}");
             return false;
         }
     }
@@ -223,8 +225,8 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Begins a range; without a profiler, nothing. Profilers sum up ranges of one name, so what differs from one to the next
-    /// is given as a number of bytes, where there is one.
+    /// Begins a range; without a profiler, nothing. Profilers sum up ranges of one name, so what differs from one to
+    /// the next is given as a number of bytes, where there is one.
     #[inline]
     pub(crate) fn new(name: fmt::Arguments<'_>, bytes: Option<u64>) -> Self {
         Self { is_pushed: is_on() && push(name, bytes), this_thread: PhantomData }

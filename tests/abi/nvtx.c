@@ -1,6 +1,7 @@
-// An ABI double of a profiler's library for NVTX: it writes what it is told to the file that NVTX_DOUBLE names, a line each.
-// The declarations are those of nvtx3/nvToolsExt.h and nvtxDetail/nvtxTypes.h, version 3. A call that no program may make
-// (a domain it was not given, a pop without a push) is written as `wrong`. With NVTX_REFUSE=1 it refuses to be attached.
+// An ABI double of a profiler's library for NVTX: it writes what it is told to the file that NVTX_DOUBLE names, a line
+// each. The declarations are those of nvtx3/nvToolsExt.h and nvtxDetail/nvtxTypes.h, version 3. A call that no program
+// may make (a domain it was not given, a pop without a push) is written as `wrong`. With NVTX_REFUSE=1 it refuses to be
+// attached.
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -80,7 +81,8 @@ int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t id)) {
   for (int module = 0; module <= MODULE_SIZE; module++) {
     unsigned int size = 0;
     int is_known = callbacks->GetModuleFunctionTable(module, module < MODULE_SIZE ? &tables[module] : NULL, &size);
-    int is_right = module > 0 && module < MODULE_SIZE ? is_known && size == sizes[module] && !tables[module][0] : !is_known;
+    int is_right = !is_known;
+    if (module > 0 && module < MODULE_SIZE) is_right = is_known && size == sizes[module] && !tables[module][0];
     for (unsigned int id = 1; is_right && id < size; id++) is_right = tables[module][id] != NULL;
     if (!is_right) WRITE("wrong table %d\n", module);
   }

@@ -155,7 +155,7 @@ waiting.join()
     )
     waits = re.findall(r"INFO gpupool\.handle host: waited .*? (?:us|ms|s)( in vain)? for a handle on device 0", told)
     assert waits == [" in vain", ""]
-    assert "device 0, all 1 being in use\n" in told
+    assert "device 0, all of its limit in use\n" in told
 
 
 def test_a_library_is_told_with_its_file_and_a_handle_with_its_version(tmp_path, run_bare_python):
@@ -444,6 +444,30 @@ def work():
     from gpupool import _logging
     assert _logging._done.wait(60) and records.empty()
 in_child(work)
+"""
+    )
+
+
+def test_a_forked_child_does_not_log_what_its_parent_did(run):
+    run(
+        FORK
+        + """
+listen(logging.INFO)
+begun, released = threading.Event(), threading.Event()
+logging.root.handlers[0].addFilter(lambda record: begun.set() or released.wait(60))
+gpupool.host.handle()
+begun.wait()
+gpupool.host.warm(3)
+def work():
+    released.set()
+    try:
+        gpupool.host.handle()
+    except gpupool.Forked:
+        pass
+    assert "refused" in records.get(timeout=60).getMessage()
+in_child(work)
+released.set()
+wait_for("handle 4 created")
 """
     )
 

@@ -166,7 +166,7 @@ while gpupool.host.stats().idle < 1:
 """
     )
     threads = profiler.lines("thread")
-    assert [line.split(" ", 1)[1] for line in threads] == ["gpupool: warm host"]
+    assert [line.split(" ", 1)[1] for line in threads] == ["gpupool-warm-host"]
     assert [line.split(" ")[0] for line in profiler.lines("push")] == [threads[0].split(" ")[0]]
 
 

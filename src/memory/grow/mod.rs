@@ -137,13 +137,14 @@ fn grow_pages(
     })();
     match outcome {
         Ok(()) => {
-            let (pool, moved, created) = (work.pool, work.moved_bytes(), work.created_bytes());
+            let (created, moved) = (Bytes(work.created_bytes()), Bytes(work.moved_bytes()));
             let offset = work.finish(cache, thread, bytes);
-            let (moved, created, reserved) = (Bytes(moved), Bytes(created), Bytes(pool.budget.reserved()));
+            let (id, on, took) = (service.pool.id, device.device, activity.took());
+            let reserved = Bytes(service.pool.budget.reserved());
             debug!(
                 target: MEMORY,
-                "pool {} on {}: grew by {created} of new and {moved} of moved pages in {} for {bytes} bytes, {reserved} reserved",
-                pool.id, device.device, activity.took()
+                "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
+                 for {bytes} bytes, {reserved} reserved"
             );
             // What the driver refuses here it refuses again later, where somebody asked for it.
             let _ = device.end_retired(false);

@@ -38,9 +38,11 @@ pub(super) fn grow_segment(
             }
         })
     })?;
-    let (segment, reserved, took) = (Bytes(wanted), Bytes(pool.budget.reserved()), activity.took());
-    debug!(target: MEMORY, "pool {} on {}: grew by a segment of {segment} in {took}, {reserved} reserved", pool.id, device.device);
-    Ok(cache.add_and_allocate(thread, start, wanted, bytes))
+    let offset = cache.add_and_allocate(thread, start, wanted, bytes);
+    let (id, device, took) = (pool.id, device.device, activity.took());
+    let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget.reserved()));
+    debug!(target: MEMORY, "pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved");
+    Ok(offset)
 }
 
 impl DeviceMemory {
