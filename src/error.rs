@@ -311,7 +311,7 @@ impl fmt::Display for PoolExhausted {
 }
 
 /// A number of bytes as a person reads it.
-struct Bytes(u64);
+pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

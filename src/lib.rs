@@ -13,12 +13,17 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
+//! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the
+//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile.
+//! With `GPUPOOL_NVTX=1` in the environment profilers see it as NVTX ranges.
+//!
 //! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
 //! pools of its own, apart from those of a Rust program in the same process.
 
 // No panic and no output reaches a user; tests and benches may do both.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
+mod activity;
 mod error;
 mod handle;
 mod holders;

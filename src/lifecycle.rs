@@ -8,6 +8,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use log::info;
+
+use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -32,5 +35,10 @@ pub(crate) fn refuse_forked() -> Result<()> {
 /// The error of a forked child. Apart, to keep its making out of the paths that check.
 #[cold]
 fn forked() -> Error {
-    ErrorKind::Forked.into()
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    let error = Error::from(ErrorKind::Forked);
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        info!(target: RUNTIME, "this call and later ones are refused: {error}");
+    }
+    error
 }

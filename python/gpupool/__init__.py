@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 
-from gpupool import _native
+from gpupool import _logging, _native
 from gpupool._native import (
     CApi,
     Capture,
@@ -147,6 +147,8 @@ _native.add_site_packages(
         if folder not in ("", _standard, os.path.join(_standard, "lib-dynload")) and not folder.endswith(".zip")
     ]
 )
+
+_logging.start()
 
 # Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")

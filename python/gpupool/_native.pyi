@@ -16,6 +16,21 @@ cusparse: HandlePool
 host: HandlePool
 miopen: HandlePool
 
+def set_log_level(level: int) -> None:
+    """Set the least level of records that are made, as ``logging`` numbers levels."""
+
+def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
+    """Wait for records and take them all; none once the log has ended.
+
+    A record is its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
+    """
+
+def clear_log_records() -> None:
+    """Forget the records of the process that this one was forked from."""
+
+def end_log() -> None:
+    """End the log: once it has no more records, who waits for some gets none."""
+
 class Error(Exception):
     """Any error of gpupool."""
 

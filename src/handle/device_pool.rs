@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use log::info;
+
 use super::exchange::{Exchange, Turn};
 use super::holder::{Hold, Holder};
 use super::record::Record;
 use super::stats::HandleStats;
+use crate::activity::{Activity, target::HANDLE};
 use crate::library::RawHandle;
 use crate::memory::LibraryMemory;
+use crate::runtime::Stream;
 use crate::stream::RawStream;
 
 #[derive(Default)]
@@ -135,14 +139,23 @@ impl DevicePool {
     }
 
     /// An idle handle, best one that last ran on the stream, or room for a new one; none if there was neither in time.
-    pub(super) fn take(&self, stream: RawStream, timeout: Duration) -> Option<Turn<Record>> {
+    /// `name` is the library's.
+    pub(super) fn take(&self, name: &str, stream: &Stream, timeout: Duration) -> Option<Turn<Record>> {
         self.books().misses += 1;
+        let mut waiting = None;
         let begin_to_wait = || {
             self.books().waits += 1;
+            waiting = Some(Activity::begin(format_args!("wait for {name} handle")));
             let now = Instant::now();
             now.checked_add(timeout).unwrap_or_else(|| now + FOREVER)
         };
-        self.exchange.take(|record| record.last_ran_on(stream), begin_to_wait)
+        let turn = self.exchange.take(|record| record.last_ran_on(stream.raw()), begin_to_wait);
+        if let Some(waiting) = waiting {
+            let in_vain = if turn.is_none() { " in vain" } else { "" };
+            let (took, device) = (waiting.took(), stream.device());
+            info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
+        }
+        turn
     }
 
     /// An idle handle, best one that last ran on the stream, if there is one and nobody waits.
@@ -208,14 +221,15 @@ impl DevicePool {
         !self.books().retired.is_empty() || self.exchange.idle_count() > 0
     }
 
-    /// Books a new handle as held. Its memory is what was measured, else what was last measured, else what is known.
+    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
+    /// what is known.
     pub(super) fn add(
         &self,
         handle: RawHandle,
         time: Duration,
         measured_bytes: Option<u64>,
         known_bytes: u64,
-    ) -> Arc<Record> {
+    ) -> (Arc<Record>, u64) {
         let mut books = self.books();
         books.created += 1;
         books.create_time += time;
@@ -224,7 +238,7 @@ impl DevicePool {
         books.device_bytes += record.bytes;
         books.peak_device_bytes = books.peak_device_bytes.max(books.device_bytes);
         books.all.push(Arc::clone(&record));
-        record
+        (record, books.created)
     }
 
     /// Takes every idle and every retired handle out for good, to be destroyed.

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::library::{self, Library};
 use crate::lifecycle;
 use crate::memory::PoolToken;
-use crate::runtime::{self, Stream};
+use crate::runtime::{self, Stream, nvtx};
 use crate::stream::Device;
 
 /// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
@@ -305,8 +305,14 @@ impl HandlePool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the system starts no thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
-        let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
-        thread.spawn(move || self.warm(count, device)).map_err(|e| {
+        let name = format!("gpupool-warm-{}", self.name());
+        let thread = thread::Builder::new().name(name.clone());
+        let warm = move || {
+            // Of the name above the system keeps 15 bytes.
+            nvtx::name_thread(&name);
+            self.warm(count, device)
+        };
+        thread.spawn(warm).map_err(|e| {
             Error::invalid_value(format!("no thread could be started to warm the {} pool: {e}", self.name()))
         })
     }

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use log::debug;
+
 use super::device_memory::DeviceMemory;
 use super::order::{self, Until};
 use super::pool::{Pool, Source};
 use super::retired::Remains;
 use super::stats;
 use super::thread_cache::{Service, ThreadCache};
-use crate::error::Result;
+use crate::activity::{Activity, target::MEMORY};
+use crate::error::{Bytes, Result};
 use crate::runtime::Stream;
 
 /// Takes all that is free out of a cache, to go once the stream is done.
@@ -54,6 +57,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
+    let activity = Activity::begin(format_args!("trim memory pool"));
     let mut outcome = Ok(());
     for cache in pool.caches() {
         outcome = outcome.and(order::settle(cache, thread, wait));
@@ -63,6 +67,10 @@ pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
     }
     forget_if_empty(pool, thread);
     let released = pool.device.end_retired(wait)?;
+    if released > 0 {
+        let (device, took) = (pool.device.device, activity.took());
+        debug!(target: MEMORY, "pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released));
+    }
     outcome.map(|()| released)
 }
 

@@ -12,6 +12,7 @@ mod entered;
 mod error;
 mod info;
 mod lease;
+mod logging;
 mod memory;
 mod pool;
 mod simulation;
@@ -63,6 +64,8 @@ mod _native {
     #[pymodule_export]
     use super::lease::PyLease;
     #[pymodule_export]
+    use super::logging::{clear_log_records, end_log, set_log_level, take_log_records};
+    #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, empty_kept,
@@ -90,6 +93,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
+        logging::install();
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [

@@ -12,6 +12,7 @@ mod fork;
 mod guard;
 mod hip;
 pub mod host;
+pub(crate) mod nvtx;
 mod scope;
 pub(crate) mod shared_object;
 mod stream;
@@ -20,6 +21,9 @@ mod thread;
 use std::fmt;
 use std::sync::OnceLock;
 
+use log::info;
+
+use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -368,7 +372,14 @@ impl PassedOver {
 /// Makes this the process's runtime, unless there is one already.
 fn install(runtime: Box<dyn Runtime>) {
     fork::watch();
-    let _ = CHOSEN.set(runtime);
+    let (kind, devices, driver) = (runtime.kind(), runtime.device_count(), runtime.driver_version());
+    if CHOSEN.set(runtime).is_ok() {
+        let driver = driver.map_or_else(String::new, |(major, minor)| format!(", driver {major}.{minor}"));
+        info!(target: RUNTIME, "runtime {kind}: {devices} device(s){driver}");
+        for PassedOver { kind, reason, .. } in passed_over() {
+            info!(target: RUNTIME, "runtime {kind} was passed over: {reason}");
+        }
+    }
 }
 
 /// The runtime, if it is the one that a library's handles need.

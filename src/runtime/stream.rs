@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{BoundDevice, Capture, Event, Runtime, StreamScope, get, scope};
+use super::{BoundDevice, Capture, Event, Kind, Runtime, StreamScope, get, nvtx, scope};
 use crate::error::{Error, Result};
 use crate::stream::{CaptureStatus, Device, RawStream};
 
@@ -54,6 +54,9 @@ impl Stream {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
         let raw = runtime.stream_create().map_err(|e| e.on(device))?;
+        if runtime.kind() == Kind::Cuda {
+            nvtx::name_stream(raw, c"gpupool");
+        }
         let owned = Arc::new(Owned { raw, device, is_ours: true });
         note_owned(&owned);
         Ok(Self { raw, device, owned: Some(owned) })

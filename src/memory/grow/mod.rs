@@ -7,6 +7,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use log::debug;
+
 mod place;
 mod segments;
 
@@ -19,7 +21,8 @@ use super::pool::{Pool, Source};
 use super::recorded;
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
-use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::activity::{Activity, target::MEMORY};
+use crate::error::{Bytes, Error, ErrorKind, Result, StatusKind};
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
@@ -100,6 +103,7 @@ fn grow_pages(
     effort: Effort,
 ) -> Result<Option<u64>> {
     let device = cache.device;
+    let activity = Activity::begin_of(bytes, format_args!("grow memory pool"));
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
     let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
@@ -134,7 +138,15 @@ fn grow_pages(
     })();
     match outcome {
         Ok(()) => {
+            let (created, moved) = (Bytes(work.created_bytes()), Bytes(work.moved_bytes()));
             let offset = work.finish(cache, thread, bytes);
+            let (id, on, took) = (service.pool.id, device.device, activity.took());
+            let reserved = Bytes(service.pool.budget.reserved());
+            debug!(
+                target: MEMORY,
+                "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
+                 for {bytes} bytes, {reserved} reserved"
+            );
             // What the driver refuses here it refuses again later, where somebody asked for it.
             let _ = device.end_retired(false);
             Ok(offset)
@@ -163,6 +175,14 @@ struct Work<'a> {
 impl Work<'_> {
     fn gathered_pages(&self) -> u32 {
         self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
+    }
+
+    fn moved_bytes(&self) -> u64 {
+        u64::from(self.gathered_pages()) * PAGE
+    }
+
+    fn created_bytes(&self) -> u64 {
+        self.created.iter().map(|mapping| mapping.bytes()).sum()
     }
 
     /// Takes in free pages of a cache. The event on its stream comes first, so that a refusal changes nothing.
@@ -263,6 +283,8 @@ impl Work<'_> {
         let part = ((self.pool.budget.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
         let part = if self.rivals > 0 { HANDLE_PAGES.1 } else { part };
         let most = part.min(self.place.pages.next_power_of_two());
+        let _activity =
+            (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
@@ -293,6 +315,8 @@ impl Work<'_> {
     }
 
     fn map_all(&mut self) -> Result<()> {
+        let _activity =
+            (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
         let mut first = self.place.first;
         let moved = self.gathered.iter().flat_map(|from| &from.mappings);
         for &mapping in moved.chain(&self.created) {
