@@ -66,7 +66,7 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, and the stubs ag
 
 .PHONY: docs
 docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: wheel
 wheel: .venv/package ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment

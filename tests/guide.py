@@ -55,10 +55,19 @@ def programs(on_gpu: bool) -> dict[str, list[Sample]]:
     return {name: program for name, program in without.items() if program}
 
 
+def is_installed(package: str) -> bool:
+    """Whether it could be imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        # What it is a part of is not there.
+        return False
+
+
 def missing(program: list[Sample]) -> list[str]:
     """The packages that a program needs and this interpreter lacks."""
     needs = {word.removeprefix("needs ") for sample in program for word in sample.told if word.startswith("needs ")}
-    return sorted(name for name in needs if importlib.util.find_spec(name) is None)
+    return sorted(name for name in needs if not is_installed(name))
 
 
 def run(name: str, on_gpu: bool) -> None:

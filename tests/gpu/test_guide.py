@@ -1,5 +1,6 @@
 """Every sample of the guide and the README runs on a GPU, those too that need none."""
 
+import os
 import subprocess
 import sys
 
@@ -13,5 +14,9 @@ def test_samples_run(name):
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     command = [sys.executable, guide.__file__, name, "gpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=guide.ROOT)
+    # JAX leaves the GPU's memory to others as well.
+    variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, cwd=guide.ROOT)
+    if "requires cuDSS version" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
