@@ -30,6 +30,24 @@ use crate::stream::Device;
 
 /// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
 /// process.
+///
+/// ```
+/// use gpupool::{Cublas, HostHandles, Pooled, Stream};
+///
+/// let device = gpupool::device(0)?;
+/// let stream = Stream::new(device)?;
+/// // The simulated library, where there is no cuBLAS.
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
+///
+/// pool.warm(2, device)?; // make them ahead of need
+/// let handle = pool.handle(&stream)?; // this thread's until it ends
+/// let lease = pool.lease(&stream)?; // this scope's
+/// assert_ne!(handle.as_ptr(), lease.as_ptr());
+///
+/// let stats = pool.stats(Some(device))?;
+/// println!("{} created, {} held, {} leased", stats.created, stats.held, stats.leased); // 2, 1, 1
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct HandlePool(&'static Shared);
 

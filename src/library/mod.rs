@@ -91,6 +91,44 @@ impl RawHandle {
 /// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the
 /// device's primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream)
 /// on every checkout, in the thread that holds the handle, with whatever context that thread has.
+///
+/// ```
+/// use std::ffi::c_void;
+/// use std::ptr::NonNull;
+///
+/// use gpupool::library::{Library, RawHandle};
+/// use gpupool::{Device, HandlePool, Result, Stream};
+///
+/// /// A library whose handles hold nothing but a number.
+/// struct Counter;
+///
+/// impl Library for Counter {
+///     fn name(&self) -> &str {
+///         "counter"
+///     }
+///
+///     fn create(&self, _device: Device) -> Result<RawHandle> {
+///         let handle = NonNull::from(Box::leak(Box::new(0_u64))).cast::<c_void>();
+///         // SAFETY: the box is live, and destroyed below alone.
+///         Ok(unsafe { RawHandle::from_ptr(handle) })
+///     }
+///
+///     fn destroy(&self, handle: RawHandle) -> Result<()> {
+///         // SAFETY: it is the box that `create` made, and destroyed once.
+///         drop(unsafe { Box::from_raw(handle.as_ptr().cast::<u64>()) });
+///         Ok(())
+///     }
+///
+///     fn set_stream(&self, _handle: &RawHandle, _stream: &Stream) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// let pool = HandlePool::new(Counter)?; // once: it lives as long as the process
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// assert_eq!(pool.handle(&stream)?.as_ptr(), pool.handle(&stream)?.as_ptr());
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 pub trait Library: Send + Sync {
     /// The name shown in errors and statistics.
     fn name(&self) -> &str;

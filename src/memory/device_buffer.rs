@@ -11,6 +11,18 @@ use crate::stream::Device;
 ///
 /// Work on the buffer's own stream needs no care: what is freed is used again behind it. Another stream's work is made
 /// safe by [`DeviceBuffer::record_stream`] or [`DeviceBuffer::free_on`].
+///
+/// ```
+/// use gpupool::Stream;
+///
+/// let device = gpupool::device(0)?;
+/// let (stream, other) = (Stream::new(device)?, Stream::new(device)?);
+/// let buffer = gpupool::empty(1 << 20, &stream)?;
+/// // Give `buffer.address()` to work on `stream`, and on `other` too, which is said here:
+/// buffer.record_stream(&other)?;
+/// drop(buffer); // used again once the work so far on both is done; nothing waits here
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct DeviceBuffer {
     /// None for 0 bytes, and once freed.

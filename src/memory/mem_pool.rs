@@ -24,7 +24,7 @@ use crate::stream::Device;
 /// there, so that it neither mixes with other memory nor is used for anything else. When the pool is dropped, blocks that
 /// are still alive stay valid; everything else goes back to the driver at once, and the rest as it is freed.
 ///
-/// ```no_run
+/// ```
 /// let device = gpupool::device(0)?;
 /// let stream = gpupool::Stream::new(device)?;
 /// let pool = gpupool::MemPool::builder().device(device).limit(1 << 30).build()?;

@@ -11,6 +11,16 @@ use crate::stream::{CaptureStatus, Device, RawStream};
 ///
 /// Either one of our own ([`Stream::new`]), destroyed with its last clone, or a view of a foreign one
 /// ([`Stream::from_raw`]), which its owner keeps alive.
+///
+/// ```
+/// use gpupool::Stream;
+///
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// let _scope = stream.enter()?; // this thread's current stream, until the scope is dropped
+/// assert_eq!(Stream::current()?.raw(), stream.raw());
+/// stream.synchronize()?;
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Stream {
     raw: RawStream,
