@@ -761,8 +761,29 @@ class ReplayResult:
         """Nanoseconds an event in later passes; their median."""
 
 def replay(
-    slots: bytes, sizes: bytes, streams: bytes, slot_count: int, threads: int, allocator: str
-) -> ReplayResult: ...
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    threads: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> ReplayResult:
+    """``watch`` is called about ten times a second with the part that is done, 0 to 1; what it raises ends the replay."""
+
+def replay_reserved(
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    buckets: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> list[tuple[int, int]]:
+    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change, or
+    the least and the most of each of the buckets that the events are put into.
+    """
+
 def stream(s: _StreamLike) -> StreamScope:
     """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
 

@@ -62,8 +62,8 @@ mod _native {
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, devices_in_use, empty, empty_cache,
         enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
-        memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay, reset_peak_memory_stats,
-        set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
+        memory_snapshot, memory_stats, on_oom, pool_use_count, release_pool, replay, replay_reserved,
+        reset_peak_memory_stats, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
     };
     #[pymodule_export]
     use super::pool::PyHandlePool;
