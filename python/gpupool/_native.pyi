@@ -769,19 +769,22 @@ def replay(
     allocator: str,
     watch: Callable[[float], object] | None = None,
 ) -> ReplayResult:
-    """``watch`` is called about ten times a second with the part that is done, 0 to 1; what it raises ends the replay."""
+    """``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends
+    the replay.
+    """
 
 def replay_reserved(
     slots: bytes,
     sizes: bytes,
     streams: bytes,
     slot_count: int,
-    buckets: int,
+    most: int,
     allocator: str,
     watch: Callable[[float], object] | None = None,
 ) -> list[tuple[int, int]]:
-    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change, or
-    the least and the most of each of the buckets that the events are put into.
+    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change.
+
+    There are at most so many: if it changed more often, the least, the most and the last of each of equal parts.
     """
 
 def stream(s: _StreamLike) -> StreamScope:

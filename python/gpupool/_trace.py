@@ -1,4 +1,4 @@
-"""Allocation traces: RMM's CSV logs and memory snapshots of PyTorch or gpupool, packed for the replay and for pictures."""
+"""Allocation traces: RMM's CSV logs and memory snapshots of PyTorch or gpupool, for the replay and for pictures."""
 
 import gzip
 import io
@@ -160,9 +160,9 @@ def _pack(
 ) -> Trace:
     slots, sizes = array("I"), array("Q")
     streams: list[int] = []
-    times: "array[int]" | None = array("q")
-    reserved: "array[int]" | None = array("Q")
-    addresses: "array[int]" | None = array("Q")
+    times: array[int] | None = array("q")
+    reserved: array[int] | None = array("Q")
+    addresses: array[int] | None = array("Q")
     pools, stack_numbers = array("I"), array("I")
     pool_numbers: dict[PoolId | None, int] = {}
     live: dict[str | int, tuple[int, int, int]] = {}

@@ -1,8 +1,9 @@
 """PyTorch's memory snapshots, and gpupool's, which have the same form.
 
 They hold the segments of the moment when they were written and, if history was recorded, what led to it: for each
-device the allocations, frees and segments in order, from gpupool also what became of library handles. The history begins
-where recording did or where its buffer's oldest entry is, so what was there before is found from what follows.
+device the allocations, frees and segments in order, from gpupool also what became of library handles. The history
+begins where recording did, or with the oldest entry that its buffer still had, so what was there before is found from
+what follows.
 """
 
 import bisect
@@ -253,7 +254,7 @@ class _Pools:
 
 
 def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iterator[tuple[int, int, int, int]]:
-    """What was live when the history begins: it is freed there without having been allocated, or still live at the end."""
+    """What was live when the history begins: freed there without having been allocated, or still live at the end."""
     known: set[int] = set()
     live: set[int] = set()
     for entry in entries:

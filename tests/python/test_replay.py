@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
-from gpupool import _native, _replay
+from gpupool import _native, _units
 from gpupool.__main__ import main
 
 DATA = Path(__file__).parents[1] / "data"
@@ -177,4 +177,4 @@ def test_wrong_arguments(arguments, capsys):
     ],
 )
 def test_sizes_have_three_digits(nbytes, text):
-    assert _replay.size(nbytes) == text
+    assert _units.size(nbytes) == text

@@ -44,8 +44,8 @@ pub enum ReplayAllocator {
 /// What a replay took.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayResult {
-    /// The most bytes that the allocator had of the device. The driver does not say what `cuMemAlloc` takes beyond what was
-    /// asked for, and HIP's not what its pool does: then the bytes asked for.
+    /// The most bytes that the allocator had of the device. The driver does not say what `cuMemAlloc` takes beyond what
+    /// was asked for, and HIP's not what its pool does: then the bytes asked for.
     pub peak_reserved: u64,
     /// Calls of the driver's memory functions in the first pass.
     pub driver_calls: u64,
@@ -143,8 +143,8 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
 
 /// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given back.
 ///
-/// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If it
-/// answers false, the replay ends, and the answer is none.
+/// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If
+/// it answers false, the replay ends, and the answer is none.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes.

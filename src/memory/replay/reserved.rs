@@ -5,64 +5,70 @@ use super::{CHUNK, Place, ReplayAllocator, ReplayEvent, Slots, step};
 use crate::error::Result;
 use crate::runtime::{self, BoundDevice};
 
-/// Keeps the least and the most of each bucket of events.
-struct Extremes {
-    width: usize,
+/// The changes of a number over the events, at most about so many of them.
+struct Changes {
+    most: usize,
     found: Vec<(usize, u64)>,
-    /// The least and the most of the bucket under way, and where they were.
-    bucket: Option<[(usize, u64); 2]>,
 }
 
-impl Extremes {
+impl Changes {
+    fn new(most: usize) -> Self {
+        Self { most: most.max(12), found: Vec::new() }
+    }
+
     fn add(&mut self, event: usize, bytes: u64) {
-        if event.is_multiple_of(self.width) {
-            self.close();
+        if self.found.last().is_some_and(|last| last.1 == bytes) {
+            return;
         }
-        let this = (event, bytes);
-        let [least, most] = self.bucket.unwrap_or([this, this]);
-        let least = if bytes < least.1 { this } else { least };
-        let most = if bytes > most.1 { this } else { most };
-        self.bucket = Some([least, most]);
+        if self.found.len() >= self.most {
+            self.thin();
+        }
+        self.found.push((event, bytes));
     }
 
-    fn close(&mut self) {
-        let Some(mut bucket) = self.bucket.take() else { return };
-        bucket.sort_unstable();
-        for (event, bytes) in bucket {
-            if self.found.last().is_none_or(|last| last.1 != bytes) {
-                self.found.push((event, bytes));
-            }
+    /// Keeps the least, the most and the last of each of equal parts of the events, about half of what may be kept.
+    fn thin(&mut self) {
+        let parts = self.most / 6;
+        let width = self.found.last().map_or(1, |last| last.0 / parts + 1);
+        let mut kept = Vec::new();
+        for part in self.found.chunk_by(|one, next| one.0 / width == next.0 / width) {
+            let least = part.iter().min_by_key(|change| change.1);
+            let most = part.iter().max_by_key(|change| change.1);
+            let mut of_part: Vec<_> = least.into_iter().chain(most).chain(part.last()).copied().collect();
+            of_part.sort_unstable();
+            of_part.dedup();
+            kept.extend(of_part);
         }
+        self.found = kept;
     }
 }
 
-/// Replays a log once, on one thread and the calling thread's current device, and answers the bytes that the allocator had
-/// reserved: (event, bytes after it), by event, at each change. Where they change often, the least and the most of each
-/// of `buckets` equal parts of the log. Nothing is timed. Memory cached before is given back. The watcher is as that of
-/// [`replay`](super::replay).
+/// Replays a log once, on one thread and the calling thread's current device, and answers the bytes that the allocator
+/// had reserved: (event, bytes after it), by event, at each change. There are at most so many: if they change more often,
+/// the least, the most and the last of each of equal parts of the log. Nothing is timed. Memory cached before is given
+/// back. The watcher is as that of [`replay`](super::replay).
 ///
 /// # Errors
 /// As [`replay`](super::replay).
 pub fn replay_reserved(
     events: &[ReplayEvent],
     allocator: ReplayAllocator,
-    buckets: usize,
+    most: usize,
     watch: &mut dyn FnMut(f64) -> bool,
 ) -> Result<Option<Vec<(usize, u64)>>> {
     let place = Place::new(events, allocator)?;
     let progress = Progress::new(events.len());
-    let width = events.len().div_ceil(buckets.max(1)).max(1);
     watched(&progress, watch, || {
         let Place { server, streams, slots } = &place;
         let _bound = BoundDevice::new(runtime::get()?, server.device)?;
         server.clear()?;
         let mut blocks: Slots = vec![None; *slots];
-        let mut extremes = Extremes { width, found: Vec::new(), bucket: None };
+        let mut changes = Changes::new(most);
         let mut outcome = Ok(());
         'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {
             for (place, event) in chunk.iter().enumerate() {
                 outcome = step(server, event, streams, &mut blocks).and_then(|()| server.reserved()).map(|bytes| {
-                    extremes.add(number * CHUNK + place, bytes);
+                    changes.add(number * CHUNK + place, bytes);
                 });
                 if outcome.is_err() {
                     break 'events;
@@ -72,8 +78,7 @@ pub fn replay_reserved(
                 break;
             }
         }
-        extremes.close();
-        outcome.and(server.free_all(&mut blocks, streams)).map(|()| extremes.found)
+        outcome.and(server.free_all(&mut blocks, streams)).map(|()| changes.found)
     })
 }
 
@@ -81,22 +86,32 @@ pub fn replay_reserved(
 mod tests {
     use super::*;
 
-    fn found(width: usize, bytes: &[u64]) -> Vec<(usize, u64)> {
-        let mut extremes = Extremes { width, found: Vec::new(), bucket: None };
-        bytes.iter().enumerate().for_each(|(event, bytes)| extremes.add(event, *bytes));
-        extremes.close();
-        extremes.found
+    fn changes(most: usize, bytes: impl IntoIterator<Item = u64>) -> Vec<(usize, u64)> {
+        let mut changes = Changes::new(most);
+        bytes.into_iter().enumerate().for_each(|(event, bytes)| changes.add(event, bytes));
+        changes.found
     }
 
     #[test]
-    fn a_bucket_keeps_its_least_and_most_in_order() {
-        assert_eq!(found(4, &[5, 9, 1, 5, 6, 6, 6, 6]), [(1, 9), (2, 1), (4, 6)]);
-        assert_eq!(found(4, &[5, 1, 9, 5, 9]), [(1, 1), (2, 9)]);
+    fn every_change_is_kept_while_they_are_few() {
+        assert_eq!(changes(12, [1, 1, 3, 2, 2]), [(0, 1), (2, 3), (3, 2)]);
+        assert_eq!(changes(12, []), []);
     }
 
     #[test]
-    fn every_change_is_kept_where_buckets_are_small() {
-        assert_eq!(found(1, &[1, 1, 3, 2, 2]), [(0, 1), (2, 3), (3, 2)]);
-        assert_eq!(found(1, &[]), []);
+    fn of_many_changes_the_extremes_are_kept_and_what_holds() {
+        // A saw with one tooth that stands out, one gap, and a level at the end.
+        let saw = (0..100_000).map(|event| match event {
+            60_001 => 900,
+            70_001 => 1,
+            90_000.. => 50,
+            _ => 100 + event % 2,
+        });
+        let found = changes(600, saw);
+        assert!(found.len() <= 600 && found.len() >= 300, "{}", found.len());
+        assert!(found.is_sorted_by(|one, next| one.0 < next.0));
+        for kept in [(60_001, 900), (70_001, 1), (90_000, 50)] {
+            assert!(found.contains(&kept), "{kept:?}");
+        }
     }
 }

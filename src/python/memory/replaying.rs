@@ -98,7 +98,7 @@ pub(in crate::python) fn replay(
 }
 
 #[pyfunction]
-#[pyo3(signature = (slots, sizes, streams, slot_count, buckets, allocator, watch = None))]
+#[pyo3(signature = (slots, sizes, streams, slot_count, most, allocator, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(in crate::python) fn replay_reserved(
     py: Python<'_>,
@@ -106,11 +106,11 @@ pub(in crate::python) fn replay_reserved(
     sizes: &[u8],
     streams: &[u8],
     slot_count: usize,
-    buckets: usize,
+    most: usize,
     allocator: &str,
     watch: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<(usize, u64)>> {
     let allocator = self::allocator(allocator)?;
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| memory::replay_reserved(&events, allocator, buckets, watch))
+    watched(py, watch, |watch| memory::replay_reserved(&events, allocator, most, watch))
 }
