@@ -94,9 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _moment(text: str) -> str:
-    if text not in ("end", "peak") and not 0 <= float(text) < math.inf:
-        raise ValueError(text)
-    return text
+    try:
+        if text in ("end", "peak") or 0 <= float(text) < math.inf:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is neither end nor peak nor a number of seconds")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def of_segments(recording: Recording, pools: Pools, title: str) -> AddressMap:
     start = 0
     for number, segment in enumerate(recording.segments):
         pool = pools.place(segment.pool)
-        regions.append(Region(start, f"{segment.address:#x}", segment.size, f"{segment.kind} segment".lstrip()))
+        regions.append(Region(start, segment.address, segment.size, f"{segment.kind} segment".lstrip()))
         for block in segment.blocks:
             state = STATES.get(block.state, "free")
             requested = 0 if state == "free" else block.requested
@@ -56,17 +56,17 @@ def of_event(timeline: Timeline, event: int, title: str) -> AddressMap:
     filled = 0
     place = 0
     for slot, address in sorted(live.items(), key=lambda item: item[1]):
-        while address >= int(regions[place].address, 16) + regions[place].size:
+        while address >= regions[place].address + regions[place].size:
             filled = _free_until(blocks, filled, regions[place].start + regions[place].size, place)
             place += 1
         region = regions[place]
-        start = region.start + address - int(region.address, 16)
+        start = region.start + address - region.address
         filled = _free_until(blocks, filled, start, place)
         nbytes = slot_sizes[slot]
         pool = timeline.pools.place(trace.pool_ids[trace.pools[slot]])
         stream, stack = slot_streams[slot], trace.stacks[slot]
         blocks.append(Place(start, nbytes, "live", pool, place, nbytes, stream, stack))
-        filled = start + nbytes
+        filled = max(filled, start + nbytes)
     for number in range(place, len(regions)):
         filled = _free_until(blocks, filled, regions[number].start + regions[number].size, number)
     free = "free then, used at another time"
@@ -84,7 +84,7 @@ def _regions(used: set[tuple[int, int]]) -> list[Region]:
     regions: list[Region] = []
     start = 0
     for address, end in spans:
-        regions.append(Region(start, f"{address:#x}", end - address, "region"))
+        regions.append(Region(start, address, end - address, "region"))
         start += end - address
     return regions
 

@@ -9,9 +9,9 @@ from gpupool._trace_snapshot import HandleEvent
 
 # Numbers that each line is drawn from, at most.
 MOST = 8_000
-# What these do to a handle tells that it was there, and in use, before.
+# What tells of a handle not seen before that it was there, and that it was in use.
 _WAS_THERE = ("take", "give_back", "discard", "destroy")
-_WAS_IN_USE = ("give_back",)
+_WAS_IN_USE = ("give_back", "discard")
 
 
 def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
@@ -26,14 +26,13 @@ def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
     for (library, found), number in zip(sorted(by_library.items()), range(len(by_library)), strict=True):
         colour = COLOURS[number % len(COLOURS)]
         times, there, in_use = _count(found)
-        # The history begins with what was there before.
-        begin = min(0, times[0] - zero)
         for (what, dash), numbers in zip(styles, (there, in_use), strict=True):
             places = kept([numbers], MOST)
-            x = [begin if place == 0 else max(0, times[place - 1] - zero) for place in places]
+            # The first number is of what was there before.
+            x = [0 if place == 0 else max(0, times[place - 1] - zero) for place in places]
             y = [numbers[place] for place in places]
             lines.append(Line(f"{library} {what}: peak {max(numbers)}", colour, dash, x, y))
-    return Chart("Handles over time", "handles", "time", end, lines=lines)
+    return Chart("Handles over time", "handles", "time", max(1, end), lines=lines)
 
 
 def _count(events: list[HandleEvent]) -> "tuple[list[int], array[int], array[int]]":

@@ -6,7 +6,7 @@ import os
 from importlib import resources
 
 import gpupool
-from gpupool._picture import Picture, Place
+from gpupool._picture import Picture, Place, Region
 
 # What the page's first lines say, by which a file is known as one of gpupool's.
 GENERATOR = '<meta name="generator" content="gpupool">'
@@ -23,8 +23,13 @@ def html(picture: Picture) -> str:
 
 
 def _packed(part: object) -> object:
-    # There are many blocks: without the names of their fields they take a third.
-    return list(vars(part).values()) if isinstance(part, Place) else vars(part)
+    if isinstance(part, Place):
+        # There are many blocks: without the names of their fields they take a third.
+        return list(vars(part).values())
+    if isinstance(part, Region):
+        # JavaScript's numbers do not hold every address.
+        return {**vars(part), "address": f"{part.address:#x}"}
+    return vars(part)
 
 
 def name_for(path: str) -> str:

@@ -48,7 +48,7 @@ class Chart:
     unit: Literal["bytes", "handles"]
     axis: Literal["time", "event"]
     end: int
-    """Where the axis ends: microseconds, or the number of the last event; it starts at 0."""
+    """Where the axis ends: microseconds, or the number of the last event, at least 1; it starts at 0."""
     x: list[int] = field(default_factory=list)
     areas: list[Area] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Region:
 
     start: int
     """Where it starts in the map."""
-    address: str
+    address: int
     size: int
     label: str
 

@@ -6,6 +6,10 @@ import sys
 import time
 from types import TracebackType
 
+# Seconds before a bar is shown, and between two of its changes.
+DELAY = 1.0
+PAUSE = 0.1
+
 
 class Progress:
     """``with Progress("reading") as progress: progress(0.5)``: call it with the part that is done, 0 to 1.
@@ -25,7 +29,7 @@ class Progress:
 
     def __call__(self, part: float) -> None:
         now = time.monotonic()
-        if not self._wanted or now - self._start < 1 or now - self._latest < 0.1:
+        if not self._wanted or now - self._start < DELAY or now - self._latest < PAUSE:
             return
         self._latest = now
         self._is_shown = True

@@ -113,22 +113,24 @@ def _rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) 
             events=trace.events,
             peak_live=peak_live,
             peak_reserved=result.peak_reserved,
-            ratio=round(result.peak_reserved / peak_live, 4),
+            ratio=result.peak_reserved / peak_live,
             driver_calls=result.driver_calls,
             moved_pages=result.moved_pages,
-            cold_ns=round(result.cold_ns, 1),
-            warm_ns=round(result.warm_ns, 1),
+            cold_ns=result.cold_ns,
+            warm_ns=result.warm_ns,
         )
     # The program was recorded once, whatever the number of threads that replay it.
     if compare and trace.reserved and threads == 1:
         peak = max(trace.reserved)
-        yield Row(trace.name, RECORDED, trace.events, peak_live, peak, round(peak / peak_live, 4))
+        yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)
 
 
 def _as_json(row: Row, compare: bool) -> str:
     line = asdict(row)
     if not compare:
         del line["allocator"]
+    for name, digits in (("ratio", 4), ("cold_ns", 1), ("warm_ns", 1)):
+        line[name] = None if line[name] is None else round(line[name], digits)
     return json.dumps(line)
 
 

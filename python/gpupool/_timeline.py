@@ -124,7 +124,7 @@ def chart(timeline: Timeline, title: str, by_pool: bool, lines: list[Line], mark
         title=title,
         unit="bytes",
         axis="time" if trace.times else "event",
-        end=timeline.end,
+        end=max(1, timeline.end),
         x=[timeline.x(place) for place in places],
         areas=[
             Area(f"{name}: peak {size(max(numbers))}", colour, [numbers[place] for place in places])

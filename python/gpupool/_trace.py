@@ -68,7 +68,8 @@ class Recording:
 
     name: str
     trace: Trace | None
-    """What led there; None for a snapshot without history."""
+    """What led there; None for a snapshot without history, or if no byte was allocated in it."""
+    has_history: bool
     device: int | None
     devices: tuple[int, ...]
     """The devices that the file tells of."""
@@ -85,13 +86,15 @@ def read(path: str, watch: Watch | None = None) -> Trace:
     Of a snapshot's devices it is the one with most events. Raises TraceError, which says what is wrong, in which file
     and where.
     """
-    trace = recording(path, None, watch).trace
-    if trace is None:
+    found = recording(path, None, watch)
+    if found.trace is not None:
+        return found.trace
+    if not found.has_history:
         raise TraceError(
             f"{path}: a snapshot without history: call torch.cuda.memory._record_memory_history() before the program's "
             "allocations, then dump it again"
         )
-    return trace
+    raise _nothing(path)
 
 
 def recording(path: str, device: int | None = None, watch: Watch | None = None) -> Recording:
@@ -136,7 +139,9 @@ def _recording(path: str, file: Reader, device: int | None) -> Recording:
             if device is not None:
                 raise TraceError(f"{path}: a log does not name devices; leave --device out")
             log = _pack(path, _trace_log.events(path, text), Stacks())
-        return Recording(name, log, None, (), [], [], [], log.call_stacks)
+        if log is None:
+            raise _nothing(path)
+        return Recording(name, log, True, None, (), [], [], [], log.call_stacks)
     snapshot = _trace_snapshot.load(path, file)
     devices = tuple(snapshot.devices())
     if device is None:
@@ -145,19 +150,24 @@ def _recording(path: str, file: Reader, device: int | None) -> Recording:
         known = f"only of {', '.join(map(str, devices))}" if devices else "nor of any other"
         raise TraceError(f"{path}: nothing of device {device} in it, {known}")
     if device is None:
-        return Recording(name, None, None, (), [], [], [], [()])
+        return Recording(name, None, False, None, (), [], [], [], [()])
     trace = None
-    if device < len(snapshot.traces) and snapshot.traces[device]:
+    has_history = device < len(snapshot.traces) and bool(snapshot.traces[device])
+    if has_history:
         with_history = sum(map(bool, snapshot.traces))
         trace = _pack(path, snapshot.events(device), snapshot.stacks, device, with_history)
     segments, handle_events = snapshot.segments(device), snapshot.handle_events(device)
-    failures = snapshot.failures(device)
-    return Recording(name, trace, device, devices, segments, failures, handle_events, snapshot.stacks.table)
+    failures, stacks = snapshot.failures(device), snapshot.stacks.table
+    return Recording(name, trace, has_history, device, devices, segments, failures, handle_events, stacks)
+
+
+def _nothing(path: str) -> TraceError:
+    return TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it")
 
 
 def _pack(
     path: str, events: Iterable[Event], stacks: Stacks, device: int | None = None, device_count: int = 1
-) -> Trace:
+) -> Trace | None:
     slots, sizes = array("I"), array("Q")
     streams: list[int] = []
     times: array[int] | None = array("q")
@@ -194,7 +204,8 @@ def _pack(
         if former is not None:
             add(former[0] | FREE, 0, former[2] if event.allocates else event.stream, event)
             now -= former[1]
-        if event.allocates:
+        # RMM logs requests for nothing too, which get no memory.
+        if event.allocates and event.size:
             live[event.block] = count, event.size, event.stream
             add(count, event.size, event.stream, event)
             pools.append(pool_numbers.setdefault(event.pool, len(pool_numbers)))
@@ -210,7 +221,7 @@ def _pack(
             if now > peak:
                 peak = now
     if not peak:
-        raise TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it")
+        return None
     order = dict.fromkeys(streams)
     if 0 in order:
         order = {0: None, **order}

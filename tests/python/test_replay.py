@@ -70,7 +70,9 @@ def replayed(monkeypatch):
     calls = []
 
     def replay(*arguments):
-        calls.append(arguments)
+        *packed, watch = arguments
+        watch(0.5)
+        calls.append(tuple(packed))
         return SimpleNamespace(
             peak_reserved=3 << 30, driver_calls=12, moved_pages=34, cold_ns=123.4567, warm_ns=56.7891
         )

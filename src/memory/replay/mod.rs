@@ -59,7 +59,7 @@ pub struct ReplayResult {
 
 const PASSES: usize = 4;
 /// Events between two looks at whether the replay is to end: too many for the look to show in the times.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 512;
 
 /// Each slot's block, its bytes and its stream.
 type Slots = Vec<Option<(Block, u64, u32)>>;
