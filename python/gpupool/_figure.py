@@ -62,11 +62,8 @@ def _chart(axes: Axes, chart: Chart) -> None:
     else:
         unit = 1
         axes.set_xlabel("event")
-    largest = max(
-        [sum(values) for values in zip(*(area.y for area in chart.areas), strict=True)]
-        + [max(line.y, default=0) for line in chart.lines]
-        + [1]
-    )
+    tops = _tops(chart)
+    largest = max(1, *(max(top) for top in tops), *(max(line.y, default=0) for line in chart.lines))
     if chart.unit == "bytes":
         label, scale = byte_unit(largest)
         axes.set_ylabel(label)
@@ -75,16 +72,14 @@ def _chart(axes: Axes, chart: Chart) -> None:
         axes.set_ylabel("handles")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend: list[Any] = []
-    floor = [0.0] * (len(chart.x) + 1)
     # What holds at the last point holds until the end.
-    x = [at / unit for at in [*chart.x, chart.end]] if chart.x else []
-    for area in chart.areas:
-        values = [*area.y, area.y[-1]]
-        top = [below + value / scale for below, value in zip(floor, values, strict=True)]
-        # A peak that is thinner than a pixel is seen by its outline.
-        axes.fill_between(x, floor, top, step="post", color=PALETTE[area.colour], linewidth=0.6)
-        legend.append(Patch(color=PALETTE[area.colour], label=area.label))
-        floor = top
+    x = [at / unit for at in [*chart.x, chart.end]]
+    # A peak thinner than a pixel is seen by its outline. The lowest area comes last, so that its outline hides those of
+    # areas without height on it.
+    for area, top in reversed(list(zip(chart.areas, tops, strict=True))):
+        values = [value / scale for value in [*top, top[-1]]]
+        axes.fill_between(x, 0, values, step="post", color=PALETTE[area.colour], linewidth=0.6)
+        legend.insert(0, Patch(color=PALETTE[area.colour], label=area.label))
     for line in chart.lines:
         axes.step(
             [at / unit for at in [*line.x, chart.end]],
@@ -103,6 +98,14 @@ def _chart(axes: Axes, chart: Chart) -> None:
     axes.set_ylim(0, largest / scale * 1.05)
     axes.grid(alpha=0.3)
     _legend(axes, chart.title, legend)
+
+
+def _tops(chart: Chart) -> list[list[int]]:
+    """Where each area ends, with those below it."""
+    tops: list[list[int]] = []
+    for area in chart.areas:
+        tops.append([below + value for below, value in zip(tops[-1], area.y, strict=True)] if tops else area.y)
+    return tops
 
 
 def _legend(axes: Axes, title: str, entries: list[Any]) -> None:

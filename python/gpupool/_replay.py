@@ -91,10 +91,10 @@ def run(
         if output is not None:
             charts.append(_chart(trace, allocators, compare))
     if output is not None:
-        title = charts[0].title if len(charts) == 1 else f"{len(charts)} traces"
-        _output.write(
-            output, Picture(title, f"live bytes, and what allocators reserve for them, on {runtime}", [], charts)
-        )
+        title = "Allocators compared" if compare else f"Replay with {allocator}"
+        where = "a simulated device" if runtime == "host" else runtime
+        subtitle = f"what programs asked for, and what allocators reserved for it in a replay on {where}"
+        _output.write(output, Picture(title, subtitle, [], charts))
         if not as_json:
             print(f"wrote {output}")
 

@@ -157,5 +157,5 @@ for allocator in ("driver", "async"):
     result = _native.replay(slots, sizes, streams, 1, 1, allocator)
     print(result.peak_reserved, _native.replay_reserved(slots, sizes, streams, 1, 100, allocator))
 """
-    # The double's pool says that it has 64 MiB. What cuMemAlloc takes beyond what is asked for, the driver does not tell.
+    # The double's pool says that it has 64 MiB; what cuMemAlloc takes beyond what is asked for, no driver tells.
     assert machine(code) == f"{1 << 20} [(0, {1 << 20})]\n{64 << 20} [(0, {64 << 20})]\n"

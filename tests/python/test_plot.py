@@ -279,6 +279,8 @@ def test_sampling_keeps_extremes_and_ends():
     series = [_trace.array("q", [(place * 7919) % 1000 for place in range(10_000)])]
     series[0][1234] = 5000
     series[0][8000] = -1
+    # Neither the least nor the most of its part.
+    series[0][9999] = 200
     places = _sampling.kept(series, 900)
     assert {0, 1234, 8000, 9999} <= set(places)
     assert 600 < len(places) <= 910
