@@ -103,7 +103,7 @@ class Snapshot:
                 segments.append(self._segment(entry))
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise self._damaged(f"segments[{number}]", error) from error
-        return sorted(segments)
+        return sorted(segments, key=lambda segment: segment.address)
 
     def _segment(self, entry: dict[str, Any]) -> Segment:
         address, size = _whole(entry, "address"), _whole(entry, "total_size")
@@ -117,7 +117,7 @@ class Snapshot:
             blocks.append(Block(start, nbytes, requested, str(block["state"]), stack))
             at = start + nbytes
         kind = "expandable" if entry.get("is_expandable") else str(entry.get("segment_type", ""))
-        return Segment(address, size, entry.get("stream", 0), _pool_of(entry.get("segment_pool_id")), kind, blocks)
+        return Segment(address, size, _number(entry, "stream"), _pool_of(entry.get("segment_pool_id")), kind, blocks)
 
     def events(self, device: int) -> Iterator[Event]:
         """The device's allocations and frees; first, as allocations, what was live when the history begins."""

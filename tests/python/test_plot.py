@@ -483,3 +483,9 @@ def test_nothing_is_imported_for_a_page(run_python, snapshot, tmp_path):
         "assert not {'matplotlib', 'numpy'} & set(sys.modules)"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_segments_at_one_address_are_no_obstacle(draw, tmp_path):
+    # A snapshot may be damaged in ways that a picture need not care about.
+    twins = [segment(MIB, block(MIB), segment_pool_id=pool) for pool in (None, (0, 1))]
+    assert draw(write(tmp_path / "s", segments=twins)).panels[0].size == 2 * MIB
