@@ -846,8 +846,32 @@ class ReplayResult:
         """Nanoseconds an event in later passes; their median."""
 
 def replay(
-    slots: bytes, sizes: bytes, streams: bytes, slot_count: int, threads: int, allocator: str
-) -> ReplayResult: ...
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    threads: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> ReplayResult:
+    """``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends
+    the replay.
+    """
+
+def replay_reserved(
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    most: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> list[tuple[int, int]]:
+    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change.
+
+    There are at most so many: if it changed more often, the least, the most and the last of each of equal parts.
+    """
+
 def stream(s: _StreamLike) -> StreamScope:
     """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
 

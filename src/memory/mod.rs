@@ -70,7 +70,7 @@ pub use mem_pool::{
 pub use oom::{OomCallback, OomGuard, on_oom};
 #[cfg(feature = "python")]
 pub(crate) use order::fence;
-pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
+pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay, replay_reserved};
 pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use snapshot::{BlockView, SegmentView, memory_snapshot};

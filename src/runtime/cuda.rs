@@ -14,7 +14,10 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device, shared_object};
+use super::{
+    Capture, Context, Kind, MemoryInfo, Physical, PoolReserved, RawEvent, RawGraph, Runtime, no_such_device,
+    shared_object,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -61,6 +64,10 @@ const SYMBOLS: &[&CStr] = &[
     c"cuMemFree_v2",
     c"cuMemAllocAsync",
     c"cuMemFreeAsync",
+    c"cuDeviceGetMemPool",
+    c"cuMemPoolGetAttribute",
+    c"cuMemPoolSetAttribute",
+    c"cuMemPoolTrimTo",
 ];
 
 /// What tells of captures and keeps objects for graphs; the last came with CUDA 12.3.
@@ -255,6 +262,15 @@ impl Cuda {
 
     /// The device of a current context that is not a primary one, or not yet known.
     #[cold]
+    /// The pool that serves the current device's `cuMemAllocAsync`.
+    fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
+        let handle = self.slot(self.current_device()?)?.handle;
+        let mut pool = ptr::null_mut();
+        // SAFETY: `pool` is a valid place for a pool.
+        check("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&mut pool, handle) })?;
+        Ok(pool)
+    }
+
     fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
@@ -663,5 +679,31 @@ impl Runtime for Cuda {
     unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
+    }
+
+    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
+        let pool = self.memory_pool()?;
+        let get = |attribute| -> Result<u64> {
+            let mut bytes = 0_u64;
+            // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
+            let status = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+            check("cuMemPoolGetAttribute", status)?;
+            Ok(bytes)
+        };
+        let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        Ok(Some(PoolReserved { now, peak }))
+    }
+
+    fn memory_pool_trim(&self) -> Result<()> {
+        let pool = self.memory_pool()?;
+        // SAFETY: the pool is the device's own.
+        check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(pool, 0) })?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        // Only 0 may be set.
+        let mut bytes = 0_u64;
+        // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
+        let status = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+        check("cuMemPoolSetAttribute", status)
     }
 }

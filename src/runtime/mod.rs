@@ -79,6 +79,15 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+/// The device memory that a pool of the driver has, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolReserved {
+    /// Now.
+    pub now: u64,
+    /// The most since the peak was started anew.
+    pub peak: u64,
+}
+
 /// A context, or HIP's device, that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
@@ -285,6 +294,15 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The stream is alive, the memory was not freed before, both are of this runtime, and no work but the stream's
     /// earlier one uses the memory again.
     unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()>;
+    /// The device memory that the current device's pool for [`Runtime::memory_allocate_async`] has, in bytes
+    /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `_HIGH`); none where it is not known.
+    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
+        Ok(None)
+    }
+    /// Gives back what that pool has free, and starts its peak anew (`cuMemPoolTrimTo`).
+    fn memory_pool_trim(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();

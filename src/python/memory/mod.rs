@@ -16,7 +16,7 @@ pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
-pub(super) use replaying::{PyReplayResult, replay};
+pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
