@@ -41,7 +41,7 @@ def is_whole() -> None:
 def commands_run() -> None:
     """Run the installed command."""
     command = Path(sysconfig.get_path("scripts")) / "gpupool"
-    for arguments in (["--version"], ["demo", "--threads", "4", "--waves", "2"]):
+    for arguments in (["--version"], ["info"], ["demo", "--threads", "4", "--waves", "2"]):
         subprocess.run([command, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
