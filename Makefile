@@ -22,6 +22,15 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CUDNN)
 	@touch $@
 
+# What builds the guide, and what makes packages to publish.
+.venv/docs: .venv/ready requirements-docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
+.venv/package: .venv/ready requirements-package.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-package.txt
+	@touch $@
+
 .venv/built: .venv/ready $(SOURCES)
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet > /dev/null
 	@touch $@
@@ -55,6 +64,18 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, and the stubs ag
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest gpupool._native --allowlist tests/stubtest.txt
 
+.PHONY: docs
+docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: wheel
+wheel: .venv/package ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
+	bash tests/package/wheel.sh build/dist
+
+.PHONY: package
+package: ## target/package: the crate as it would be published, built from its own files
+	cargo package --quiet --locked --allow-dirty
+
 .PHONY: bench
 bench: ## the Rust benches, on whatever runtime is here
 	cargo bench
@@ -66,4 +87,4 @@ gpu: .venv/ready ## build/gpu: all that a GPU machine without Rust or network ne
 .PHONY: clean
 clean: ## remove everything built
 	cargo clean
-	rm -rf .venv build
+	rm -rf .venv build site

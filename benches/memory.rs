@@ -202,7 +202,8 @@ fn replay_trace(path: &str) {
         }
         peak = peak.max(now);
     }
-    let result = replay(&events, 1, ReplayAllocator::Gpupool).expect("the trace fits");
+    let result = replay(&events, 1, ReplayAllocator::Gpupool, &mut |_| true);
+    let result = result.expect("the trace fits").expect("nobody stops it");
     let name = path.rsplit('/').next().unwrap_or(path);
     println!(
         r#"{{"peer":"gpupool","trace":"{name}","events":{},"peak_live":{peak},"peak_reserved":{},"ratio":{:.4},"driver_calls":{},"moved_pages":{},"cold_ns":{:.1},"warm_ns":{:.1}}}"#,

@@ -1,9 +1,15 @@
-"""Prints the README's tables from a results file of benches/peers.py: python benches/table.py FILE"""
+"""Tables of the results that the benches left: `python benches/table.py FILE` prints those of a file.
+
+The README and the guide have the tables of benches/results, by the names of TABLES.
+"""
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {
     "cudnn": "cuDNN",
     "cusparse": "cuSPARSE",
@@ -14,6 +20,48 @@ LIBRARIES = {
 }
 CUPY = {"cusparse": "cupy get_cusparse_handle", "cublas": "cupy get_cublas_handle"}
 TORCH = {"cublas": "torch current_blas_handle"}
+TRACES = {
+    "gpt_varlen": "training a transformer, varying lengths",
+    "resnet_multiscale": "training ResNet-50, varying image sizes",
+    "gnn_sampled": "training a graph network",
+    "two_streams": "training, batches made on a second stream",
+    "cupy_science": "CuPy: sparse, FFT, QR, SVD",
+}
+EXPANDABLE = "expandable_segments:True"
+# What the benches call a peer, and what the tables do.
+PEERS = {
+    "gpupool.empty": "`gpupool.empty`",
+    "cupy": "CuPy's own pool",
+    "cupy over gpupool": "CuPy over gpupool",
+    "cupy over rmm pool": "CuPy over RMM's pool",
+    "cupy over rmm arena": "CuPy over RMM's arena",
+    "cupy over rmm async": "CuPy over RMM's `CudaAsyncMemoryResource`",
+    "rmm pool": "RMM's pool",
+    "rmm arena": "RMM's arena",
+    "rmm async": "RMM's `CudaAsyncMemoryResource`",
+    "rmm gpupool": "RMM over gpupool",
+    "torch": "PyTorch",
+    "torch expandable": "PyTorch, expandable segments",
+    "torch pool of gpupool": "PyTorch, `gpupool.torch.mem_pool`",
+    "gpupool": "PyTorch, `gpupool.torch.enable`",
+    "cuda.core": "cuda.core",
+    "cuda.core, gpupool": "cuda.core over gpupool",
+    "cuMemAllocAsync": "`cuMemAllocAsync`",
+    "numba": "Numba",
+    "numba, gpupool": "Numba over gpupool",
+}
+
+
+def table(*rows: Iterable[str]) -> str:
+    """A table of Markdown; its first row is the head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    columns = lines[0].count(" | ") + 1
+    return "\n".join([lines[0], f"| {' | '.join(['---'] * columns)} |", *lines[1:]])
+
+
+def number(figure: float | None) -> str:
+    """A figure with its thousands apart, or nothing."""
+    return "" if figure is None else f"{figure:,.0f}".replace(",", " ")
 
 
 def figure(figures: dict[str, float], name: str | None) -> str:
@@ -21,21 +69,23 @@ def figure(figures: dict[str, float], name: str | None) -> str:
     return f"{figures[name]:.0f}" if name in figures else ""
 
 
-def checkouts(results: dict) -> None:
+def checkouts(results: dict) -> str:
     """What getting a handle costs that the thread has already."""
     rust, python = results.get("rust_ns", {}), results["python_ns"]
     torch = results.get("torch_cpp_ns", {})
-    print("| this thread's handle, ns | gpupool, Rust | PyTorch, C++ | gpupool, Python | CuPy | PyTorch, Python |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name, title in LIBRARIES.items():
-        cells = [
+    head = ["this thread's handle, ns", "gpupool, Rust", "PyTorch, C++", "gpupool, Python", "CuPy", "PyTorch, Python"]
+    rows = [
+        [
+            title,
             figure(rust, f"{name}/handle(stream)"),
             figure(torch, name),
             figure(python, f"gpupool {name} handle()"),
             figure(python, CUPY.get(name)),
             figure(python, TORCH.get(name)),
         ]
-        print(f"| {title} | {' | '.join(cells)} |")
+        for name, title in LIBRARIES.items()
+    ]
+    return table(head, *rows)
 
 
 def beyond(figures: dict[str, float], name: str, nothing: str) -> float | None:
@@ -51,31 +101,170 @@ def compared(ours: float | None, *peers: float | None) -> list[str]:
     return cells + ratios
 
 
-def churn(results: dict) -> None:
+def churn(results: dict) -> str:
     """What threads take that ask once and end, beyond those that do nothing."""
     rust, torch = results.get("rust_ns", {}), results.get("torch_cpp_churn_ns", {})
-    print("| a thread that asks once and ends, ns | gpupool, Rust | PyTorch, C++ | PyTorch / gpupool |")
-    print("| --- | --- | --- | --- |")
+    head = ["a thread that asks once and ends, ns", "gpupool, Rust", "PyTorch, C++", "PyTorch / gpupool"]
+    rows = []
     for name, title in LIBRARIES.items():
         figures = [beyond(each, f"churn/{name}, inside", "churn/nothing, inside") for each in (rust, torch)]
-        print(f"| {title} | {' | '.join(compared(*figures))} |")
-    print()
+        rows.append([title, *compared(*figures)])
+    return table(head, *rows)
+
+
+def rush(results: dict) -> str:
+    """The same of sixteen threads of Python at once."""
     python = {name: figures["rush"] for name, figures in results["python_churn_ns"].items()}
-    print("| each of 16 such threads at once, Python | gpupool | PyTorch | CuPy | PyTorch / gpupool | CuPy / gpupool |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    head = [
+        "each of 16 such threads at once, Python",
+        "gpupool",
+        "PyTorch",
+        "CuPy",
+        "PyTorch / gpupool",
+        "CuPy / gpupool",
+    ]
+    rows = []
     for name in ("cusparse", "cublas", "cusolver"):
         figures = [beyond(python, f"{peer} {name}", "nothing") for peer in ("gpupool", "torch", "cupy")]
-        print(f"| {LIBRARIES[name]} | {' | '.join(compared(*figures))} |")
+        rows.append([LIBRARIES[name], *compared(*figures)])
+    return table(head, *rows)
+
+
+def pick(lines: list[dict], **wanted: object) -> dict:
+    """The one line of results with these values; nothing where it was not measured."""
+    found = [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+    return found[0] if found else {}
+
+
+def waste(lines: list[dict]) -> str:
+    """What allocators reserve for recorded programs, over what those request."""
+    head = ["reserved / requested, at their peaks", "gpupool", "PyTorch", "with expandable segments"]
+    rows = []
+    for name, title in TRACES.items():
+        trace = f"{name}-1.csv.gz"
+        peers = [{"peer": "gpupool"}, {"peer": "torch", "conf": ""}, {"peer": "torch", "conf": EXPANDABLE}]
+        rows.append([title, *(f"{pick(lines, trace=trace, **peer)['ratio']:.3f}" for peer in peers)])
+    return table(head, *rows)
+
+
+def allocations(lines: list[dict]) -> str:
+    """What an allocation costs, alone and among threads."""
+
+    def pair(**peer: str) -> dict:
+        return pick(lines, work="pair", size=512, **peer)
+
+    def mix(threads: int, **peer: str) -> str:
+        return number(pick(lines, work="mix", threads=threads, **peer)["ns_per_step"])
+
+    torch = {"peer": "torch", "conf": ""}
+    python = [
+        ("gpupool", "empty(1024)"),
+        ("torch", "empty(1024, uint8)"),
+        ("cupy", "cuda.alloc(1024)"),
+        ("cuda.core", "allocate(1024)"),
+    ]
+    return table(
+        ["nanoseconds", "gpupool", "PyTorch", "CuPy", "cuda.core"],
+        [
+            "allocate and free 512 bytes, Rust or C++",
+            number(pair(peer="gpupool")["buffer_ns_per_pair"]),
+            number(pair(**torch)["ns_per_pair"]),
+            "",
+            "",
+        ],
+        ["`empty(1024)` and its end, Python", *(number(pick(lines, peer=p, work=work)["ns"]) for p, work in python)],
+        ["a step of a random mix, 1 thread", mix(1, peer="gpupool"), mix(1, **torch), "", ""],
+        ["the same, each of 16 threads", mix(16, peer="gpupool"), mix(16, **torch), "", ""],
+    )
+
+
+def threads(lines: list[dict]) -> str:
+    """What a step of the random mix costs each of several threads on one stream."""
+    peers = {
+        "gpupool": {"peer": "gpupool"},
+        "PyTorch": {"peer": "torch", "conf": ""},
+        "PyTorch, expandable segments": {"peer": "torch", "conf": EXPANDABLE},
+    }
+    counts = (1, 2, 4, 8, 16)
+    head = ["a step of a random mix, ns", *(f"{count} thread{'s' * (count > 1)}" for count in counts)]
+    rows = [
+        [title, *(number(pick(lines, work="mix", threads=count, **peer)["ns_per_step"]) for count in counts)]
+        for title, peer in peers.items()
+    ]
+    return table(head, *rows)
+
+
+def frameworks(lines: list[dict]) -> str:
+    """What the frameworks' allocators cost in Python, with and without gpupool."""
+    head = ["in Python, ns", "allocate and free", "a step of the mix, 1 thread", "16 threads"]
+    rows = []
+    for peer, title in PEERS.items():
+        of_peer = [line for line in lines if line["peer"] == peer]
+        pairs = [line.get("ns_per_pair", line.get("ns")) for line in of_peer]
+        mixes = [line for line in of_peer if str(line["work"]).startswith("mix")]
+        steps = [number(pick(mixes, threads=count)["ns_per_step"]) for count in (1, 16)]
+        rows.append([title, number(pairs[0]), *steps])
+    return table(head, *rows)
+
+
+def workspaces(lines: list[dict]) -> str:
+    """What products take that cuBLAS splits over its workspace, on gpupool's workspaces and on cuBLAS's own."""
+    head = ["sgemm, m x n x k", "streams", "gpupool's workspaces, us", "cuBLAS's own, us", "ratio"]
+    rows = []
+    for line in lines:
+        ours, theirs = line["us"]["gpupool"], line["us"]["cublas"]
+        shape = " x ".join(map(str, line["shape"]))
+        rows.append([shape, str(line["streams"]), f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
+    return table(head, *rows)
+
+
+def leases(text: str) -> str:
+    """What leases and handles cost several threads at once."""
+    units = {"ns": 1, "µs": 1000}
+    figures = {}
+    for line in text.splitlines():
+        found = re.fullmatch(r"(\w+) at once/(\w+), (\d+) threads time: \[\S+ \S+ (\S+) (\S+) \S+ \S+\]", line)
+        if found is None:
+            raise ValueError(f"no line of leases: {line}")
+        name, call, count, figure, unit = found.groups()
+        figures[name, call, int(count)] = f"{float(figure) * units[unit]:.0f}"
+    head = ["ns for each of so many threads", *(f"{call}, {n}" for call in ("handle", "lease") for n in (1, 4, 16))]
+    titles = {**LIBRARIES, "host": "simulated"}
+    cells = [(call, n) for call in ("handle", "lease") for n in (1, 4, 16)]
+    return table(head, *([title, *(figures[name, *cell] for cell in cells)] for name, title in titles.items()))
+
+
+def of_json(file: str) -> dict:
+    """A file of results that is one JSON object."""
+    return dict(json.loads((RESULTS / file).read_text()))
+
+
+def of_lines(file: str) -> list[dict]:
+    """A file of results that has one JSON object a line."""
+    return [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
+
+
+PEERS_FILE, MEMORY_FILE = "h200/peers.json", "h200-memory/memory.json"
+TABLES = {
+    "checkouts": lambda: checkouts(of_json(PEERS_FILE)),
+    "churn": lambda: churn(of_json(PEERS_FILE)),
+    "rush": lambda: rush(of_json(PEERS_FILE)),
+    "leases": lambda: leases((RESULTS / "h200/leases.txt").read_text()),
+    "workspaces": lambda: workspaces(of_lines("h200/workspaces.json")),
+    "waste": lambda: waste(of_lines(MEMORY_FILE)),
+    "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
+    "threads": lambda: threads(of_lines(MEMORY_FILE)),
+    "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
+}
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables of a file of benches/peers.py."""
     results = json.loads(Path(sys.argv[1]).read_text())
-    checkouts(results)
+    print(checkouts(results))
     # Older files lack it.
     if "python_churn_ns" in results:
-        print()
-        churn(results)
+        print(f"\n{churn(results)}\n\n{rush(results)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ It needs nvmath-python, CuPy, SciPy and the cuDSS that nvmath asks for (pip inst
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,17 +55,11 @@ def of_gpupool(stream: cupy.cuda.Stream) -> AbstractContextManager[dict[str, Any
     return gpupool.nvmath.options(gpupool.cudss, stream)
 
 
-# Each thread keeps its stream, as programs do that work on streams.
-mine = threading.local()
-
-
 def solve(matrix: cupyx.scipy.sparse.csr_matrix, seed: int, give_options: Options) -> tuple[float, int]:
     """Solve for a right-hand side of its own. Return the residual, and what was free while the factors were there."""
     from nvmath.sparse.advanced import DirectSolver
 
-    if not hasattr(mine, "stream"):
-        mine.stream = cupy.cuda.Stream(non_blocking=True)
-    with mine.stream as stream:
+    with cupy.cuda.Stream(non_blocking=True) as stream:
         b = cupy.random.default_rng(seed).standard_normal(matrix.shape[0])
         with give_options(stream) as options, DirectSolver(matrix, b, options=options, stream=stream) as solver:
             solver.plan()

@@ -29,6 +29,8 @@ pub enum ErrorKind {
         runtime: &'static str,
         /// Why, and what to do.
         reason: String,
+        /// Whether the platform is there and does not work, rather than not there at all.
+        is_present: bool,
     },
     /// A library could not be loaded.
     LibraryNotFound {
@@ -38,6 +40,8 @@ pub enum ErrorKind {
         tried: Vec<String>,
         /// What brings it, such as a pip command.
         remedy: String,
+        /// Whether a file was there that could not be used, rather than none at all.
+        is_present: bool,
     },
     /// A library or the driver refused a call.
     Library(LibraryError),
@@ -173,7 +177,13 @@ impl Error {
 
     #[cold]
     pub(crate) fn unavailable(runtime: &'static str, reason: impl Into<String>) -> Self {
-        ErrorKind::RuntimeUnavailable { runtime, reason: reason.into() }.into()
+        ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: false }.into()
+    }
+
+    /// As [`Error::unavailable`], of a platform that is there and does not work.
+    #[cold]
+    pub(crate) fn broken(runtime: &'static str, reason: impl Into<String>) -> Self {
+        ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: true }.into()
     }
 
     /// Adds to a refused call what its caller knows; other errors pass unchanged.
@@ -199,10 +209,10 @@ impl From<ErrorKind> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
-            ErrorKind::RuntimeUnavailable { runtime, reason } => {
+            ErrorKind::RuntimeUnavailable { runtime, reason, .. } => {
                 write!(f, "the {runtime} runtime is unavailable: {reason}")
             }
-            ErrorKind::LibraryNotFound { library, tried, remedy } => {
+            ErrorKind::LibraryNotFound { library, tried, remedy, .. } => {
                 write!(f, "{library} was not found.")?;
                 for place in tried {
                     write!(f, "\n  tried {place}")?;
@@ -301,7 +311,7 @@ impl fmt::Display for PoolExhausted {
 }
 
 /// A number of bytes as a person reads it.
-struct Bytes(u64);
+pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,5 @@
 //! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt,
-//! cuSOLVER or MIOpen with its stream set.
+//! cuSOLVER or MIOpen with its stream set, and device memory from a caching allocator.
 //!
 //! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice,
 //! nothing is destroyed behind your back, and nothing spoils a stream capture.
@@ -13,11 +13,48 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
+//! What is freed is used again in stream order, on the same stream at once. A [`MemPool`] is memory of one's own:
+//!
+//! ```
+//! use gpupool::{MemPool, Stream};
+//!
+//! let stream = Stream::new(gpupool::device(0)?)?;
+//! let buffer = gpupool::empty(1 << 20, &stream)?; // freed in stream order when dropped
+//!
+//! let pool = MemPool::builder().limit(1 << 30).build()?;
+//! let _scope = pool.enter()?; // this thread's requests go to the pool
+//! let private = gpupool::empty(1 << 20, &stream)?;
+//! assert_eq!(private.pool_id(), pool.id());
+//! # Ok::<(), gpupool::Error>(())
+//! ```
+//!
+//! Where there is no GPU, devices are simulated in plain memory, with [`HostHandles`] as the library.
+//!
+//! | to do | begin at |
+//! | --- | --- |
+//! | a handle for this thread, or for a scope | [`handle()`], [`lease()`] |
+//! | warm, limit, trim and count handles | [`HandlePool`], by [`Pooled::pool`] |
+//! | a library that gpupool does not know | [`library::Library`], [`HandlePool::new`] |
+//! | allocate device memory | [`empty`], [`DeviceBuffer`], [`memory::allocate`] |
+//! | private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
+//! | streams, also those of others | [`Stream`], [`Stream::from_raw`] |
+//!
+//! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the
+//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile.
+//! With `GPUPOOL_NVTX=1` in the environment profilers see it as NVTX ranges.
+//!
 //! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
 //! pools of its own, apart from those of a Rust program in the same process.
 
 // No panic and no output reaches a user; tests and benches may do both.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
+
+mod activity;
+/// The Rust samples of the guide and the README, which run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust.md")]
+#[doc = include_str!("../README.md")]
+mod guide {}
 
 mod error;
 mod handle;
@@ -32,6 +69,7 @@ mod recording;
 pub mod runtime;
 mod site_packages;
 mod stream;
+mod summary;
 mod sync;
 
 pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
@@ -41,8 +79,10 @@ pub use handle::{
 };
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
-    PoolToken, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
+    PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
+    memory_stats, on_oom,
 };
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
-pub use runtime::{Event, Stream, StreamScope, device};
+pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
 pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};
+pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

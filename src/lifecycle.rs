@@ -6,8 +6,11 @@
 //! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use log::info;
+
+use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
 
 const FORKED: u8 = 1;
@@ -75,5 +78,10 @@ pub(crate) fn refuse_forked() -> Result<()> {
 /// The error of a forked child. Apart, to keep its making out of the paths that check.
 #[cold]
 fn forked() -> Error {
-    ErrorKind::Forked.into()
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    let error = Error::from(ErrorKind::Forked);
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        info!(target: RUNTIME, "this call and later ones are refused: {error}");
+    }
+    error
 }

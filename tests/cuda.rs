@@ -158,7 +158,7 @@ fn streams_and_events_work_on_the_driver() {
     assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
     let _scope = stream.enter().unwrap();
     assert_eq!(Stream::current().unwrap().raw(), stream.raw());
-    assert!(!runtime::get().unwrap().device_name(DEVICE).unwrap().is_empty());
+    assert!(!runtime::device_info(DEVICE).unwrap().name.is_empty());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use common::{device, host, on_thread, stream};
 use gpupool::library::Library;
 use gpupool::library::host::HOST;
 use gpupool::runtime::host::{Call, Fault, begin_capture, complete, end_capture, inject, submit};
-use gpupool::{CaptureMode, CaptureStatus, ErrorKind, Event, StatusKind, Stream};
+use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, StatusKind, Stream, device_info};
 
 #[test]
 fn work_is_done_when_told_to() {
@@ -96,6 +96,19 @@ fn a_foreign_stream_finds_its_device() {
     // SAFETY: `owned` outlives the view.
     let view = unsafe { Stream::from_raw(owned.raw().as_ptr()) }.unwrap();
     assert_eq!((view.raw(), view.device()), (owned.raw(), device(1)));
+}
+
+#[test]
+fn a_device_tells_what_it_is_and_what_is_free() {
+    let _host = host();
+    let info = device_info(device(0)).unwrap();
+    assert_eq!((info.name.as_str(), info.uuid, info.pci_bus_id, info.is_mig), ("simulated device", None, None, false));
+    let free = info.free_bytes.unwrap();
+    assert!(free <= info.total_bytes);
+    let buffer = gpupool::empty(32 << 20, &stream(0)).unwrap();
+    assert!(device_info(device(0)).unwrap().free_bytes.unwrap() <= free - (32 << 20));
+    drop(buffer);
+    assert!(matches!(device_info(Device::from_ordinal(99)).unwrap_err().kind(), ErrorKind::InvalidValue(_)));
 }
 
 #[test]

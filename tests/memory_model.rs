@@ -9,7 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{
-    Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, simulate, submit,
+    Call, Fault, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream, end_capture,
+    inject, simulate, submit,
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
@@ -20,7 +21,9 @@ use proptest::prelude::*;
 use proptest::test_runner::Config;
 
 const MEMORY: u64 = 256 << 20;
-const STREAMS: usize = 3;
+/// The last two are not gpupool's, and may be gone at any time.
+const STREAMS: usize = 4;
+const OWN_STREAMS: usize = 2;
 const POOLS: usize = 2;
 /// Marks stand at the start and the end of a block, and at every multiple of this.
 const STRIDE: u64 = 64 << 10;
@@ -41,6 +44,7 @@ enum Op {
     Reset { which: usize },
     Trim { pool: usize },
     EmptyCache,
+    Replace { stream: usize },
     DropPool { pool: usize },
 }
 
@@ -97,12 +101,13 @@ fn op() -> impl Strategy<Value = Op> {
         3 => which.prop_map(|which| Op::Reset { which }),
         2 => pool.clone().prop_map(|pool| Op::Trim { pool }),
         2 => Just(Op::EmptyCache),
+        4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
         2 => pool.prop_map(|pool| Op::DropPool { pool }),
     ]
 }
 
-/// What must be over before a block's memory serves another stream: events, by stream.
-type Uses = Vec<(usize, Event)>;
+/// What must be over before a block's memory serves another stream: events, by the streams' names.
+type Uses = Vec<(u64, Event)>;
 
 #[derive(Debug)]
 struct Block {
@@ -111,6 +116,8 @@ struct Block {
     bytes: u64,
     pool: PoolId,
     uses: Uses,
+    /// The places of streams that were recorded of it.
+    recorded: Vec<usize>,
     /// For memory of a capture: how often the pool's graphs had all been reset.
     captured: Option<u64>,
 }
@@ -134,6 +141,8 @@ impl Scope {
 #[derive(Debug)]
 struct Model {
     streams: Vec<Stream>,
+    /// A number for each stream that there was in a place.
+    names: [u64; STREAMS],
     submitted: [u64; STREAMS],
     completed: [u64; STREAMS],
     pools: [Option<MemPool>; POOLS],
@@ -146,6 +155,12 @@ struct Model {
     graphs: Vec<(GraphMemory, Vec<PoolId>)>,
     /// By number.
     blocks: Vec<Block>,
+}
+
+fn foreign() -> Stream {
+    let raw = create_stream(DEVICE).unwrap();
+    // SAFETY: nothing but the model destroys it, and a simulated stream can be asked for even then.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }
 }
 
 fn info() -> MemoryInfo {
@@ -180,7 +195,10 @@ fn read(address: u64) -> u64 {
 impl Model {
     fn new(has_segments: bool) -> Self {
         Self {
-            streams: (0..STREAMS).map(|_| Stream::new(DEVICE).unwrap()).collect(),
+            streams: (0..STREAMS)
+                .map(|place| if place < OWN_STREAMS { Stream::new(DEVICE).unwrap() } else { foreign() })
+                .collect(),
+            names: std::array::from_fn(|place| place as u64),
             submitted: [0; STREAMS],
             completed: [0; STREAMS],
             pools: [None, None],
@@ -312,6 +330,7 @@ impl Model {
                 if !self.is_captured(stream) {
                     let buffer = self.blocks[number].buffer.as_ref().unwrap();
                     buffer.record_stream(&self.streams[stream]).unwrap();
+                    self.blocks[number].recorded.push(stream);
                     self.submit(number, stream);
                 }
             }
@@ -386,6 +405,20 @@ impl Model {
                 clear_faults();
                 assert!(outcome.is_ok() || fault.is_some(), "{outcome:?}");
             }
+            Op::Replace { stream } => {
+                // A stream that was recorded of a block lives until that is freed.
+                let is_recorded = self.live().any(|number| self.blocks[number].recorded.contains(&stream));
+                if is_recorded || self.is_captured(stream) {
+                    return;
+                }
+                // It ends once its work is done.
+                self.completed[stream] = self.submitted[stream];
+                complete(&self.streams[stream], self.completed[stream]).unwrap();
+                destroy_stream(self.streams[stream].raw(), DEVICE).unwrap();
+                self.streams[stream] = foreign();
+                self.names[stream] = self.names.iter().max().unwrap() + 1;
+                (self.submitted[stream], self.completed[stream]) = (0, 0);
+            }
             Op::DropPool { pool } => {
                 if let Some(pool) = self.pools[pool].take() {
                     let id = pool.id();
@@ -403,7 +436,7 @@ impl Model {
         self.submitted[stream] += 1;
         let event = Event::new(DEVICE).unwrap();
         event.record(&self.streams[stream]).unwrap();
-        self.blocks[number].uses.push((stream, event));
+        self.blocks[number].uses.push((self.names[stream], event));
     }
 
     /// A new block: marked, once it is clear that its memory is nobody's.
@@ -431,7 +464,7 @@ impl Model {
             assert!(former.buffer.is_none(), "block {run} has memory of live block {number}");
             for (user, event) in &former.uses {
                 assert!(
-                    *user == stream || event.query().unwrap(),
+                    *user == self.names[stream] || event.query().unwrap(),
                     "block {run} of stream {stream} has memory of block {number}, which stream {user} still uses"
                 );
             }
@@ -443,7 +476,7 @@ impl Model {
         for place in places(address, bytes) {
             write(place, MARK | run as u64);
         }
-        self.blocks.push(Block { buffer: Some(buffer), bytes, pool, uses: Vec::new(), captured });
+        self.blocks.push(Block { buffer: Some(buffer), bytes, pool, uses: Vec::new(), recorded: Vec::new(), captured });
         // The caller's own first work.
         if !self.is_captured(stream) {
             self.submit(run, stream);

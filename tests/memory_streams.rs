@@ -4,7 +4,10 @@ mod common;
 
 use common::{device, host, on_thread, stream};
 use gpupool::memory::{empty_cache, memory_stats};
-use gpupool::{DeviceBuffer, MemPool, empty};
+use gpupool::runtime::host::{
+    begin_capture, complete, complete_all, create_stream, destroy_stream, end_capture, submit,
+};
+use gpupool::{CaptureMode, DeviceBuffer, MemPool, Stream, empty};
 
 fn reserved() -> u64 {
     memory_stats(device(0)).unwrap().total.reserved_bytes
@@ -92,5 +95,119 @@ fn the_peak_counts_what_lived_at_once_on_all_streams() {
     // Neither forgotten with the streams nor added up over them.
     assert_eq!(pool.stats().unwrap().peak_live_bytes, 20 << 20);
     drop((scope, pool));
+    empty_cache().unwrap();
+}
+
+/// A stream of somebody else's, as a call that names it sees it.
+fn foreign() -> Stream {
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: a simulated stream can be asked for also when it is gone.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+}
+
+/// Two foreign streams, one of which knows that the other looks for memory.
+fn two_that_share() -> (Stream, Stream) {
+    let (first, second) = (foreign(), foreign());
+    empty(4 << 20, &first).unwrap().free_on(&first).unwrap();
+    // Passes over what is free on the first.
+    empty(4 << 20, &second).unwrap().free_on(&second).unwrap();
+    (first, second)
+}
+
+#[test]
+fn a_foreign_stream_for_each_piece_of_work_takes_the_memory_of_those_before() {
+    let _host = host();
+    for _ in 0..50 {
+        let stream = foreign();
+        let small = empty(1 << 10, &stream).unwrap();
+        for bytes in [20 << 20, 3 << 20] {
+            let buffer = empty(bytes, &stream).unwrap();
+            submit(&stream).unwrap();
+            buffer.free_on(&stream).unwrap();
+        }
+        small.free_on(&stream).unwrap();
+        complete_all().unwrap();
+        destroy_stream(stream.raw(), device(0)).unwrap();
+    }
+    // The first did not know that others would look.
+    assert!(reserved() <= (2 * 28) << 20, "{}", reserved());
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn memory_freed_on_a_foreign_stream_serves_others_once_its_work_is_done() {
+    let _host = host();
+    let (first, second) = two_that_share();
+    let buffer = empty(40 << 20, &first).unwrap();
+    let work = submit(&first).unwrap();
+    buffer.free_on(&first).unwrap();
+    let before = reserved();
+    let beside = empty(30 << 20, &second).unwrap();
+    assert!(reserved() > before, "pages moved while their stream was at work");
+    drop(beside);
+    complete(&first, work).unwrap();
+    let before = reserved();
+    drop(empty(60 << 20, &second).unwrap());
+    assert_eq!(reserved(), before);
+    empty_cache().unwrap();
+}
+
+#[test]
+fn what_a_foreign_stream_used_since_is_not_lent() {
+    let _host = host();
+    let (first, second) = two_that_share();
+    let (named, dropped) = (empty(20 << 20, &first).unwrap(), empty(20 << 20, &first).unwrap());
+    named.free_on(&first).unwrap();
+    let before = reserved();
+    // Nobody names the stream any more when its work on this block is freed.
+    let work = submit(&first).unwrap();
+    drop(dropped);
+    let beside = empty(30 << 20, &second).unwrap();
+    assert!(reserved() > before, "pages moved while their stream was at work");
+    drop(beside);
+    complete(&first, work).unwrap();
+    empty_cache().unwrap();
+}
+
+#[test]
+fn a_captured_foreign_stream_lends_nothing() {
+    let _host = host();
+    let (first, second) = two_that_share();
+    let buffer = empty(20 << 20, &first).unwrap();
+    begin_capture(&first, CaptureMode::Relaxed).unwrap();
+    buffer.free_on(&first).unwrap();
+    let before = reserved();
+    drop(empty(16 << 20, &second).unwrap());
+    assert!(reserved() > before);
+    end_capture(&first).expect("nothing spoils the capture");
+    empty_cache().unwrap();
+}
+
+/// Work on two streams in turn, each of which takes all pages of the other. Answers the pages that were moved.
+fn in_turn(streams: &[Stream; 2], turns: usize) -> u64 {
+    let before = memory_stats(device(0)).unwrap().moved_pages;
+    for turn in 0..turns {
+        let buffers: Vec<_> = (0..4).map(|_| empty(10 << 20, &streams[turn % 2]).unwrap()).collect();
+        drop(buffers);
+    }
+    memory_stats(device(0)).unwrap().moved_pages - before
+}
+
+#[test]
+fn streams_that_take_each_others_memory_again_and_again_get_their_own() {
+    let _host = host();
+    let streams = [stream(0), stream(0)];
+    assert!(in_turn(&streams, 2) > 0, "the second stream took new memory");
+    assert!(reserved() < 60 << 20, "{}", reserved());
+    in_turn(&streams, 40);
+    assert_eq!(in_turn(&streams, 100), 0, "pages still go back and forth");
+    assert!(reserved() <= 100 << 20, "{}", reserved());
+    // Where there is no memory left, they share again.
+    drop(streams);
+    empty_cache().unwrap();
+    let pool = MemPool::builder().device(device(0)).limit(48 << 20).build().unwrap();
+    let _scope = pool.enter().unwrap();
+    assert!(in_turn(&[stream(0), stream(0)], 40) > 0);
     empty_cache().unwrap();
 }

@@ -12,9 +12,8 @@ package loads no GPU library: that happens at the first call that needs one.
 import importlib
 import os
 import sys
-from types import ModuleType
 
-from gpupool import _native
+from gpupool import _logging, _native
 from gpupool._native import (
     CApi,
     Capture,
@@ -73,6 +72,14 @@ from gpupool._native import (
 )
 from gpupool._snapshot import dump_snapshot
 
+# Type checkers take this for true; the typing module takes longer to import than it is worth here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpupool._info import Info, info
+    from gpupool._summary import MemorySummary, memory_summary
+
 __all__ = [
     "CApi",
     "Capture",
@@ -88,6 +95,7 @@ __all__ = [
     "LibraryNotFound",
     "MemPool",
     "MemoryStats",
+    "MemorySummary",
     "OomCallback",
     "OutOfMemory",
     "PoolExhausted",
@@ -117,8 +125,10 @@ __all__ = [
     "graph_pool_handle",
     "handle_stats",
     "host",
+    "info",
     "memory_snapshot",
     "memory_stats",
+    "memory_summary",
     "miopen",
     "on_oom",
     "pool_use_count",
@@ -142,15 +152,21 @@ _native.add_site_packages(
     ]
 )
 
-# One module for each framework that gpupool plugs into, and one for what launches workers; imported when first used.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "ray", "rmm", "torch", "worker")
+_logging.start()
+
+# Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
+# What comes from a module that is imported when first used.
+_NAMES = {"Info": "_info", "MemorySummary": "_summary", "info": "_info", "memory_summary": "_summary"}
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
         return importlib.import_module(f"gpupool.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"gpupool.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULES, *_NAMES])

@@ -25,6 +25,8 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         self._device = pool.device if pool is not None else current_device() if device is None else int(device)
         self._pool = pool
         self._buffers: dict[int, DeviceBuffer] = {}
+        # Those that were handed out.
+        self._shared: set[int] = set()
 
     def allocate(self, size: int, *, stream: Any) -> cuda.core.Buffer:
         """Allocate ``size`` bytes for work on the stream, a cuda.core ``Stream`` or ``GraphBuilder``.
@@ -51,12 +53,14 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         """Free what :meth:`allocate` gave, after the work so far on the stream. cuda.core calls this."""
         # 0 bytes have no address.
         if size:
-            buffer = self._buffers.pop(int(ptr))
-            address = stream.__cuda_stream__()[1]
-            # Each thread has a default stream of its own at address 2.
-            if address != buffer.stream or address == 2:
-                buffer.record_stream(address)
-            # The buffer dies here, unless `from_buffer` handed it out; then its last user frees it.
+            pointer = int(ptr)
+            buffer = self._buffers.pop(pointer)
+            if pointer not in self._shared:
+                buffer.free(stream.__cuda_stream__()[1])
+            else:
+                # Its last user frees it.
+                self._shared.discard(pointer)
+                buffer.record_stream(stream.__cuda_stream__()[1])
 
     @property
     def is_device_accessible(self) -> bool:
@@ -83,4 +87,7 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
 
     def device_buffer(self, pointer: int) -> DeviceBuffer | None:
         """The gpupool buffer at an address, if it is one that this resource allocated and that was not freed."""
-        return self._buffers.get(pointer)
+        buffer = self._buffers.get(pointer)
+        if buffer is not None:
+            self._shared.add(pointer)
+        return buffer

@@ -14,12 +14,12 @@ _lock = threading.Lock()
 
 
 def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
-    """Import a framework, of this version at least. `package` is what pip calls it.
+    """Import a framework, of this version at least; any version for `()`. `package` is what pip calls it.
 
     Raises LibraryNotFound with what mends it.
     """
     wanted = ".".join(map(str, minimum))
-    mend = f"pip install '{package}>={wanted}'"
+    mend = f"pip install '{package}{'>=' if wanted else ''}{wanted}'"
     try:
         module = importlib.import_module(name)
     except ImportError as error:

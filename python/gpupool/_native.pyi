@@ -16,6 +16,21 @@ cusparse: HandlePool
 host: HandlePool
 miopen: HandlePool
 
+def set_log_level(level: int) -> None:
+    """Set the least level of records that are made, as ``logging`` numbers levels."""
+
+def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
+    """Wait for records and take them all; none once the log has ended.
+
+    A record is its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
+    """
+
+def clear_log_records() -> None:
+    """Forget the records of the process that this one was forked from."""
+
+def end_log() -> None:
+    """End the log: once it has no more records, who waits for some gets none."""
+
 class Error(Exception):
     """Any error of gpupool."""
 
@@ -23,7 +38,16 @@ class RuntimeUnavailable(Error):
     """There is no GPU platform that the call needs: no driver, no device, or another runtime was chosen."""
 
 class LibraryNotFound(Error):
-    """A library could not be loaded. The message lists every place tried and what brings the library."""
+    """A library could not be loaded. The message lists every place tried and what brings the library.
+
+    Of a pool's library ``library`` is the pool's name, ``tried`` each place with what was found there, ``remedy`` what
+    brings it, and ``is_present`` whether a file was there that cannot be used, rather than none at all.
+    """
+
+    library: str
+    tried: list[str]
+    remedy: str
+    is_present: bool
 
 class LibraryError(Error):
     """A library or the driver refused a call."""
@@ -186,6 +210,12 @@ class HandlePool:
     def stats(self, device: SupportsIndex | None = None) -> HandleStats:
         """The pool's counts, on one device or summed over all."""
 
+    def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
+        """Start the peaks of :meth:`stats` anew from what there is now, on one device or on all.
+
+        :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
+        """
+
     @property
     def available(self) -> bool:
         """Whether handles can be asked for: the library can be loaded and its runtime is the one in use."""
@@ -197,6 +227,20 @@ class HandlePool:
     @property
     def path(self) -> str | None:
         """The file the library was loaded from; None for a pool of one's own."""
+
+    @property
+    def origin(self) -> str | None:
+        """How that file was found; None for a pool of one's own.
+
+        ``environment``: ``GPUPOOL_<NAME>_PATH`` names it. ``process``: other code had loaded it. ``wheel``: a pip
+        wheel's folder. ``conda``: the ``lib`` folder of the environment. ``toolkit``: ``CUDA_HOME``, ``CUDA_PATH``,
+        ``ROCM_PATH``, ``HIP_PATH`` or where the toolkit's installer puts it. ``system``: the dynamic linker, by
+        ``LD_LIBRARY_PATH`` or the system's folders.
+        """
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the library has been loaded, as it is when first needed. To ask loads nothing."""
 
     @property
     def name(self) -> str:
@@ -261,6 +305,14 @@ class HandleStats:
         """Handles that leases hold."""
 
     @property
+    def peak_in_use(self) -> int:
+        """The most handles that were in use at once, by threads or leases.
+
+        Never too low. It is too high by handles that were used one after another where more lay idle than were needed,
+        as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. Of several devices it is the sum.
+        """
+
+    @property
     def hits(self) -> int:
         """Requests that the thread's own handle served."""
 
@@ -287,6 +339,10 @@ class HandleStats:
     @property
     def device_bytes(self) -> int:
         """Device memory that the handles took when they were created."""
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The most that those bytes were. Of several devices it is the sum."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -463,6 +519,9 @@ class MemPool:
     def stats(self) -> PoolStats:
         """What the pool holds and has done."""
 
+    def reset_peak_stats(self) -> None:
+        """Start the pool's peaks anew from what it holds now."""
+
     def trim(self) -> int:
         """Give free memory back and return the bytes that went. Pages that the GPU may still use go later."""
 
@@ -543,8 +602,16 @@ class PoolStats:
         """The bytes asked for, of the same blocks."""
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are free for the next requests."""
+
+    @property
+    def releasing_bytes(self) -> int:
+        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """Physical bytes."""
+        """Physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -589,8 +656,16 @@ class MemoryStats:
         """The bytes asked for, of the same blocks."""
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes that are free for the next requests."""
+
+    @property
+    def releasing_bytes(self) -> int:
+        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """Physical bytes."""
+        """Physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -684,6 +759,13 @@ class CApi:
 
 c_api: CApi
 
+def empty_kept(nbytes: SupportsIndex, stream: _StreamLike, keeper: object | None) -> DeviceBuffer:
+    """As :func:`empty`, for an adapter whose framework destroys the stream with the object ``keeper`` and not before.
+
+    The buffer keeps that object, and so frees on a living stream: other streams use the memory sooner then. None for a
+    stream that may be destroyed at any time.
+    """
+
 def fence(stream: _StreamLike) -> bool:
     """Let later work on the stream's device, on whichever stream, wait for all work so far; the host does not wait.
 
@@ -713,7 +795,10 @@ def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
     """What a device's memory holds and has done."""
 
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
-    """Start the peaks anew from what is held now."""
+    """Start all peaks of a device anew from what there is now: those of its memory pools, and of handles there.
+
+    Counters, as of allocations, are never reset.
+    """
 
 def memory_snapshot(device: SupportsIndex | None = None) -> dict[str, Any]:
     """The memory of every pool, block by block, of a device or of all, and what :func:`record_memory_history` recorded.
@@ -791,8 +876,32 @@ class ReplayResult:
         """Nanoseconds an event in later passes; their median."""
 
 def replay(
-    slots: bytes, sizes: bytes, streams: bytes, slot_count: int, threads: int, allocator: str
-) -> ReplayResult: ...
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    threads: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> ReplayResult:
+    """``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends
+    the replay.
+    """
+
+def replay_reserved(
+    slots: bytes,
+    sizes: bytes,
+    streams: bytes,
+    slot_count: int,
+    most: int,
+    allocator: str,
+    watch: Callable[[float], object] | None = None,
+) -> list[tuple[int, int]]:
+    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change.
+
+    There are at most so many: if it changed more often, the least, the most and the last of each of equal parts.
+    """
+
 def stream(s: _StreamLike) -> StreamScope:
     """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
 
@@ -804,6 +913,19 @@ def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], in
 def runtime() -> str:
     """The runtime in use, ``cuda`` or ``host``: that of ``GPUPOOL_RUNTIME``, else the first that has a device."""
 
+def driver_version() -> tuple[int, int] | None:
+    """The CUDA version that the driver supports, or HIP's, as major and minor; None for simulated devices."""
+
+def device_info(device: SupportsIndex) -> dict[str, Any]:
+    """What the driver tells of a device. It makes no context.
+
+    ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``, ``total_bytes`` and
+    ``free_bytes``; None for what a device does not have, and for free bytes where the process has no context there.
+    """
+
+def runtimes_passed_over() -> list[tuple[str, str, bool]]:
+    """Each platform that the choice of the runtime passed over, why, and whether it is there but does not work."""
+
 def device_count() -> int:
     """How many devices the process sees."""
 
@@ -814,7 +936,10 @@ def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float 
     """Reserve at most so much on each device, those used later too, without asking any driver. Returns the former."""
 
 def devices_in_use() -> list[int]:
-    """The devices whose memory the process has used, by ordinal. Asks no driver."""
+    """The devices whose memory the process has used, or on which it has made handles, by ordinal. Asks no driver."""
+
+def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
+    """What holds a device's memory, for :func:`gpupool.memory_summary`."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...
@@ -822,6 +947,8 @@ def host_clear_faults() -> None: ...
 def host_set_create_cost(seconds: float) -> None: ...
 def host_set_handle_bytes(nbytes: int) -> None: ...
 def host_stream_of(handle: int) -> int: ...
+def host_create_stream(device: int) -> int: ...
+def host_destroy_stream(stream: _StreamLike) -> None: ...
 def host_submit(stream: _StreamLike) -> int: ...
 def host_complete(stream: _StreamLike, number: int) -> None: ...
 def host_begin_capture(stream: _StreamLike) -> None: ...

@@ -1,30 +1,21 @@
-"""Allocation traces: RMM's CSV logs and PyTorch's memory snapshots, packed for the replay."""
+"""Allocation traces: RMM's CSV logs and memory snapshots of PyTorch or gpupool, for the replay and for pictures."""
 
-import csv
-import functools
 import gzip
 import io
 import os
-import pickle
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
 
-import gpupool
+from gpupool import _trace_log, _trace_snapshot
+from gpupool._trace_event import Event, PoolId, Reader, Stacks, TraceError, Watch
+from gpupool._trace_snapshot import HandleEvent, OutOfMemory, Segment
+
+__all__ = ["FREE", "Recording", "Trace", "TraceError", "read", "recording"]
 
 # Set in an event's slot number if the event is a free.
 FREE = 1 << 31
-MAX_SIZE = (1 << 64) - 1
-
-# Whether it is an allocation, what tells its block from other live ones, size and stream.
-_Event: TypeAlias = tuple[bool, str | int, int, int]
-_Reader: TypeAlias = "io.BufferedReader[Any]"
-
-
-class TraceError(gpupool.Error):
-    """A file that cannot be read as a trace."""
 
 
 @dataclass(frozen=True)
@@ -47,65 +38,190 @@ class Trace:
     """u64: the bytes asked for; 0 for a free."""
     streams: bytes = field(repr=False)
     """u32: streams are numbered as they appear, but the default stream is 0 if the trace uses it."""
+    stream_names: tuple[int, ...] = field(repr=False)
+    """What the file calls each of the streams."""
+    start: int | None
+    """The first event's time in microseconds, by the file's clock; None if the file has no times."""
+    times: "array[int]" = field(repr=False)
+    """i64: microseconds since the first event, never falling; empty if the file has no times."""
+    reserved: "array[int]" = field(repr=False)
+    """u64: what the recorded allocator had of the device after the event; empty if the file does not tell."""
+    addresses: "array[int]" = field(repr=False)
+    """u64, for each slot: where the block was; empty if the file's pointers are no numbers."""
+    pools: "array[int]" = field(repr=False)
+    """u32, for each slot: which of the pool ids."""
+    pool_ids: tuple[PoolId | None, ...] = field(repr=False)
+    """The ids of the pools, in the order of their first blocks; None stands for pools that the file does not tell."""
+    stacks: "array[int]" = field(repr=False)
+    """u32, for each slot: which of the call stacks."""
+    call_stacks: list[tuple[str, ...]] = field(repr=False)
+    """Call stacks, the innermost frame first; number 0 is empty."""
     device: int | None = None
-    """The device whose events these are: that with most of them. None for a log, which does not name devices."""
+    """The device whose events these are. None for a log, which does not name devices."""
     device_count: int = 1
     """How many devices the file has events of."""
 
 
-def read(path: str) -> Trace:
+@dataclass(frozen=True)
+class Recording:
+    """All that a file tells of one device."""
+
+    name: str
+    trace: Trace | None
+    """What led there; None for a snapshot without history, or if no byte was allocated in it."""
+    has_history: bool
+    device: int | None
+    devices: tuple[int, ...]
+    """The devices that the file tells of."""
+    segments: list[Segment] = field(repr=False)
+    """The memory that the allocator had when the snapshot was written."""
+    failures: list[OutOfMemory] = field(repr=False)
+    handle_events: list[HandleEvent] = field(repr=False)
+    call_stacks: list[tuple[str, ...]] = field(repr=False)
+
+
+def read(path: str, watch: Watch | None = None) -> Trace:
     """Read a CSV log or a snapshot, compressed with gzip or not; its content says which, not its name.
 
-    Raises TraceError, which says what is wrong, in which file and where.
+    Of a snapshot's devices it is the one with most events. Raises TraceError, which says what is wrong, in which file
+    and where.
     """
+    found = recording(path, None, watch)
+    if found.trace is not None:
+        return found.trace
+    if not found.has_history:
+        raise TraceError(
+            f"{path}: a snapshot without history: call gpupool.record_memory_history(), or in PyTorch "
+            "torch.cuda.memory._record_memory_history(), before the program's allocations, then dump it again"
+        )
+    raise _nothing(path)
+
+
+def recording(path: str, device: int | None = None, watch: Watch | None = None) -> Recording:
+    """As `read`, but with all that the file tells of a device, by default of the one with most events."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as raw, io.BufferedReader(_Watched(raw, watch), 1 << 18) as file:
             if file.peek(2)[:2] != b"\x1f\x8b":
-                return _read(path, file)
+                return _recording(path, file, device)
             with gzip.GzipFile(fileobj=file) as unpacked, io.BufferedReader(unpacked, 1 << 18) as buffered:
-                return _read(path, buffered)
+                return _recording(path, buffered, device)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
         raise TraceError(f"{path}: damaged or cut off, copy it again: {error}") from error
 
 
-def _read(path: str, file: _Reader) -> Trace:
+class _Watched(io.RawIOBase):
+    """A file that tells how far it was read."""
+
+    def __init__(self, file: io.FileIO, watch: Watch | None) -> None:
+        self._file = file
+        self._watch = watch
+        self._size = os.fstat(file.fileno()).st_size
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        count = self._file.readinto(buffer) or 0
+        self._done += count
+        if self._watch is not None and self._size:
+            self._watch(min(1.0, self._done / self._size))
+        return count
+
+
+def _recording(path: str, file: Reader, device: int | None) -> Recording:
+    name = os.path.basename(path)
     # Every pickle of protocol 2 or later starts with the opcode PROTO.
-    if file.peek(1)[:1] == b"\x80":
-        device_traces = _snapshot_traces(path, file)
-        device = max(range(len(device_traces)), key=lambda number: len(device_traces[number]))
-        events = _snapshot_events(path, device, device_traces[device])
-        return _pack(path, events, device, sum(map(bool, device_traces)))
-    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
-        return _pack(path, _log_events(path, text))
+    if file.peek(1)[:1] != b"\x80":
+        with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
+            if device is not None:
+                raise TraceError(f"{path}: a log does not name devices; leave --device out")
+            log = _pack(path, _trace_log.events(path, text), Stacks())
+        if log is None:
+            raise _nothing(path)
+        return Recording(name, log, True, None, (), [], [], [], log.call_stacks)
+    snapshot = _trace_snapshot.load(path, file)
+    devices = tuple(snapshot.devices())
+    if device is None:
+        device = snapshot.busiest()
+    elif device not in devices:
+        known = f"only of {', '.join(map(str, devices))}" if devices else "nor of any other"
+        raise TraceError(f"{path}: nothing of device {device} in it, {known}")
+    if device is None:
+        return Recording(name, None, False, None, (), [], [], [], [()])
+    trace = None
+    has_history = device < len(snapshot.traces) and bool(snapshot.traces[device])
+    if has_history:
+        with_history = sum(map(bool, snapshot.traces))
+        trace = _pack(path, snapshot.events(device), snapshot.stacks, device, with_history)
+    segments, handle_events = snapshot.segments(device), snapshot.handle_events(device)
+    failures, stacks = snapshot.failures(device), snapshot.stacks.table
+    return Recording(name, trace, has_history, device, devices, segments, failures, handle_events, stacks)
 
 
-def _pack(path: str, events: Iterator[_Event], device: int | None = None, device_count: int = 1) -> Trace:
-    slots = array("I")
-    sizes = array("Q")
+def _nothing(path: str) -> TraceError:
+    return TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it")
+
+
+def _pack(
+    path: str, events: Iterable[Event], stacks: Stacks, device: int | None = None, device_count: int = 1
+) -> Trace | None:
+    slots, sizes = array("I"), array("Q")
     streams: list[int] = []
+    times: array[int] | None = array("q")
+    reserved: array[int] | None = array("Q")
+    addresses: array[int] | None = array("Q")
+    pools, stack_numbers = array("I"), array("I")
+    pool_numbers: dict[PoolId | None, int] = {}
     live: dict[str | int, tuple[int, int, int]] = {}
     count = now = peak = 0
-    for allocates, block, size, stream in events:
+    start: int | None = None
+    latest = 0
+
+    def add(slot: int, size: int, stream: int, event: Event) -> None:
+        nonlocal times, reserved, start, latest
+        slots.append(slot)
+        sizes.append(size)
+        streams.append(stream)
+        if times is not None:
+            if event.time is None:
+                times = None
+            else:
+                start = event.time if start is None else start
+                latest = max(latest, event.time - start)
+                times.append(latest)
+        if reserved is not None:
+            if event.reserved is None:
+                reserved = None
+            else:
+                reserved.append(event.reserved)
+
+    for event in events:
         # An allocation of a live block also ends the former one: its free is not in the trace.
-        former = live.pop(block, None)
+        former = live.pop(event.block, None)
         if former is not None:
-            slots.append(former[0] | FREE)
-            sizes.append(0)
-            streams.append(former[2] if allocates else stream)
+            add(former[0] | FREE, 0, former[2] if event.allocates else event.stream, event)
             now -= former[1]
-        if allocates:
-            live[block] = count, size, stream
-            slots.append(count)
-            sizes.append(size)
-            streams.append(stream)
+        # RMM logs requests for nothing too, which get no memory.
+        if event.allocates and event.size:
+            live[event.block] = count, event.size, event.stream
+            add(count, event.size, event.stream, event)
+            pools.append(pool_numbers.setdefault(event.pool, len(pool_numbers)))
+            stack_numbers.append(event.stack)
+            if addresses is not None:
+                address = _address_of(event.block)
+                if address is None:
+                    addresses = None
+                else:
+                    addresses.append(address)
             count += 1
-            now += size
+            now += event.size
             if now > peak:
                 peak = now
     if not peak:
-        raise TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it")
+        return None
     order = dict.fromkeys(streams)
     if 0 in order:
         order = {0: None, **order}
@@ -118,98 +234,23 @@ def _pack(path: str, events: Iterator[_Event], device: int | None = None, device
         slots=slots.tobytes(),
         sizes=sizes.tobytes(),
         streams=array("I", [numbers[stream] for stream in streams]).tobytes(),
+        stream_names=tuple(order),
+        start=None if times is None else start,
+        times=array("q") if times is None else times,
+        reserved=array("Q") if reserved is None else reserved,
+        addresses=array("Q") if addresses is None else addresses,
+        pools=pools,
+        pool_ids=tuple(pool_numbers),
+        stacks=stack_numbers,
+        call_stacks=stacks.table,
         device=device,
         device_count=device_count,
     )
 
 
-def _log_events(path: str, lines: io.TextIOWrapper) -> Iterator[_Event]:
-    reader = csv.reader(lines, skipinitialspace=True)
-    row: list[str] = []
+def _address_of(block: str | int) -> int | None:
     try:
-        row = next(reader, [])
-        names = [name.strip().lower() for name in row]
-        missing = [name for name in ("Action", "Pointer", "Size", "Stream") if name.lower() not in names]
-        if missing:
-            raise TraceError(
-                f"{path}: line 1: no column {missing[0]}: neither an RMM log, whose first line is "
-                "Thread,Time,Action,Pointer,Size,Stream, nor a PyTorch memory snapshot"
-            )
-        action_column, pointer_column, size_column, stream_column = map(
-            names.index, ("action", "pointer", "size", "stream")
-        )
-        stream_of = functools.cache(_stream_of)
-        for row in reader:
-            if not row:
-                continue
-            action = row[action_column]
-            # The pointer's text is enough to tell blocks apart.
-            if action == "allocate":
-                size = int(row[size_column])
-                if not 0 <= size <= MAX_SIZE:
-                    raise ValueError(size)
-                yield True, row[pointer_column], size, stream_of(row[stream_column])
-            elif action in ("free", "deallocate"):
-                yield False, row[pointer_column], 0, stream_of(row[stream_column])
-            elif action != "allocate failure":
-                raise ValueError(action)
-    except (ValueError, IndexError, csv.Error) as error:
-        line = ",".join(row)
-        line = line if len(line) <= 80 else f"{line[:77]}..."
-        raise TraceError(
-            f"{path}: line {reader.line_num}: neither an allocation nor a free: {line!r}; correct or remove the line"
-        ) from error
-
-
-def _stream_of(text: str) -> int:
-    return int(text, 16 if text[:2].lower() == "0x" else 10)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads containers, numbers and strings; a file that names anything else could run code through it."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
-
-
-def _snapshot_traces(path: str, file: _Reader) -> list[list[Any]]:
-    try:
-        snapshot = _Unpickler(file).load()
-    except Exception as error:
-        # The bytes of a file can make the unpickler raise nearly anything.
-        raise _not_a_snapshot(path, str(error) or type(error).__name__) from error
-    device_traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
-    if not isinstance(device_traces, list) or not all(isinstance(trace, list) for trace in device_traces):
-        raise _not_a_snapshot(path, "it has no lists device_traces")
-    if not any(device_traces):
-        raise TraceError(
-            f"{path}: a snapshot without history: call gpupool.record_memory_history(), or in PyTorch "
-            "torch.cuda.memory._record_memory_history(), before the program's allocations, then dump it again"
-        )
-    return device_traces
-
-
-def _not_a_snapshot(path: str, reason: str) -> TraceError:
-    return TraceError(
-        f"{path}: not a PyTorch memory snapshot, or a damaged one: {reason}; "
-        "write one with torch.cuda.memory._dump_snapshot()"
-    )
-
-
-def _snapshot_events(path: str, device: int, entries: list[Any]) -> Iterator[_Event]:
-    # A block is free when the other streams that used it are done. If no entry says when that was, the program's own
-    # free has to do.
-    completed = any(isinstance(entry, dict) and entry.get("action") == "free_completed" for entry in entries)
-    free = "free_completed" if completed else "free_requested"
-    for number, entry in enumerate(entries):
-        try:
-            action = entry["action"]
-            if action not in ("alloc", free):
-                continue
-            address, size, stream = entry["addr"], entry["size"], entry["stream"]
-            if not (type(address) is type(size) is type(stream) is int and 0 <= size <= MAX_SIZE):
-                raise ValueError(f"addr {address!r}, size {size!r}, stream {stream!r}")
-        except (LookupError, TypeError, ValueError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise _not_a_snapshot(path, f"device_traces[{device}][{number}]: {reason}") from error
-        yield action == "alloc", address, size, stream
+        address = block if isinstance(block, int) else int(block, 16 if block[:2].lower() == "0x" else 10)
+    except ValueError:
+        return None
+    return address if 0 <= address < 1 << 64 else None

@@ -48,6 +48,7 @@ from gpupool._native import (
     device_count,
     empty,
     empty_cache,
+    empty_kept,
     get_per_process_memory_fraction,
     memory_snapshot,
     memory_stats,
@@ -80,10 +81,13 @@ def _allocate() -> Callable[[int], Any]:
     cupy = _cupy()
     current_stream = cupy.cuda.get_current_stream
     pointer, memory = cupy.cuda.MemoryPointer, cupy.cuda.UnownedMemory
+    own = cupy.cuda.Stream
 
     def allocate(nbytes: int) -> Any:
         try:
-            buffer = empty(nbytes, current_stream().ptr)
+            stream = current_stream()
+            # An ExternalStream is somebody else's to destroy, CuPy's own is destroyed with its object.
+            buffer = empty_kept(nbytes, stream.ptr, stream if type(stream) is own else None)
         except OutOfMemory:
             buffer = None
         if buffer is None:

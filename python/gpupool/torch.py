@@ -102,8 +102,7 @@ def using(pool: gpupool.MemPool) -> Iterator[gpupool.MemPool]:
     pool. Threads that start meanwhile are not in it, those of backward passes neither. What PyTorch keeps of the memory
     after the block serves the next block with the same pool; :func:`empty_cache` gives it back.
 
-    :param pool: the pool.
-    :raises: as :func:`mem_pool`.
+    :param pool: the pool. Raises as :func:`mem_pool`.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.use_mem_pool.html
     """

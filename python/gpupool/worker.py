@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gpupool
-from gpupool import Error, HandlePool, InvalidValue, _native
+from gpupool import Error, HandlePool, InvalidValue, _native, _summary
 
 __all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down", "warm"]
 
@@ -262,13 +262,13 @@ def stats() -> dict[str, Any]:
 
     ``host`` and ``process`` say which process it is, ``settings`` what was set up (None for nothing), ``failure`` why
     the last set-up failed (None if it did not), ``runtime`` the runtime in use (None before the first use), ``memory``
-    :func:`gpupool.memory_stats` by the ordinal of each device in use, ``handles`` :func:`gpupool.handle_stats` by the
-    name of the pool. It starts no driver.
+    what holds each device in use, by its ordinal, as :func:`gpupool.memory_summary` describes devices, ``handles``
+    :func:`gpupool.handle_stats` of all devices together by the name of the pool. It starts no driver.
 
     Raises Forked in a forked child of a process that had used a GPU.
     """
     setup, failure = _setup, _failure
-    memory = {device: gpupool.memory_stats(device).as_dict() for device in _native.devices_in_use()}
+    memory = {device.device: device.to_dict() for device in _summary.gather(_native.devices_in_use()).devices}
     handles = {name: counts.as_dict() for name, counts in gpupool.handle_stats().items()}
     return {
         "host": socket.gethostname(),

@@ -15,6 +15,15 @@ pub trait Pooled {
 
 /// The calling thread's handle of a library on the stream's device, with the stream set; see [`HandlePool::handle`].
 ///
+/// ```no_run
+/// use gpupool::{Cublas, Stream};
+///
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// let handle = gpupool::handle::<Cublas>(&stream)?;
+/// // `handle.as_ptr()` is a cublasHandle_t that works on `stream`.
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`HandlePool::handle`].
 #[inline]
@@ -23,6 +32,15 @@ pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
 }
 
 /// A handle of a library for a scope, on the stream's device, with the stream set; see [`HandlePool::lease`].
+///
+/// ```no_run
+/// use gpupool::{Cusolver, Stream};
+///
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// let lease = gpupool::lease::<Cusolver>(&stream)?;
+/// // `lease.as_ptr()` is a cusolverDnHandle_t, nobody else's until `lease` is dropped.
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`HandlePool::lease`].

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::activity::Activity;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::holders;
 use crate::library::{Library, RawHandle};
@@ -58,6 +59,7 @@ impl Prepared {
 
     /// Creates a handle.
     pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
+        let _activity = Activity::begin(format_args!("create {} handle", library.name()));
         let _under_way = UnderWay::new();
         let begun = BEGUN.load(Ordering::Relaxed);
         let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;

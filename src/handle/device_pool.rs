@@ -3,23 +3,39 @@
 //! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
 //! a driver.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use log::info;
 
 use super::exchange::{Exchange, Turn};
 use super::holder::{Hold, Holder};
 use super::record::Record;
 use super::stats::HandleStats;
+use crate::activity::{Activity, target::HANDLE};
 use crate::library::RawHandle;
 use crate::memory::LibraryMemory;
+use crate::runtime::Stream;
 use crate::stream::RawStream;
 
 #[derive(Default)]
 pub(super) struct DevicePool {
     exchange: Exchange<Record>,
     books: Mutex<Books>,
+    /// How often the peaks were begun anew. Read by every lease, so alone in its cache lines.
+    round: Round,
     /// Where the handles take device memory from, once that was said.
     pub(super) memory: OnceLock<&'static LibraryMemory>,
+}
+
+#[repr(align(128))]
+struct Round(AtomicU64);
+
+impl Default for Round {
+    fn default() -> Self {
+        Self(AtomicU64::new(1))
+    }
 }
 
 #[derive(Default)]
@@ -39,6 +55,32 @@ struct Books {
     past_hits: u64,
     /// What a handle took when one was last created with nothing else going on.
     measured_bytes: Option<u64>,
+    /// What all handles that there are took, and the most that it was.
+    device_bytes: u64,
+    peak_device_bytes: u64,
+    /// Handles counted as in use in this round. Those among them that are gone have left a place for others.
+    peak_in_use: u64,
+    vacated: u64,
+}
+
+impl Books {
+    /// Counts a handle as in use, if this round has not done so.
+    fn count_in_use(&mut self, record: &Record, round: u64) {
+        if record.is_counted(round) {
+            return;
+        }
+        record.note_counted(round);
+        // It comes in the place of one that is gone.
+        match self.vacated.checked_sub(1) {
+            Some(left) => self.vacated = left,
+            None => self.peak_in_use += 1,
+        }
+    }
+
+    /// Notes that a handle is used no more.
+    fn vacate(&mut self, record: &Record, round: u64) {
+        self.vacated += u64::from(record.is_counted(round));
+    }
 }
 
 impl DevicePool {
@@ -58,6 +100,37 @@ impl DevicePool {
         None
     }
 
+    /// Notes that a handle is in use from now on.
+    #[inline]
+    pub(super) fn begin_use(&self, record: &Record) {
+        if !record.is_counted(self.round()) {
+            self.begin_first_use(record);
+        }
+    }
+
+    /// [`DevicePool::begin_use`] of a handle that was not in use since the peaks were begun anew.
+    #[cold]
+    fn begin_first_use(&self, record: &Record) {
+        let mut books = self.books();
+        books.count_in_use(record, self.round());
+    }
+
+    #[inline]
+    fn round(&self) -> u64 {
+        self.round.0.load(Ordering::Relaxed)
+    }
+
+    /// Starts the peaks anew, from what is in use and what there is now.
+    pub(super) fn reset_peaks(&self) {
+        let mut books = self.books();
+        let round = self.round.0.fetch_add(1, Ordering::Relaxed) + 1;
+        (books.peak_in_use, books.vacated) = (0, 0);
+        books.peak_device_bytes = books.device_bytes;
+        for record in books.all.clone().iter().filter(|record| record.holder().is_some()) {
+            books.count_in_use(record, round);
+        }
+    }
+
     /// Takes a handle back that a lease held.
     #[inline]
     pub(super) fn put_near(&self, near: usize, record: Arc<Record>) {
@@ -66,14 +139,23 @@ impl DevicePool {
     }
 
     /// An idle handle, best one that last ran on the stream, or room for a new one; none if there was neither in time.
-    pub(super) fn take(&self, stream: RawStream, timeout: Duration) -> Option<Turn<Record>> {
+    /// `name` is the library's.
+    pub(super) fn take(&self, name: &str, stream: &Stream, timeout: Duration) -> Option<Turn<Record>> {
         self.books().misses += 1;
+        let mut waiting = None;
         let begin_to_wait = || {
             self.books().waits += 1;
+            waiting = Some(Activity::begin(format_args!("wait for {name} handle")));
             let now = Instant::now();
             now.checked_add(timeout).unwrap_or_else(|| now + FOREVER)
         };
-        self.exchange.take(|record| record.last_ran_on(stream), begin_to_wait)
+        let turn = self.exchange.take(|record| record.last_ran_on(stream.raw()), begin_to_wait);
+        if let Some(waiting) = waiting {
+            let in_vain = if turn.is_none() { " in vain" } else { "" };
+            let (took, device) = (waiting.took(), stream.device());
+            info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
+        }
+        turn
     }
 
     /// An idle handle, best one that last ran on the stream, if there is one and nobody waits.
@@ -123,6 +205,7 @@ impl DevicePool {
         record.hold(Holder::NONE);
         {
             let mut books = self.books();
+            books.vacate(&record, self.round());
             books.all.retain(|other| !Arc::ptr_eq(other, &record));
             books.retired.push(record);
         }
@@ -138,21 +221,24 @@ impl DevicePool {
         !self.books().retired.is_empty() || self.exchange.idle_count() > 0
     }
 
-    /// Books a new handle as held. Its memory is what was measured, else what was last measured, else what is known.
+    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
+    /// what is known.
     pub(super) fn add(
         &self,
         handle: RawHandle,
         time: Duration,
         measured_bytes: Option<u64>,
         known_bytes: u64,
-    ) -> Arc<Record> {
+    ) -> (Arc<Record>, u64) {
         let mut books = self.books();
         books.created += 1;
         books.create_time += time;
         books.measured_bytes = measured_bytes.or(books.measured_bytes);
         let record = Arc::new(Record::new(handle, books.measured_bytes.unwrap_or(known_bytes)));
+        books.device_bytes += record.bytes;
+        books.peak_device_bytes = books.peak_device_bytes.max(books.device_bytes);
         books.all.push(Arc::clone(&record));
-        record
+        (record, books.created)
     }
 
     /// Takes every idle and every retired handle out for good, to be destroyed.
@@ -160,9 +246,12 @@ impl DevicePool {
         let idle = self.exchange.remove_idle();
         let mut books = self.books();
         books.all.retain(|record| !idle.iter().any(|gone| Arc::ptr_eq(gone, record)));
+        // Those that are retired have left their places before.
+        idle.iter().for_each(|record| books.vacate(record, self.round()));
         let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut books.retired)).collect();
         books.destroyed += unused.len() as u64;
         books.past_hits += unused.iter().map(|record| record.hits()).sum::<u64>();
+        books.device_bytes -= unused.iter().map(|record| record.bytes).sum::<u64>();
         // Each is in no list any more, so this is its only owner.
         unused.into_iter().filter_map(Arc::into_inner).map(|record| record.handle).collect()
     }
@@ -171,13 +260,19 @@ impl DevicePool {
         self.books().failures += 1;
     }
 
+    /// Whether any handle was ever created.
+    pub(super) fn has_created(&self) -> bool {
+        self.books().created > 0
+    }
+
     /// Who holds the handles that are held.
     pub(super) fn holders(&self) -> Vec<Holder> {
         let holders: Vec<_> = self.books().all.iter().filter_map(|record| record.holder()).collect();
         holders.into_iter().map(Holder::named).collect()
     }
 
-    pub(super) fn stats(&self) -> HandleStats {
+    /// The counts, with what the library's workspaces on the device take.
+    pub(super) fn stats(&self, workspace_bytes: u64) -> HandleStats {
         let idle = self.exchange.idle_count() as u64;
         let books = self.books();
         let holders = books.all.iter().filter_map(|record| record.holder());
@@ -191,14 +286,16 @@ impl DevicePool {
             // Also those being made ready for a request.
             held: (books.all.len() as u64).saturating_sub(idle + leased),
             leased,
+            peak_in_use: books.peak_in_use,
             hits: books.past_hits + every().map(|record| record.hits()).sum::<u64>(),
             misses: books.misses,
             hand_overs: books.hand_overs,
             waits: books.waits,
             failures: books.failures,
             create_time: books.create_time,
-            device_bytes: every().map(|record| record.bytes).sum(),
-            workspace_bytes: 0,
+            device_bytes: books.device_bytes,
+            peak_device_bytes: books.peak_device_bytes,
+            workspace_bytes,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! waits for that first. What the former owner could change of the handle is set back.
 
 use super::record::Record;
+use crate::activity::Activity;
 use crate::error::Result;
 use crate::library::Library;
 use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
@@ -24,6 +25,7 @@ pub(super) fn make_ready(
 ) -> Result<bool> {
     if library.keeps_scratch() && !record.last_ran_on(stream.raw()) {
         let Some(former) = record.stream() else { return library.reset(&record.handle).map(|()| true) };
+        let _activity = Activity::begin(format_args!("hand over {} handle", library.name()));
         if !wait_for(runtime, former, stream, at_all_costs)? {
             return Ok(false);
         }

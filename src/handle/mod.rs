@@ -20,6 +20,7 @@ mod window;
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
 pub use lease::Lease;
 pub use pool::{Handle, HandlePool, handle_stats};
+pub(crate) use pool::{devices_in_use, reset_peak_stats};
 pub use stats::HandleStats;
 pub use trace::{HandleAction, HandleEvent};
 pub(crate) use trace::{clear as clear_events, events};

@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::built_in;
+use super::device_pool::DevicePool;
 use super::holder::Holder;
 use super::lease::Lease;
 use super::record::Record;
@@ -25,11 +26,29 @@ use crate::error::{Error, Result};
 use crate::library::{self, Library};
 use crate::lifecycle;
 use crate::memory::PoolToken;
-use crate::runtime::{self, Stream};
+use crate::runtime::{self, Stream, nvtx};
 use crate::stream::Device;
 
 /// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
 /// process.
+///
+/// ```
+/// use gpupool::{Cublas, HostHandles, Pooled, Stream};
+///
+/// let device = gpupool::device(0)?;
+/// let stream = Stream::new(device)?;
+/// // The simulated library, where there is no cuBLAS.
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
+///
+/// pool.warm(2, device)?; // make them ahead of need
+/// let handle = pool.handle(&stream)?; // this thread's until it ends
+/// let lease = pool.lease(&stream)?; // this scope's
+/// assert_ne!(handle.as_ptr(), lease.as_ptr());
+///
+/// let stats = pool.stats(Some(device))?;
+/// println!("{} created, {} held, {} leased", stats.created, stats.held, stats.leased); // 2, 1, 1
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct HandlePool(&'static Shared);
 
@@ -105,6 +124,19 @@ impl HandlePool {
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
     pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
         self.0.library.path()
+    }
+
+    /// How that file was found: a wheel, the toolkit, ...
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    pub fn origin(&self) -> Result<Option<library::Origin>> {
+        self.0.library.origin()
+    }
+
+    /// Whether the library has been loaded, as it is when first needed. To ask loads nothing.
+    pub fn is_loaded(&self) -> bool {
+        self.0.library.is_loaded()
     }
 
     /// Whether handles can be asked for: the library can be loaded and its runtime is the one in use.
@@ -295,8 +327,14 @@ impl HandlePool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the system starts no thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
-        let thread = thread::Builder::new().name(format!("gpupool-warm-{}", self.name()));
-        thread.spawn(move || self.warm(count, device)).map_err(|e| {
+        let name = format!("gpupool-warm-{}", self.name());
+        let thread = thread::Builder::new().name(name.clone());
+        let warm = move || {
+            // Of the name above the system keeps 15 bytes.
+            nvtx::name_thread(&name);
+            self.warm(count, device)
+        };
+        thread.spawn(warm).map_err(|e| {
             Error::invalid_value(format!("no thread could be started to warm the {} pool: {e}", self.name()))
         })
     }
@@ -364,6 +402,41 @@ impl HandlePool {
         let devices = self.0.devices.get().map_or(0, |pools| pools.len() as u32);
         let each = (0..devices).map(|ordinal| self.0.stats(Device::from_ordinal(ordinal)));
         each.sum()
+    }
+
+    /// Starts the peaks of the pool's counts anew on one device or on all, from what is in use and what there is now.
+    ///
+    /// # Errors
+    /// As [`HandlePool::stats`].
+    pub fn reset_peak_stats(&self, device: Option<Device>) -> Result<()> {
+        lifecycle::refuse_forked()?;
+        match device {
+            Some(device) => {
+                self.0.make_devices(runtime::get()?);
+                self.0.on(device)?.reset_peaks();
+            }
+            None => self.0.devices.get().into_iter().flatten().for_each(DevicePool::reset_peaks),
+        }
+        Ok(())
+    }
+}
+
+/// The devices on which handles were created. It asks no driver.
+pub(crate) fn devices_in_use() -> Vec<Device> {
+    let mut in_use = Vec::new();
+    for devices in all_pools().into_iter().filter_map(|pool| pool.devices.get()) {
+        let with_handles = (0..).zip(devices).filter(|(_, pool)| pool.has_created());
+        in_use.extend(with_handles.map(|(ordinal, _)| Device::from_ordinal(ordinal)));
+    }
+    in_use
+}
+
+/// Starts the peaks of every pool's counts on a device anew.
+pub(crate) fn reset_peak_stats(device: Device) {
+    for pool in all_pools() {
+        if let Some(pool) = pool.devices.get().and_then(|devices| devices.get(device.ordinal())) {
+            pool.reset_peaks();
+        }
     }
 }
 

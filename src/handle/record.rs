@@ -21,6 +21,8 @@ pub(super) struct Record {
     holder: AtomicU64,
     /// Whether it was told to take its device memory from us.
     has_memory: AtomicBool,
+    /// The round of peaks in which it was last counted as in use; 0 for none.
+    round: AtomicU64,
 }
 
 impl Record {
@@ -32,6 +34,7 @@ impl Record {
             hits: AtomicU64::new(0),
             holder: AtomicU64::new(Holder::NONE),
             has_memory: AtomicBool::new(false),
+            round: AtomicU64::new(0),
         }
     }
 
@@ -72,6 +75,17 @@ impl Record {
     /// Who holds it, if anybody does.
     pub(super) fn holder(&self) -> Option<Holder> {
         Holder::from_bits(self.holder.load(Ordering::Relaxed))
+    }
+
+    /// Whether it was counted as in use in this round.
+    #[inline]
+    pub(super) fn is_counted(&self, round: u64) -> bool {
+        self.round.load(Ordering::Relaxed) == round
+    }
+
+    /// Notes that it was counted as in use in this round.
+    pub(super) fn note_counted(&self, round: u64) {
+        self.round.store(round, Ordering::Relaxed);
     }
 
     #[inline]

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
+use log::info;
+
 use super::device_pool::DevicePool;
 use super::exchange::Turn;
 use super::holder::Holder;
@@ -13,7 +15,8 @@ use super::record::Record;
 use super::stats::HandleStats;
 use super::trace::{self, HandleAction};
 use super::{built_in, create, hand_over, lease};
-use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::activity::{Activity, Named, Took, target::HANDLE};
+use crate::error::{Bytes, Error, ErrorKind, PoolExhausted, Result};
 use crate::holders::{self, Held, MemoryHolder};
 use crate::library::Library;
 use crate::lifecycle;
@@ -92,8 +95,7 @@ impl Shared {
 
     /// The pool's counts on a device.
     pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
-        let stats = self.on(device)?.stats();
-        Ok(HandleStats { workspace_bytes: self.library.workspace_bytes(device), ..stats })
+        Ok(self.on(device)?.stats(self.library.workspace_bytes(device)))
     }
 
     /// Counts a failed request.
@@ -137,6 +139,7 @@ impl Shared {
         Some(self.make_ready(pool, record, stream).inspect(|record| {
             record.hold(Holder::lease());
             record.count_hit();
+            pool.begin_use(record);
             if state.is_recorded() {
                 trace::note(self, stream.device(), HandleAction::Take, record);
             }
@@ -153,6 +156,7 @@ impl Shared {
         Some(self.make_ready(pool, record, stream).inspect(|record| {
             pool.count_hand_over();
             record.note_stream(stream.raw());
+            pool.begin_use(record);
         }))
     }
 
@@ -222,7 +226,7 @@ impl Shared {
             return idle;
         }
         let device = stream.device();
-        let record = match pool.take(stream.raw(), timeout) {
+        let record = match pool.take(self.library.name(), stream, timeout) {
             Some(Turn::Handle(record)) => self.hand_over(runtime, pool, record, stream)?,
             Some(Turn::Room) => self.create(runtime, pool, device)?,
             None => return Err(self.exhausted(pool, device, timeout)),
@@ -233,6 +237,7 @@ impl Shared {
             return Err(self.refused(device, error));
         }
         record.note_stream(stream.raw());
+        pool.begin_use(&record);
         Ok(record)
     }
 
@@ -311,6 +316,8 @@ impl Shared {
             if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
                 return Err(error);
             }
+            let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name()));
+            info!(target: HANDLE, "giving back what nobody uses for a handle, as there was no memory for it: {error}");
             holders::release(device);
             create::create(runtime, self.library, device)
                 .map_err(|error| create::explain(runtime, self.library, device, error))
@@ -320,11 +327,22 @@ impl Shared {
             Err(error) => {
                 pool.count_failure();
                 pool.leave_room();
+                info!(target: HANDLE, "no handle could be made: {error}");
                 return Err(error);
             }
         };
         trace::note_handle(self, device, HandleAction::Create, &created.handle);
-        Ok(pool.add(created.handle, created.time, created.bytes, self.library.handle_bytes()))
+        let known_bytes = self.library.handle_bytes();
+        let (record, number) = pool.add(created.handle, created.time, created.bytes, known_bytes);
+        let (library, took) = (Named(self.library), Took(Some(created.time)));
+        match created.bytes {
+            Some(bytes) => {
+                let taken = Bytes(bytes);
+                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device")
+            }
+            None => info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}"),
+        }
+        Ok(record)
     }
 
     /// Destroys the idle and discarded handles of a device.
@@ -339,7 +357,10 @@ impl Shared {
         let handles = pool.remove_unused();
         let count = handles.len();
         handles.iter().for_each(|handle| trace::note_handle(self, device, HandleAction::Destroy, handle));
+        let name = self.library.name();
+        let activity = Activity::begin(format_args!("trim {name} handles"));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
+        info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
         released.and(destroyed).map(|()| count)
     }
 }

@@ -20,6 +20,11 @@ pub struct HandleStats {
     pub held: u64,
     /// Handles that leases hold.
     pub leased: u64,
+    /// The most handles that were in use at once, by threads or leases. Never too low; too high by handles that were used
+    /// one after another where more lay idle than were needed, as after [`warm`](super::HandlePool::warm) or
+    /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): a thread's repeated lease is known to its handle alone,
+    /// so that it touches nothing that threads share. Of several devices it is the sum.
+    pub peak_in_use: u64,
     /// Requests that the thread's own handle served, or for a lease the one that it gave back last.
     pub hits: u64,
     /// Requests that went to the pool.
@@ -34,6 +39,8 @@ pub struct HandleStats {
     pub create_time: Duration,
     /// Device memory that the handles took when they were created, in bytes.
     pub device_bytes: u64,
+    /// The most bytes that those were. Of several devices it is the sum.
+    pub peak_device_bytes: u64,
     /// Device memory that gpupool gave the handles, and graphs captured with them, to compute with, in bytes: cuBLAS's
     /// workspaces.
     pub workspace_bytes: u64,
@@ -47,6 +54,7 @@ impl AddAssign for HandleStats {
         self.idle += other.idle;
         self.held += other.held;
         self.leased += other.leased;
+        self.peak_in_use += other.peak_in_use;
         self.hits += other.hits;
         self.misses += other.misses;
         self.hand_overs += other.hand_overs;
@@ -54,6 +62,7 @@ impl AddAssign for HandleStats {
         self.failures += other.failures;
         self.create_time += other.create_time;
         self.device_bytes += other.device_bytes;
+        self.peak_device_bytes += other.peak_device_bytes;
         self.workspace_bytes += other.workspace_bytes;
     }
 }

@@ -9,8 +9,10 @@
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use super::component::{Component, Variant};
+use super::origin::Origin;
 use super::places::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
@@ -21,6 +23,7 @@ use crate::runtime::{self, Kind};
 pub(super) struct Loaded {
     library: Library,
     path: PathBuf,
+    origin: Origin,
     /// The major version of CUDA it was built for, where its name or folder tells.
     cuda: Option<u32>,
 }
@@ -28,6 +31,10 @@ pub(super) struct Loaded {
 impl Loaded {
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(super) fn origin(&self) -> Origin {
+        self.origin
     }
 
     pub(super) fn cuda(&self) -> Option<u32> {
@@ -65,7 +72,7 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
 pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
-    let mut search = Search { tried: Vec::new(), symbols, driver: driver_major(component.platform) };
+    let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
         let newest = component.variants.first().and_then(|variant| variant.cuda);
         let cuda = search.driver.or(newest).unwrap_or_default();
@@ -77,6 +84,7 @@ pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> 
                 package(component, cuda),
                 variable(component)
             ),
+            is_present: search.is_present,
         }
         .into()
     })
@@ -118,6 +126,8 @@ fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
 
 struct Search<'a> {
     tried: Vec<String>,
+    /// Whether a file was there, though none that can be used.
+    is_present: bool,
     symbols: &'a [&'static CStr],
     driver: Option<u32>,
 }
@@ -131,7 +141,7 @@ impl Search<'_> {
             for soname in variant.sonames {
                 if let Some(library) = already_loaded(soname) {
                     // Not another copy, whatever this one lacks: two in a process would be worse.
-                    return self.accept(component, library, Path::new(soname), "already loaded");
+                    return self.accept(component, library, Path::new(soname), Origin::Process);
                 }
             }
         }
@@ -141,8 +151,8 @@ impl Search<'_> {
                 for file in place.files(component.platform, variant) {
                     let loaded = match place {
                         // The linker finds what its own libraries need.
-                        Place::Linker => self.try_file(component, &file),
-                        _ => self.try_existing(component, variant.cuda, &file, ""),
+                        Place::Linker => self.try_file(component, &file, place.origin()),
+                        _ => self.try_existing(component, variant.cuda, &file, place.origin()),
                     };
                     if loaded.is_some() {
                         return loaded;
@@ -158,33 +168,36 @@ impl Search<'_> {
         let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
         let files: Vec<PathBuf> =
             if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
-        let source = format!(" (from {})", variable(component));
         files.iter().find_map(|file| {
             let newest = component.variants.first().and_then(|variant| variant.cuda);
-            self.try_existing(component, cuda_of(component, file).or(newest), file, &source)
+            self.try_existing(component, cuda_of(component, file).or(newest), file, Origin::Environment)
         })
     }
 
-    /// Tries a full path, after what the component needs. `source` says who named it.
+    /// Tries a full path, after what the component needs.
     fn try_existing(
         &mut self,
         component: &'static Component,
         cuda: Option<u32>,
         file: &Path,
-        source: &str,
+        origin: Origin,
     ) -> Option<Loaded> {
         if !file.exists() {
+            let source =
+                if origin == Origin::Environment { format!(" (from {})", variable(component)) } else { String::new() };
             self.note(format!("{}{source}: no such file", file.display()));
             return None;
         }
         preload(component, cuda);
-        self.try_file(component, file)
+        self.try_file(component, file, origin)
     }
 
-    fn try_file(&mut self, component: &'static Component, file: &Path) -> Option<Loaded> {
+    fn try_file(&mut self, component: &'static Component, file: &Path, origin: Origin) -> Option<Loaded> {
         match open(file, NOW) {
-            Ok(library) => self.accept(component, library, file, "loaded"),
+            Ok(library) => self.accept(component, library, file, origin),
             Err(reason) => {
+                // Of a file that is not there the linker says this; of one that needs another, it names that one.
+                self.is_present |= !reason.starts_with(&format!("{}: cannot open shared object file", file.display()));
                 self.note(format!("{}: {reason}", file.display()));
                 None
             }
@@ -192,15 +205,18 @@ impl Search<'_> {
     }
 
     /// Takes the library if it has every symbol.
-    fn accept(&mut self, component: &Component, library: Library, file: &Path, how: &str) -> Option<Loaded> {
+    fn accept(&mut self, component: &Component, library: Library, file: &Path, origin: Origin) -> Option<Loaded> {
         let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
         if let Some(symbol) = missing_symbol(&library, self.symbols) {
             let symbol = symbol.to_string_lossy();
+            let how = if origin == Origin::Process { "already loaded" } else { "loaded" };
+            self.is_present = true;
             self.note(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
             return None;
         }
         let cuda = cuda_of(component, &path);
-        Some(Loaded { library, path, cuda })
+        let origin = if origin == Origin::Process { preloaded_from(&path).unwrap_or(origin) } else { origin };
+        Some(Loaded { library, path, origin, cuda })
     }
 
     /// Those that the driver supports: first the CUDA that is in use in this process, then the newest.
@@ -252,6 +268,14 @@ fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
     by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).and_then(|variant| variant.cuda)
 }
 
+/// What [`preload`] loaded and from where: it is no other code's, though it is there when it is asked for itself.
+static PRELOADED: Mutex<Vec<(PathBuf, Origin)>> = Mutex::new(Vec::new());
+
+fn preloaded_from(path: &Path) -> Option<Origin> {
+    let preloaded = PRELOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    preloaded.iter().find(|(file, _)| file == path).map(|(_, origin)| *origin)
+}
+
 /// Loads what a component needs, in order. A failure is left to the component's own loading, which will name it.
 fn preload(component: &Component, cuda: Option<u32>) {
     for need in component.needs {
@@ -262,9 +286,15 @@ fn preload(component: &Component, cuda: Option<u32>) {
         }
         let files = Place::ALL
             .into_iter()
-            .flat_map(|place| place.files(component.platform, variant))
-            .filter(|file| file.is_absolute());
-        let library = files.filter(|file| file.exists()).find_map(|file| open(&file, NOW).ok());
+            .flat_map(|place| place.files(component.platform, variant).into_iter().map(move |file| (file, place)))
+            .filter(|(file, _)| file.is_absolute() && file.exists());
+        let Some((library, file, place)) =
+            files.into_iter().find_map(|(file, place)| Some((open(&file, NOW).ok()?, file, place)))
+        else {
+            continue;
+        };
+        let file = file.canonicalize().unwrap_or(file);
+        PRELOADED.lock().unwrap_or_else(PoisonError::into_inner).push((file, place.origin()));
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }

@@ -17,6 +17,7 @@ pub(crate) mod functions;
 pub mod host;
 mod loader;
 mod miopen;
+mod origin;
 mod places;
 mod vendor;
 mod workspace;
@@ -37,6 +38,7 @@ pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
 pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use miopen::MIOPEN;
+pub use origin::Origin;
 pub use vendor::Vendor;
 use workspace::HandleWorkspaces;
 
@@ -89,6 +91,44 @@ impl RawHandle {
 /// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the
 /// device's primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream)
 /// on every checkout, in the thread that holds the handle, with whatever context that thread has.
+///
+/// ```
+/// use std::ffi::c_void;
+/// use std::ptr::NonNull;
+///
+/// use gpupool::library::{Library, RawHandle};
+/// use gpupool::{Device, HandlePool, Result, Stream};
+///
+/// /// A library whose handles hold nothing but a number.
+/// struct Counter;
+///
+/// impl Library for Counter {
+///     fn name(&self) -> &str {
+///         "counter"
+///     }
+///
+///     fn create(&self, _device: Device) -> Result<RawHandle> {
+///         let handle = NonNull::from(Box::leak(Box::new(0_u64))).cast::<c_void>();
+///         // SAFETY: the box is live, and destroyed below alone.
+///         Ok(unsafe { RawHandle::from_ptr(handle) })
+///     }
+///
+///     fn destroy(&self, handle: RawHandle) -> Result<()> {
+///         // SAFETY: it is the box that `create` made, and destroyed once.
+///         drop(unsafe { Box::from_raw(handle.as_ptr().cast::<u64>()) });
+///         Ok(())
+///     }
+///
+///     fn set_stream(&self, _handle: &RawHandle, _stream: &Stream) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// let pool = HandlePool::new(Counter)?; // once: it lives as long as the process
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// assert_eq!(pool.handle(&stream)?.as_ptr(), pool.handle(&stream)?.as_ptr());
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 pub trait Library: Send + Sync {
     /// The name shown in errors and statistics.
     fn name(&self) -> &str;
@@ -171,6 +211,19 @@ pub trait Library: Send + Sync {
         Ok(None)
     }
 
+    /// How that file was found.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    fn origin(&self) -> Result<Option<Origin>> {
+        Ok(None)
+    }
+
+    /// Whether it has been loaded, where it is loaded when first needed.
+    fn is_loaded(&self) -> bool {
+        true
+    }
+
     /// Device memory that a handle is known to take, in bytes; 0 where unknown.
     fn handle_bytes(&self) -> u64 {
         0
@@ -239,6 +292,14 @@ impl<L: Library + ?Sized> Library for &L {
 
     fn path(&self) -> Result<Option<PathBuf>> {
         (**self).path()
+    }
+
+    fn origin(&self) -> Result<Option<Origin>> {
+        (**self).origin()
+    }
+
+    fn is_loaded(&self) -> bool {
+        (**self).is_loaded()
     }
 
     fn handle_bytes(&self) -> u64 {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::component::Variant;
+use super::origin::Origin;
 use crate::runtime::Kind;
 use crate::site_packages::{self, variables};
 
@@ -23,6 +24,15 @@ pub(super) enum Place {
 impl Place {
     /// In the order to look.
     pub(super) const ALL: [Place; 5] = [Place::Wheels, Place::Conda, Place::Toolkit, Place::Linker, Place::Installed];
+
+    pub(super) const fn origin(self) -> Origin {
+        match self {
+            Place::Wheels => Origin::Wheel,
+            Place::Conda => Origin::Conda,
+            Place::Toolkit | Place::Installed => Origin::Toolkit,
+            Place::Linker => Origin::System,
+        }
+    }
 
     /// The files that could be the variant. Bare names are for the linker to find.
     pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {

@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
+use log::info;
+
 use super::description::{Description, Reset, StatusNames, VersionCall};
 use super::loader::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace};
-use super::{DeviceMemHandler, Library, RawHandle, Version};
+use super::{DeviceMemHandler, Library, Origin, RawHandle, Version};
+use crate::activity::{Activity, Named, target::LIBRARY};
 use crate::error::{Error, Result, StatusKind};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
 use crate::stream::{Device, RawStream};
@@ -70,6 +73,7 @@ impl Vendor {
     #[cold]
     fn load(&self) -> Result<&Api> {
         let d = &self.description;
+        let activity = Activity::begin(format_args!("load {}", self.name()));
         let (property, number, three) = match d.version {
             VersionCall::Property(name) => (Some(name), None, None),
             VersionCall::Number(name) => (None, Some(name), None),
@@ -103,7 +107,17 @@ impl Vendor {
                 loaded,
             }
         };
-        Ok(self.api.get_or_init(|| api))
+        let mut is_first = false;
+        let api = self.api.get_or_init(|| {
+            is_first = true;
+            api
+        });
+        if is_first {
+            let how = if api.loaded.origin() == Origin::Process { "already loaded" } else { "loaded" };
+            let (path, took) = (api.loaded.path().display(), activity.took());
+            info!(target: LIBRARY, "{}: {how} from {path} in {took}", Named(self));
+        }
+        Ok(api)
     }
 
     /// The stream as the library's platform knows it.
@@ -362,6 +376,14 @@ impl Library for Vendor {
 
     fn path(&self) -> Result<Option<PathBuf>> {
         Ok(Some(self.api()?.loaded.path().to_owned()))
+    }
+
+    fn origin(&self) -> Result<Option<Origin>> {
+        Ok(Some(self.api()?.loaded.origin()))
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.api.get().is_some()
     }
 
     fn handle_bytes(&self) -> u64 {

@@ -94,15 +94,18 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
     })
 }
 
-/// Frees a block; where other streams used it, once they are done.
+/// Frees a block; where other streams used it, once they are done. The stream is alive: the caller names it.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no peer; `ErrorKind::Library` if the driver refuses to
 /// take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
-    let on = on.filter(|stream| !cache.is_of(stream));
-    if cache.has_uses() || on.is_some() || cache.is_closing() || !lifecycle::state().is_plain() {
+    if cache.has_uses()
+        || cache.has_duties()
+        || !lifecycle::state().is_plain()
+        || on.is_some_and(|stream| !cache.is_of(stream))
+    {
         return free_slowly(cache, offset, on);
     }
     cache.free(local::owner(), offset).map_err(|reason| refuse(cache, offset, reason))
@@ -118,12 +121,18 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     lifecycle::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let thread = local::thread();
-    let on = on.map(|on| user(cache, offset, on)).transpose()?;
+    let (own, other) = on.map_or((None, None), |on| if cache.is_of(on) { (Some(on), None) } else { (None, Some(on)) });
+    let other = other.map(|on| user(cache, offset, on)).transpose()?;
     let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
-    users.extend(on.filter(|on| users.iter().all(|user| !user.is(on))));
+    users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
     note_free(cache, offset, users.is_empty());
     if users.is_empty() {
+        // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
+        let own = own.filter(|_| cache.is_recording() && (cache.is_owned_by(thread) || cache.is_large(offset)));
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
+        if let Some(own) = own {
+            let _ = cache.record(own, thread);
+        }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;
         order::defer(cache, thread, offset, &users);

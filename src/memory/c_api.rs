@@ -99,7 +99,11 @@ unsafe extern "C" fn gpupool_free(pointer: *mut c_void, _size: isize, device: c_
         if pointer.is_null() {
             return Ok(());
         }
-        super::deallocate(pointer.addr() as u64, Some(&stream_of(device, stream)?))
+        let stream = stream_of(device, stream)?;
+        let block = super::allocator::find(pointer.addr() as u64, None)?;
+        // PyTorch names the stream that the memory was allocated on, which may be gone.
+        let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
+        super::allocator::free(block.cache, block.offset, on)
     });
 }
 

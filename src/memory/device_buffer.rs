@@ -11,6 +11,18 @@ use crate::stream::Device;
 ///
 /// Work on the buffer's own stream needs no care: what is freed is used again behind it. Another stream's work is made
 /// safe by [`DeviceBuffer::record_stream`] or [`DeviceBuffer::free_on`].
+///
+/// ```
+/// use gpupool::Stream;
+///
+/// let device = gpupool::device(0)?;
+/// let (stream, other) = (Stream::new(device)?, Stream::new(device)?);
+/// let buffer = gpupool::empty(1 << 20, &stream)?;
+/// // Give `buffer.address()` to work on `stream`, and on `other` too, which is said here:
+/// buffer.record_stream(&other)?;
+/// drop(buffer); // used again once the work so far on both is done; nothing waits here
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct DeviceBuffer {
     /// None for 0 bytes, and once freed.
@@ -98,11 +110,18 @@ impl DeviceBuffer {
     /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all the same.
     /// `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
+        self.end(Some(stream))
+    }
+
+    /// Frees the memory in the order of its stream, which need not be alive; as dropping it does, but for the errors.
+    #[cfg(feature = "python")]
+    pub(crate) fn free(mut self) -> Result<()> {
+        self.end(None)
+    }
+
+    fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         lifecycle::refuse_forked()?;
-        match self.block.take() {
-            Some(block) => allocator::free(block.cache, block.offset, Some(stream)),
-            None => Ok(()),
-        }
+        self.block.take().map_or(Ok(()), |block| allocator::free(block.cache, block.offset, on))
     }
 
     /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate).

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
 
 use super::address_space::AddressSpace;
 use super::budget::Budget;
+use super::heap::Counts;
 use super::id::PoolId;
 use super::limit;
 use super::order::EventPool;
@@ -54,7 +55,7 @@ pub(super) struct DeviceMemory {
     pub(super) events: EventPool,
     pub(super) retired: Retired,
     default: OnceLock<Arc<Pool>>,
-    pools: Mutex<Vec<Arc<Pool>>>,
+    pools: Mutex<Pools>,
     caches: Table<OnceLock<ThreadCache>, 4>,
     cache_numbers: AtomicU32,
     /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
@@ -65,7 +66,16 @@ pub(super) struct DeviceMemory {
     pub(super) driver_calls: AtomicU64,
     /// Pages that were moved to where they were needed.
     pub(super) moved_pages: AtomicU64,
+    /// The most that was ever told of all pools' [`Counts`], which never become less.
+    pub(super) told: (AtomicU64, AtomicU64),
     pub(super) peers: Mutex<Vec<Device>>,
+}
+
+/// A device's pools, and what those that are gone have counted.
+#[derive(Debug, Default)]
+struct Pools {
+    all: Vec<Arc<Pool>>,
+    past: Counts,
 }
 
 /// Devices that a process can use memory of.
@@ -150,6 +160,7 @@ impl DeviceMemory {
             budget: Budget::new(None),
             driver_calls: AtomicU64::new(0),
             moved_pages: AtomicU64::new(0),
+            told: Default::default(),
             peers: Mutex::default(),
         }
     }
@@ -205,21 +216,32 @@ impl DeviceMemory {
             .ok_or_else(|| Error::invalid_value(format!("the default pool of {} is being made", self.device)))
     }
 
-    fn lock_pools(&self) -> MutexGuard<'_, Vec<Arc<Pool>>> {
+    fn lock_pools(&self) -> MutexGuard<'_, Pools> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every pool that has, or can have, memory. The default pool is the first.
     pub(super) fn pools(&self) -> Vec<Arc<Pool>> {
-        self.lock_pools().clone()
+        self.lock_pools().all.clone()
+    }
+
+    /// The pools, and what those that are gone have counted.
+    pub(super) fn pools_and_past(&self) -> (Vec<Arc<Pool>>, Counts) {
+        let pools = self.lock_pools();
+        (pools.all.clone(), pools.past)
     }
 
     pub(super) fn add_pool(&self, pool: &Arc<Pool>) {
-        self.lock_pools().push(Arc::clone(pool));
+        self.lock_pools().all.push(Arc::clone(pool));
     }
 
-    pub(super) fn remove_pool(&self, pool: &Pool) {
-        self.lock_pools().retain(|other| other.number != pool.number);
+    /// Forgets a pool in which nothing is live, but not what it has counted.
+    pub(super) fn remove_pool(&self, pool: &Pool, counts: Counts) {
+        let mut pools = self.lock_pools();
+        if let Some(place) = pools.all.iter().position(|other| other.number == pool.number) {
+            pools.all.remove(place);
+            pools.past.add(counts);
+        }
     }
 
     /// The cache with this number.

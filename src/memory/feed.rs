@@ -73,8 +73,16 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
 }
 
 /// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for nobody.
+static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+
+/// The address of that stream, if anything was ever allocated on it: what is live there feeds another allocator.
+pub(super) fn stream_address(device: Device) -> Option<usize> {
+    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    streams.iter().find(|stream| stream.device() == device).map(|stream| stream.raw().address())
+}
+
+/// That stream.
 fn idle_stream(device: Device) -> Result<Stream> {
-    static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
     let known = || STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();
     if let Some(stream) = find(&known()) {

@@ -59,7 +59,7 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 ///
 /// # Errors
 /// `ErrorKind::Forked`.
-pub fn devices_in_use() -> Result<Vec<Device>> {
+pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     lifecycle::refuse_forked()?;
     Ok(DeviceMemory::all().map(|memory| memory.device).collect())
 }

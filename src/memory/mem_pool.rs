@@ -11,7 +11,7 @@ use super::pool_use::PoolUse;
 use super::scope::{PoolScope, PoolToken};
 use super::segment::{DriverSegments, SegmentSource};
 use super::snapshot::{self, SegmentView};
-use super::stats::PoolStats;
+use super::stats::{self, PoolStats};
 use super::{local, release};
 use crate::error::{Error, Result};
 use crate::lifecycle;
@@ -24,7 +24,7 @@ use crate::stream::Device;
 /// there, so that it neither mixes with other memory nor is used for anything else. When the pool is dropped, blocks that
 /// are still alive stay valid; everything else goes back to the driver at once, and the rest as it is freed.
 ///
-/// ```no_run
+/// ```
 /// let device = gpupool::device(0)?;
 /// let stream = gpupool::Stream::new(device)?;
 /// let pool = gpupool::MemPool::builder().device(device).limit(1 << 30).build()?;
@@ -194,6 +194,16 @@ impl MemPool {
     pub fn stats(&self) -> Result<PoolStats> {
         lifecycle::refuse_forked()?;
         Ok(PoolStats::of(self.pool()))
+    }
+
+    /// Starts the pool's peaks anew, from what it holds now.
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn reset_peak_stats(&self) -> Result<()> {
+        lifecycle::refuse_forked()?;
+        stats::reset_peaks(self.pool());
+        Ok(())
     }
 
     /// Gives free memory back to the driver, or to the pool's allocator, and answers the bytes that went. Pages that the

@@ -13,6 +13,7 @@ mod device_buffer;
 mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
+mod exchange;
 mod feed;
 #[cfg(feature = "python")]
 pub(crate) mod frames;
@@ -31,6 +32,7 @@ mod pages;
 mod physical;
 mod pool;
 mod pool_use;
+mod recorded;
 mod release;
 mod replay;
 mod retired;
@@ -39,12 +41,15 @@ mod segment;
 mod shared_list;
 pub(crate) mod snapshot;
 mod stats;
+mod summary;
 mod table;
 mod thread_cache;
 #[cfg(feature = "python")]
 pub(crate) mod torch;
 #[cfg(feature = "python")]
 mod torch_error;
+#[cfg(feature = "python")]
+mod torch_stream;
 pub(crate) mod trace;
 
 use crate::error::Result;
@@ -61,18 +66,21 @@ pub use device_buffer::{DeviceBuffer, empty};
 pub use feed::feed;
 pub use id::{PoolId, graph_pool_handle};
 pub(crate) use library_memory::LibraryMemory;
-pub use limit::{MemoryLimit, devices_in_use, set_memory_limit};
+pub(crate) use limit::devices_in_use;
+pub use limit::{MemoryLimit, set_memory_limit};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };
 pub use oom::{OomCallback, OomGuard, on_oom};
 #[cfg(feature = "python")]
 pub(crate) use order::fence;
-pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay};
+pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay, replay_reserved};
 pub use scope::{PoolScope, PoolToken};
 pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+pub(crate) use summary::pool_summaries;
+pub use summary::{PoolSummary, StreamStats};
 pub use trace::{Action, TraceEvent};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
@@ -84,8 +92,8 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
     allocator::allocate(nbytes, stream).map(allocator::Allocation::address)
 }
 
-/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on another, which
-/// may be of another device if [`enable_peer_access`] has let it in.
+/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on the one that is
+/// named, which must be alive and may be of another device if [`enable_peer_access`] has let it in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the

@@ -6,12 +6,15 @@
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use log::info;
+
 use super::allocator::Allocation;
 use super::grow::{Effort, grow, is_no_memory};
 use super::heap::BLOCK_BYTES_MAX;
 use super::pool::Source;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release, trace};
+use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::holders;
 use crate::runtime::{self, BoundDevice, MemoryInfo};
@@ -91,24 +94,26 @@ fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
 /// `ErrorKind::OutOfMemory` once nothing is left to try; any other refusal of the driver.
 pub(super) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
     let Some(service) = cache.service() else { return Err(Error::invalid_value("the pool of this scope is gone")) };
-    let found = serve(cache, &service, thread, bytes)?;
+    let found = serve(cache, &service, thread, bytes).inspect_err(|error| info!(target: MEMORY, "{error}"))?;
     // Where live memory grows beyond what there was, so that the pool knows its peak.
     cache.tell_live(&service.pool, thread);
     Ok(found)
 }
 
+/// A free block of the cache.
+fn search(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Option<Allocation> {
+    let offset = cache.allocate(thread, bytes)?;
+    Some(Allocation { cache, offset })
+}
+
 fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
-    let search = |cache: &'static ThreadCache| {
-        let offset = cache.allocate(thread, bytes)?;
-        Some(Allocation { cache, offset })
-    };
     if bytes > cache.device.total().min(BLOCK_BYTES_MAX) {
         note(cache, service, bytes);
         return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
     }
 
     order::settle(cache, thread, false)?;
-    if let Some(found) = search(cache) {
+    if let Some(found) = search(cache, thread, bytes) {
         return Ok(found);
     }
     for effort in [Effort::Ready, Effort::Exact] {
@@ -116,10 +121,22 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
             return Ok(found);
         }
     }
+    let (id, device) = (service.pool.id, cache.device.device);
+    let activity = Activity::begin_of(bytes, format_args!("free memory for a request"));
+    info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
+    let found = search_harder(cache, service, thread, bytes);
+    if found.is_ok() {
+        info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", activity.took());
+    }
+    found
+}
+
+/// Waits for the GPU and asks whoever may have memory to spare.
+fn search_harder(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
     for effort in [Effort::Pool, Effort::Device] {
         // Blocks that wait for streams, then pages that do. What another pool is refused here is not this request's end.
         let _ = wait_for_streams(service, thread, effort);
-        if let Some(found) = search(cache) {
+        if let Some(found) = search(cache, thread, bytes) {
             return Ok(found);
         }
         if let Ok(found) = attempt(cache, service, thread, bytes, effort)? {
@@ -141,7 +158,7 @@ fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64
             continue;
         }
         let _ = release::trim_device(cache.device, thread, true);
-        if let Some(found) = search(cache) {
+        if let Some(found) = search(cache, thread, bytes) {
             return Ok(found);
         }
         match attempt(cache, service, thread, bytes, Effort::Device)? {
@@ -202,8 +219,7 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
         if !is_same {
             return None;
         }
-        let offset = cache.allocate(thread, bytes)?;
-        Some(Allocation { cache, offset })
+        search(cache, thread, bytes)
     })
 }
 

@@ -70,7 +70,7 @@ pub(super) struct EventPool {
 
 impl EventPool {
     /// An event that has recorded the stream's work so far.
-    fn record(&self, stream: &Stream) -> Result<Event> {
+    pub(super) fn record(&self, stream: &Stream) -> Result<Event> {
         let event = self.take(stream.device())?;
         event.record(stream)?;
         Ok(event)

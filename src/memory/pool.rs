@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::budget::Budget;
 use super::device_memory::DeviceMemory;
@@ -43,14 +43,21 @@ pub(super) struct Pool {
     /// Captures whose graphs were not reset.
     captures: AtomicU32,
     is_closed: AtomicBool,
+    /// Whether what is freed on foreign streams is recorded.
+    is_recording: AtomicBool,
     /// Its physical bytes.
     pub(super) budget: Budget,
     /// Live bytes at the last time that a cache told, and the most they were at such a time.
     live: AtomicU64,
     peak_live: AtomicU64,
-    caches: Mutex<Vec<&'static ThreadCache>>,
-    /// What caches that are gone have counted.
-    past: Mutex<Counts>,
+    caches: Mutex<Caches>,
+}
+
+/// A pool's caches, and what those that are gone have counted.
+#[derive(Default)]
+struct Caches {
+    all: Vec<&'static ThreadCache>,
+    past: Counts,
 }
 
 /// Without its caches and device, which would lead back to it.
@@ -82,11 +89,11 @@ impl Pool {
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
+            is_recording: AtomicBool::new(false),
             budget: Budget::new(limit),
             live: AtomicU64::new(0),
             peak_live: AtomicU64::new(0),
             caches: Mutex::default(),
-            past: Mutex::default(),
         }
     }
 
@@ -143,10 +150,19 @@ impl Pool {
         self.is_closed.load(Ordering::Acquire)
     }
 
+    /// Records what is freed on foreign streams from now on; false if that was so already.
+    pub(super) fn begin_recording(&self) -> bool {
+        !self.is_recording.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.is_recording.load(Ordering::Acquire)
+    }
+
     pub(super) fn reset_peaks(&self) {
         self.budget.reset_peak();
         self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.past.lock().unwrap_or_else(PoisonError::into_inner).peak = 0;
+        self.lock_caches().past.peak = 0;
     }
 
     /// A cache tells by how much its live bytes changed.
@@ -159,29 +175,32 @@ impl Pool {
         self.peak_live.load(Ordering::Relaxed)
     }
 
+    fn lock_caches(&self) -> MutexGuard<'_, Caches> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn caches(&self) -> Vec<&'static ThreadCache> {
-        self.caches.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock_caches().all.clone()
+    }
+
+    /// The caches, and what those that are gone have counted.
+    pub(super) fn caches_and_past(&self) -> (Vec<&'static ThreadCache>, Counts) {
+        let caches = self.lock_caches();
+        (caches.all.clone(), caches.past)
     }
 
     pub(super) fn add_cache(&self, cache: &'static ThreadCache) {
-        self.caches.lock().unwrap_or_else(PoisonError::into_inner).push(cache);
+        self.lock_caches().all.push(cache);
     }
 
     /// Forgets a cache in which nothing is live, but not what it has counted.
     pub(super) fn remove_cache(&self, cache: &ThreadCache, counts: Counts) {
-        self.caches.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !std::ptr::eq(*other, cache));
-        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
-        past.allocations += counts.allocations;
-        past.frees += counts.frees;
-        past.peak = past.peak.max(counts.peak);
-    }
-
-    /// What caches that are gone have counted.
-    pub(super) fn past(&self) -> Counts {
-        *self.past.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut caches = self.lock_caches();
+        caches.all.retain(|other| !std::ptr::eq(*other, cache));
+        caches.past.add(counts);
     }
 
     pub(super) fn take_caches(&self) -> Vec<&'static ThreadCache> {
-        std::mem::take(&mut self.caches.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.lock_caches().all)
     }
 }

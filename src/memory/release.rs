@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use log::debug;
+
 use super::device_memory::DeviceMemory;
 use super::order::{self, Until};
 use super::pool::{Pool, Source};
 use super::retired::Remains;
+use super::stats;
 use super::thread_cache::{Service, ThreadCache};
-use crate::error::Result;
+use crate::activity::{Activity, target::MEMORY};
+use crate::error::{Bytes, Result};
 use crate::runtime::Stream;
 
 /// Takes all that is free out of a cache, to go once the stream is done.
@@ -53,6 +57,7 @@ fn retire_free(cache: &ThreadCache, thread: u64, service: &Service) -> Result<()
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
+    let activity = Activity::begin(format_args!("trim memory pool"));
     let mut outcome = Ok(());
     for cache in pool.caches() {
         outcome = outcome.and(order::settle(cache, thread, wait));
@@ -62,6 +67,10 @@ pub(super) fn trim(pool: &Arc<Pool>, thread: u64, wait: bool) -> Result<u64> {
     }
     forget_if_empty(pool, thread);
     let released = pool.device.end_retired(wait)?;
+    if released > 0 {
+        let (device, took) = (pool.device.device, activity.took());
+        debug!(target: MEMORY, "pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released));
+    }
     outcome.map(|()| released)
 }
 
@@ -102,20 +111,24 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: u64) -> Result<()> {
     outcome
 }
 
-/// Ends the caches of streams that nobody but caches holds any more, so that streams made and dropped leave nothing behind:
-/// those that the thread owns, or nobody does, and in which nothing is live. Answers those that the thread must give up.
+/// Ends the caches of streams that nobody but caches holds any more, and of foreign streams whose pages all serve others, so
+/// that streams made and dropped leave nothing behind: those that the thread owns, or nobody does, and in which nothing is
+/// live. Answers those that the thread must give up.
 pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static ThreadCache> {
     let serving: Vec<_> = device
         .pools()
         .into_iter()
         .flat_map(|pool| pool.caches())
-        .filter_map(|cache| Some((cache, cache.service().filter(|service| service.stream.clones().is_some())?)))
+        .filter_map(|cache| Some((cache, cache.service()?)))
         .collect();
     let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
     let mut ended = Vec::new();
     for (cache, service) in &serving {
-        // Each cache holds one clone, and this list another.
-        let is_abandoned = service.stream.clones() == Some(2 * of(&service.stream));
+        let is_abandoned = match service.stream.clones() {
+            // Each cache holds one clone, and this list another.
+            Some(clones) => clones == 2 * of(&service.stream),
+            None => cache.is_recording() && is_bare(cache, thread),
+        };
         if !is_abandoned {
             continue;
         }
@@ -133,10 +146,15 @@ pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static 
     ended
 }
 
+/// Whether the cache, which the thread owns or nobody does, has no memory.
+fn is_bare(cache: &ThreadCache, thread: u64) -> bool {
+    (cache.is_owned_by(thread) || cache.owner().is_none()) && cache.lock(thread).mapped() == 0
+}
+
 /// Takes a cache in which nothing is live out of its pool.
 fn end_cache(cache: &'static ThreadCache, service: &Service, thread: u64) -> bool {
     let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
-    if !is_idle || retire_free(cache, thread, service).is_err() {
+    if !is_idle || !is_bare(cache, thread) && retire_free(cache, thread, service).is_err() {
         return false;
     }
     let counts = {
@@ -158,7 +176,7 @@ fn forget_if_empty(pool: &Arc<Pool>, thread: u64) {
     if !pool.is_closed() || caches.iter().any(|cache| cache.lock(thread).mapped() > 0) {
         return;
     }
-    pool.device.remove_pool(pool);
+    pool.device.remove_pool(pool, stats::counts(pool));
     let caches = pool.take_caches();
     // So that nothing keeps the pool, nor what its allocator holds.
     caches.iter().for_each(|cache| cache.end_service());

@@ -1,15 +1,17 @@
 //! Statistics of pools and devices. Counted by each thread for itself and summed up when asked for.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use super::budget::Budget;
 use super::device_memory::DeviceMemory;
+use super::heap::Counts;
 use super::pool::Pool;
+use super::summary::{self, PoolSummary};
 use super::{local, release};
 use crate::error::Result;
 use crate::stream::Device;
 
-/// What a pool holds and has done. Bytes and counts of blocks.
+/// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -19,6 +21,11 @@ pub struct PoolStats {
     pub peak_live_bytes: u64,
     /// The bytes that callers asked for, of the same blocks.
     pub requested_bytes: u64,
+    /// Bytes that are free for the next requests.
+    pub cached_bytes: u64,
+    /// Bytes that nobody can have any more and that go back to the driver once the GPU is done with them; also those that
+    /// a request under way is just adding or moving.
+    pub releasing_bytes: u64,
     /// Physical bytes that the pool has.
     pub reserved_bytes: u64,
     /// The most they were.
@@ -37,40 +44,28 @@ pub struct PoolStats {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// All pools together. The peak of live bytes is the sum of theirs.
+    /// All pools together, and of those that are gone what they have done and what is being released. The peak of live
+    /// bytes is the sum of theirs.
     pub total: PoolStats,
     /// Calls of the driver's memory functions so far.
     pub driver_calls: u64,
     /// Pages of 2 MiB that were moved so far.
     pub moved_pages: u64,
     /// How many pools there are, the default one among them.
-    pub pools: usize,
+    pub pools: u64,
 }
 
 impl PoolStats {
     pub(super) fn of(pool: &Pool) -> Self {
-        let thread = local::thread();
-        let (caches, past) = (pool.caches(), pool.past());
-        let mut stats = Self {
-            allocations: past.allocations,
-            frees: past.frees,
-            reserved_bytes: pool.budget.reserved(),
-            peak_reserved_bytes: pool.budget.peak(),
-            peak_live_bytes: pool.peak_live().max(past.peak),
-            ..Self::default()
-        };
-        for cache in caches {
-            let counts = cache.lock(thread).counts();
-            stats.live_bytes += counts.live;
-            stats.requested_bytes += counts.requested;
-            stats.allocations += counts.allocations;
-            stats.frees += counts.frees;
-            stats.peak_live_bytes = stats.peak_live_bytes.max(counts.peak);
-            stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
-        }
-        stats.live_blocks = stats.allocations - stats.frees;
-        stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
-        stats
+        PoolSummary::of(pool).stats
+    }
+
+    /// Notes what is reserved. Never less than what was found in use, where both change meanwhile.
+    pub(super) fn set_reserved(&mut self, budget: &Budget) {
+        let in_use = self.live_bytes + self.cached_bytes;
+        self.reserved_bytes = budget.reserved().max(in_use);
+        self.releasing_bytes = self.reserved_bytes - in_use;
+        self.peak_reserved_bytes = budget.peak().max(self.reserved_bytes);
     }
 }
 
@@ -79,28 +74,14 @@ impl PoolStats {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
-    let memory = DeviceMemory::of(device)?;
-    let pools = memory.pools();
-    let mut stats = MemoryStats {
-        driver_calls: memory.driver_calls.load(Ordering::Relaxed),
-        moved_pages: memory.moved_pages.load(Ordering::Relaxed),
-        pools: pools.len(),
-        ..MemoryStats::default()
-    };
-    let total = &mut stats.total;
-    for pool in &pools {
-        let one = PoolStats::of(pool);
-        total.live_bytes += one.live_bytes;
-        total.peak_live_bytes += one.peak_live_bytes;
-        total.requested_bytes += one.requested_bytes;
-        total.live_blocks += one.live_blocks;
-        total.waiting_blocks += one.waiting_blocks;
-        total.allocations += one.allocations;
-        total.frees += one.frees;
-    }
-    total.reserved_bytes = memory.budget.reserved();
-    total.peak_reserved_bytes = memory.budget.peak();
-    Ok(stats)
+    Ok(summary::summarize(DeviceMemory::of(device)?).0)
+}
+
+/// What all caches of a pool have counted, those that are gone too.
+pub(super) fn counts(pool: &Pool) -> Counts {
+    let (caches, mut counts) = pool.caches_and_past();
+    caches.iter().for_each(|cache| counts.add(cache.lock(local::thread()).counts()));
+    counts
 }
 
 /// Starts the peaks of a device's memory anew, from what it holds now.
@@ -110,14 +91,17 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
 pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let memory = DeviceMemory::of(device)?;
     memory.budget.reset_peak();
-    for pool in memory.pools() {
-        for cache in pool.caches() {
-            cache.lock(local::thread()).reset_peak();
-            cache.tell_live(&pool, local::thread());
-        }
-        pool.reset_peaks();
-    }
+    memory.pools().iter().for_each(|pool| reset_peaks(pool));
     Ok(())
+}
+
+/// Starts the peaks of a pool anew, from what it holds now.
+pub(super) fn reset_peaks(pool: &Pool) {
+    for cache in pool.caches() {
+        cache.lock(local::thread()).reset_peak();
+        cache.tell_live(pool, local::thread());
+    }
+    pool.reset_peaks();
 }
 
 /// Gives free memory of every pool back to the driver, on every device that was used, and answers the bytes that went. Works

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::device_memory::DeviceMemory;
+use super::exchange::Exchange;
 use super::heap::{Heap, Invalid};
 use super::local;
 use super::order::{User, Waiting};
@@ -15,11 +16,12 @@ use super::owner_lock::OwnerGuard;
 use super::owner_lock::OwnerLock;
 use super::pages::{Entry, Mapping};
 use super::pool::Pool;
+use super::recorded::Recorded;
 use super::shared_list::SharedList;
 use super::trace::{self, Action, CacheTrace};
 use crate::runtime::Stream;
 use crate::stream::RawStream;
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -46,6 +48,11 @@ impl Service {
     }
 }
 
+/// The pool was dropped, so what is freed leaves at once.
+const CLOSING: u32 = 1;
+/// What is freed is recorded on its stream.
+const RECORDING: u32 = 2;
+
 /// One cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(super) struct ThreadCache {
     pub(super) number: u32,
@@ -64,9 +71,13 @@ pub(super) struct ThreadCache {
     pub(super) waiting: SharedList<Vec<Waiting>>,
     /// The live bytes that its pool was last told of.
     told: AtomicU64,
-    /// Whether its pool was dropped, so that what is freed leaves at once.
-    is_closing: AtomicBool,
-    /// What recording knows of its blocks.
+    /// Pages that it lost to others and took back.
+    pub(super) exchange: Exchange,
+    /// The last work on a stream that may be gone.
+    pub(super) recorded: Recorded,
+    /// What there is to do when a block is freed: [`CLOSING`], [`RECORDING`].
+    duties: AtomicU32,
+    /// What history knows of its blocks.
     pub(super) trace: CacheTrace,
 }
 
@@ -90,15 +101,18 @@ impl ThreadCache {
             uses: SharedList::default(),
             waiting: SharedList::default(),
             told: AtomicU64::new(0),
-            is_closing: AtomicBool::new(false),
+            exchange: Exchange::default(),
+            recorded: Recorded::default(),
+            duties: AtomicU32::new(0),
             trace: CacheTrace::default(),
         }
     }
 
     /// Makes an empty cache serve this.
     pub(super) fn serve(&self, service: Service) {
-        *self.heap.lock() = Heap::new(service.pool.is_split());
-        self.is_closing.store(false, Ordering::Relaxed);
+        self.heap.lock().restart(service.pool.is_split());
+        self.duties.store(0, Ordering::Relaxed);
+        self.exchange.reset();
         self.told.store(0, Ordering::Relaxed);
         self.trace.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
@@ -117,12 +131,6 @@ impl ThreadCache {
         self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The address of the stream that it serves; 0 for the legacy default stream.
-    #[inline]
-    pub(super) fn stream_address(&self) -> usize {
-        self.stream.load(Ordering::Relaxed)
-    }
-
     /// Whether its blocks are used in the order of this stream, as the calling thread names it.
     #[inline]
     pub(super) fn is_of(&self, stream: &Stream) -> bool {
@@ -134,6 +142,11 @@ impl ThreadCache {
     #[cold]
     fn is_of_this_thread(&self) -> bool {
         self.service().is_some_and(|service| service.stream_of == local::thread())
+    }
+
+    /// The address of the stream that it serves; 0 for the legacy default one.
+    pub(super) fn stream_address(&self) -> usize {
+        self.stream.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -158,12 +171,28 @@ impl ThreadCache {
     }
 
     pub(super) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
+        self.duties.fetch_or(CLOSING, Ordering::Release);
     }
 
+    /// Records what is freed from now on, if its stream may be gone at any time.
+    pub(super) fn record_if_foreign(&self) {
+        if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
+            self.duties.fetch_or(RECORDING, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there is more to do than to free a block.
     #[inline]
+    pub(super) fn has_duties(&self) -> bool {
+        self.duties.load(Ordering::Acquire) != 0
+    }
+
     pub(super) fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
+        self.duties.load(Ordering::Acquire) & CLOSING != 0
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & RECORDING != 0
     }
 
     /// Locks the heap; quick for the owner.
@@ -311,6 +340,11 @@ impl ThreadCache {
             Entry::Freed(_) => Err(Invalid::Freed),
             Entry::Nothing => Err(Invalid::NotABlock),
         }
+    }
+
+    /// Whether the block at the offset is no slot of a slab.
+    pub(super) fn is_large(&self, offset: u64) -> bool {
+        matches!(self.device.pages.entry(offset), Entry::Block(_))
     }
 
     /// Whether a caller holds a block that starts at the offset.

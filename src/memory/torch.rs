@@ -13,7 +13,7 @@ use super::c_api::{guard, pointer, stream_of};
 use super::id::PoolId;
 use super::pool::{Pool, Rules};
 use super::pool_use::PoolUse;
-use super::{allocator, device_memory::DeviceMemory, local, mem_pool, torch_error};
+use super::{allocator, device_memory::DeviceMemory, local, mem_pool, torch_error, torch_stream};
 use crate::error::{Error, Result};
 use crate::lifecycle;
 use crate::runtime::{self, KnownCapture, Stream, note_capture};
@@ -35,6 +35,7 @@ pub(crate) fn functions<E: From<Error>>(
         *address = address_of(symbol)?;
     }
     torch_error::set_symbols(addresses)?;
+    torch_stream::set_symbols(torch_stream::SYMBOLS.map(|symbol| address_of(symbol).unwrap_or(0)));
     Ok([
         ("malloc", malloc as *const () as usize),
         ("free", super::C_API.free as *const () as usize),
@@ -117,6 +118,8 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
         return Ok(std::ptr::null_mut());
     }
     let stream = stream_of(device, stream)?;
+    // SAFETY: only `malloc` calls this, which PyTorch calls.
+    unsafe { torch_stream::note(&stream) };
     let address = match captured_in(&stream)? {
         None => super::allocate(size as u64, &stream)?,
         Some(pool) => {

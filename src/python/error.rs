@@ -129,6 +129,14 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
             value.setattr("holders", exhausted.holders.clone())?;
             return Ok(exception);
         }
+        ErrorKind::LibraryNotFound { library, tried, remedy, is_present } => {
+            let value = exception.value(py);
+            value.setattr("library", library)?;
+            value.setattr("tried", tried.clone())?;
+            value.setattr("remedy", remedy)?;
+            value.setattr("is_present", is_present)?;
+            return Ok(exception);
+        }
         _ => return Ok(exception),
     };
     set_attributes(&exception, py, refused)?;

@@ -6,16 +6,20 @@
 #![deny(unsafe_code)]
 
 mod callbacks;
+mod counts;
 mod device;
 mod entered;
 mod error;
+mod info;
 mod lease;
+mod logging;
 mod memory;
 mod pool;
 mod simulation;
 mod stats;
 mod stream;
 mod stream_source;
+mod summary;
 mod whole;
 
 use std::path::PathBuf;
@@ -56,21 +60,25 @@ mod _native {
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
     #[pymodule_export]
+    use super::info::{device_info, driver_version, runtimes_passed_over};
+    #[pymodule_export]
     use super::lease::PyLease;
+    #[pymodule_export]
+    use super::logging::{clear_log_records, end_log, set_log_level, take_log_records};
     #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
-        PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, devices_in_use, empty, empty_cache,
+        PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, empty_kept,
         enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
         memory_snapshot, memory_stats, on_oom, pool_use_count, record_memory_history, release_pool, replay,
-        reset_peak_memory_stats, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
+        replay_reserved, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
     };
     #[pymodule_export]
     use super::pool::PyHandlePool;
     #[pymodule_export]
     use super::simulation::{
-        host_begin_capture, host_clear_faults, host_complete, host_end_capture, host_inject, host_set_create_cost,
-        host_set_handle_bytes, host_stream_of, host_submit,
+        host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
+        host_end_capture, host_inject, host_set_create_cost, host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
     use super::stats::{PyHandleStats, handle_stats};
@@ -78,11 +86,14 @@ mod _native {
     use super::stream::{PyStream, PyStreamScope, stream};
     #[pymodule_export]
     use super::stream_source::set_stream_source;
+    #[pymodule_export]
+    use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
+        logging::install();
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [

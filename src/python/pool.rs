@@ -12,7 +12,7 @@ use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
 use crate::handle::HandlePool;
-use crate::library::Version;
+use crate::library::{Origin, Version};
 use crate::runtime;
 use crate::stream::Device;
 
@@ -138,6 +138,12 @@ impl PyHandlePool {
         Ok(py.detach(|| self.0.stats(device))?.into())
     }
 
+    #[pyo3(signature = (device = None))]
+    fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.reset_peak_stats(device))?)
+    }
+
     #[getter]
     fn available(&self, py: Python<'_>) -> bool {
         py.detach(|| self.0.is_available())
@@ -152,6 +158,16 @@ impl PyHandlePool {
     fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let path = py.detach(|| self.0.path())?;
         Ok(path.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    #[getter]
+    fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(py.detach(|| self.0.origin())?.map(Origin::name))
+    }
+
+    #[getter]
+    fn loaded(&self) -> bool {
+        self.0.is_loaded()
     }
 
     #[getter]

@@ -8,7 +8,7 @@ use super::stream::resolve;
 use crate::error::{Error, StatusKind};
 use crate::library::host as library;
 use crate::runtime::host::{self, Call, Fault};
-use crate::stream::CaptureMode;
+use crate::stream::{CaptureMode, Device};
 
 #[pyfunction]
 #[pyo3(signature = (call, kind = "other", after = 0, times = 1))]
@@ -45,6 +45,17 @@ pub(super) fn host_set_handle_bytes(nbytes: u64) {
 #[pyfunction]
 pub(super) fn host_stream_of(handle: usize) -> usize {
     library::stream_of_address(handle)
+}
+
+#[pyfunction]
+pub(super) fn host_create_stream(device: u32) -> PyResult<usize> {
+    Ok(host::create_stream(Device::from_ordinal(device))?.address())
+}
+
+#[pyfunction]
+pub(super) fn host_destroy_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    let stream = resolve(stream.py(), Some(stream), None)?;
+    Ok(host::destroy_stream(stream.raw(), stream.device())?)
 }
 
 #[pyfunction]

@@ -13,7 +13,11 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device, shared_object};
+use super::device_info::{DeviceInfo, text, uuid_text};
+use super::{
+    Capture, Context, Kind, MemoryInfo, Physical, PoolReserved, RawEvent, RawGraph, Runtime, no_such_device,
+    shared_object,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -24,6 +28,8 @@ const SYMBOLS: &[&CStr] = &[
     c"cuDeviceGetCount",
     c"cuDeviceGet",
     c"cuDeviceGetName",
+    c"cuDeviceGetUuid_v2",
+    c"cuDeviceGetPCIBusId",
     c"cuDevicePrimaryCtxGetState",
     c"cuDevicePrimaryCtxRetain",
     c"cuCtxGetCurrent",
@@ -58,6 +64,10 @@ const SYMBOLS: &[&CStr] = &[
     c"cuMemFree_v2",
     c"cuMemAllocAsync",
     c"cuMemFreeAsync",
+    c"cuDeviceGetMemPool",
+    c"cuMemPoolGetAttribute",
+    c"cuMemPoolSetAttribute",
+    c"cuMemPoolTrimTo",
 ];
 
 /// What tells of captures and keeps objects for graphs; the last came with CUDA 12.3.
@@ -101,8 +111,8 @@ fn refused(function: &'static str, status: sys::CUresult) -> Error {
     Error::refused("cuda", function, format!("{status:?}"), status as i32, kind)
 }
 
-fn unavailable(reason: String) -> Error {
-    Error::unavailable("cuda", reason)
+fn no_device() -> Error {
+    Error::unavailable("cuda", "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES")
 }
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
@@ -152,6 +162,18 @@ fn physical_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
     }
 }
 
+/// Whether the device's primary context is active, by whomever.
+fn has_context(slot: &CudaDevice) -> Result<bool> {
+    if slot.primary.get().is_some() {
+        return Ok(true);
+    }
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
+    let status = unsafe { sys::cuDevicePrimaryCtxGetState(slot.handle, &mut flags, &mut active) };
+    check("cuDevicePrimaryCtxGetState", status)?;
+    Ok(active != 0)
+}
+
 impl Cuda {
     /// Loads and initialises the driver.
     ///
@@ -159,16 +181,18 @@ impl Cuda {
     /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver is too old.
     pub(super) fn probe() -> Result<Self> {
         let library = shared_object::open(Path::new("libcuda.so.1"), shared_object::NOW).map_err(|reason| {
-            unavailable(format!(
+            let reason = format!(
                 "no NVIDIA driver was found ({reason}); install the driver, or run on a machine with an NVIDIA GPU"
-            ))
+            );
+            Error::unavailable("cuda", reason)
         })?;
         if let Some(symbol) = shared_object::missing_symbol(&library, SYMBOLS) {
-            return Err(unavailable(format!(
+            let reason = format!(
                 "libcuda.so.1 lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in \
                  front; CUDA 12 or later is needed",
                 symbol.to_string_lossy()
-            )));
+            );
+            return Err(Error::broken("cuda", reason));
         }
         let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
         let has_context_events = has(&[c"cuCtxRecordEvent", c"cuCtxWaitEvent"]);
@@ -177,8 +201,12 @@ impl Cuda {
         std::mem::forget(library);
 
         // SAFETY: `cuInit` may be called from any thread at any time; 0 is its only flag.
-        check("cuInit", unsafe { sys::cuInit(0) }).map_err(|e| {
-            unavailable(format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
+        let status = unsafe { sys::cuInit(0) };
+        if status == sys::CUresult::CUDA_ERROR_NO_DEVICE {
+            return Err(no_device());
+        }
+        check("cuInit", status).map_err(|e| {
+            Error::broken("cuda", format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
         })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
@@ -187,7 +215,7 @@ impl Cuda {
         // SAFETY: `count` is a valid place for an int.
         check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
         if count == 0 {
-            return Err(unavailable("the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES".to_owned()));
+            return Err(no_device());
         }
         let mut devices = Vec::new();
         for ordinal in 0..count {
@@ -234,6 +262,15 @@ impl Cuda {
 
     /// The device of a current context that is not a primary one, or not yet known.
     #[cold]
+    /// The pool that serves the current device's `cuMemAllocAsync`.
+    fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
+        let handle = self.slot(self.current_device()?)?.handle;
+        let mut pool = ptr::null_mut();
+        // SAFETY: `pool` is a valid place for a pool.
+        check("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&mut pool, handle) })?;
+        Ok(pool)
+    }
+
     fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
@@ -244,20 +281,24 @@ impl Cuda {
             .ok_or_else(|| Error::invalid_value("the current context belongs to no device that this process sees"))
     }
 
+    /// Free memory of the device, if somebody has made its primary context active.
+    fn free_memory(&self, device: Device) -> Result<Option<u64>> {
+        if !has_context(self.slot(device)?)? {
+            return Ok(None);
+        }
+        let previous = self.bind(device)?;
+        let memory = self.memory_info();
+        if let Some(previous) = previous {
+            self.restore(previous);
+        }
+        memory.map(|memory| Some(memory.free))
+    }
+
     /// The device whose primary context this is, if somebody has made it active.
     fn device_of(&self, context: usize) -> Result<Option<Device>> {
         for (ordinal, slot) in (0..).zip(&self.devices) {
             let device = Device::from_ordinal(ordinal);
-            if slot.primary.get().is_none() {
-                let (mut flags, mut active) = (0, 0);
-                // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
-                let status = unsafe { sys::cuDevicePrimaryCtxGetState(slot.handle, &mut flags, &mut active) };
-                check("cuDevicePrimaryCtxGetState", status)?;
-                if active == 0 {
-                    continue;
-                }
-            }
-            if self.primary(device)? == context {
+            if has_context(slot)? && self.primary(device)? == context {
                 return Ok(Some(device));
             }
         }
@@ -278,12 +319,30 @@ impl Runtime for Cuda {
         self.devices.len() as u32
     }
 
-    fn device_name(&self, device: Device) -> Result<String> {
-        let mut name = [0_u8; 256];
+    fn device_info(&self, device: Device) -> Result<DeviceInfo> {
+        let handle = self.slot(device)?.handle;
+        let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], sys::CUuuid { bytes: [0; 16] });
         // SAFETY: the driver writes at most the given length, with a final zero.
-        let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, self.slot(device)?.handle) };
+        let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
         check("cuDeviceGetName", status)?;
-        Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+        // SAFETY: as above.
+        let status = unsafe { sys::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
+        check("cuDeviceGetPCIBusId", status)?;
+        // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
+        check("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, handle) })?;
+        let name = text(&name);
+        // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
+        let is_mig = name.contains(" MIG ");
+        let uuid = uuid_text(uuid.bytes.map(|byte| byte as u8));
+        Ok(DeviceInfo {
+            uuid: Some(format!("{}-{uuid}", if is_mig { "MIG" } else { "GPU" })),
+            compute_capability: self.compute_capability(device)?,
+            pci_bus_id: Some(text(&place)),
+            is_mig,
+            total_bytes: self.total_memory(device)?,
+            free_bytes: self.free_memory(device)?,
+            name,
+        })
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
@@ -620,5 +679,31 @@ impl Runtime for Cuda {
     unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
+    }
+
+    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
+        let pool = self.memory_pool()?;
+        let get = |attribute| -> Result<u64> {
+            let mut bytes = 0_u64;
+            // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
+            let status = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+            check("cuMemPoolGetAttribute", status)?;
+            Ok(bytes)
+        };
+        let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        Ok(Some(PoolReserved { now, peak }))
+    }
+
+    fn memory_pool_trim(&self) -> Result<()> {
+        let pool = self.memory_pool()?;
+        // SAFETY: the pool is the device's own.
+        check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(pool, 0) })?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        // Only 0 may be set.
+        let mut bytes = 0_u64;
+        // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
+        let status = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+        check("cuMemPoolSetAttribute", status)
     }
 }

@@ -6,11 +6,13 @@
 //! Every pointer that reaches a driver passes through a type of this module.
 
 mod cuda;
+mod device_info;
 mod event;
 mod fork;
 mod guard;
 mod hip;
 pub mod host;
+pub(crate) mod nvtx;
 mod scope;
 pub(crate) mod shared_object;
 mod stream;
@@ -19,10 +21,14 @@ mod thread;
 use std::fmt;
 use std::sync::OnceLock;
 
+use log::info;
+
+use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
+pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub use scope::StreamScope;
@@ -73,6 +79,15 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+/// The device memory that a pool of the driver has, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolReserved {
+    /// Now.
+    pub now: u64,
+    /// The most since the peak was started anew.
+    pub peak: u64,
+}
+
 /// A context, or HIP's device, that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
@@ -119,8 +134,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn driver_version(&self) -> Option<(u32, u32)>;
     /// How many devices the process sees.
     fn device_count(&self) -> u32;
-    /// The device's name as its vendor gives it.
-    fn device_name(&self, device: Device) -> Result<String>;
+    /// What the device is. It makes no context on the device.
+    fn device_info(&self, device: Device) -> Result<DeviceInfo>;
     /// The device's compute capability, major and minor; none where devices have none, as AMD's.
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// The calling thread's current device: that of the current context, device 0 if there is none.
@@ -279,11 +294,36 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The stream is alive, the memory was not freed before, both are of this runtime, and no work but the stream's
     /// earlier one uses the memory again.
     unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()>;
+    /// The device memory that the current device's pool for [`Runtime::memory_allocate_async`] has, in bytes
+    /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `_HIGH`); none where it is not known.
+    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
+        Ok(None)
+    }
+    /// Gives back what that pool has free, and starts its peak anew (`cuMemPoolTrimTo`).
+    fn memory_pool_trim(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
-/// Why platforms were passed over where nobody asked for one.
-static PASSED_OVER: OnceLock<Vec<(Kind, String)>> = OnceLock::new();
+static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
+
+/// A platform that was passed over, where nobody asked for one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PassedOver {
+    /// The platform.
+    pub kind: Kind,
+    /// Why, and what to do.
+    pub reason: String,
+    /// Whether it is there and does not work, rather than not there at all.
+    pub is_present: bool,
+}
+
+/// The platforms that were passed over when the runtime was chosen.
+pub fn passed_over() -> &'static [PassedOver] {
+    PASSED_OVER.get().map_or(&[], Vec::as_slice)
+}
 
 /// The runtime of this process, chosen at the first call.
 ///
@@ -328,27 +368,36 @@ fn choose() -> Result<&'static dyn Runtime> {
 fn first_with_a_device() -> Result<Box<dyn Runtime>> {
     let no_cuda = match cuda::Cuda::probe() {
         Ok(cuda) => return Ok(Box::new(cuda)),
-        Err(error) => reason_of(error),
+        Err(error) => PassedOver::new(Kind::Cuda, error),
     };
     let no_hip = match hip::Hip::probe() {
         Ok(hip) => return Ok(Box::new(hip)),
-        Err(error) => reason_of(error),
+        Err(error) => PassedOver::new(Kind::Hip, error),
     };
-    let _ = PASSED_OVER.set(vec![(Kind::Cuda, no_cuda), (Kind::Hip, no_hip)]);
+    let _ = PASSED_OVER.set(vec![no_cuda, no_hip]);
     Ok(Box::new(host::Host::from_environment()?))
 }
 
-fn reason_of(error: Error) -> String {
-    match error.into_kind() {
-        ErrorKind::RuntimeUnavailable { reason, .. } => reason,
-        other => Error::from(other).to_string(),
+impl PassedOver {
+    fn new(kind: Kind, error: Error) -> Self {
+        match error.into_kind() {
+            ErrorKind::RuntimeUnavailable { reason, is_present, .. } => Self { kind, reason, is_present },
+            other => Self { kind, reason: Error::from(other).to_string(), is_present: true },
+        }
     }
 }
 
 /// Makes this the process's runtime, unless there is one already.
 fn install(runtime: Box<dyn Runtime>) {
     fork::watch();
-    let _ = CHOSEN.set(runtime);
+    let (kind, devices, driver) = (runtime.kind(), runtime.device_count(), runtime.driver_version());
+    if CHOSEN.set(runtime).is_ok() {
+        let driver = driver.map_or_else(String::new, |(major, minor)| format!(", driver {major}.{minor}"));
+        info!(target: RUNTIME, "runtime {kind}: {devices} device(s){driver}");
+        for PassedOver { kind, reason, .. } in passed_over() {
+            info!(target: RUNTIME, "runtime {kind} was passed over: {reason}");
+        }
+    }
 }
 
 /// The runtime, if it is the one that a library's handles need.
@@ -357,9 +406,11 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     if runtime.kind() == kind {
         return Ok(runtime);
     }
-    let passed_over = PASSED_OVER.get().and_then(|all| all.iter().find(|(passed, _)| *passed == kind));
+    let passed_over = passed_over().iter().find(|passed| passed.kind == kind);
     let reason = match (passed_over, std::env::var_os(RUNTIME_VARIABLE)) {
-        (Some((_, reason)), _) => format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind()),
+        (Some(PassedOver { reason, .. }), _) => {
+            format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind())
+        }
         (None, Some(_)) => {
             format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind())
         }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{BoundDevice, Capture, Event, Runtime, StreamScope, get, scope};
+use super::{BoundDevice, Capture, Event, Kind, Runtime, StreamScope, get, nvtx, scope};
 use crate::error::{Error, Result};
 use crate::stream::{CaptureStatus, Device, RawStream};
 
@@ -11,6 +11,16 @@ use crate::stream::{CaptureStatus, Device, RawStream};
 ///
 /// Either one of our own ([`Stream::new`]), destroyed with its last clone, or a view of a foreign one
 /// ([`Stream::from_raw`]), which its owner keeps alive.
+///
+/// ```
+/// use gpupool::Stream;
+///
+/// let stream = Stream::new(gpupool::device(0)?)?;
+/// let _scope = stream.enter()?; // this thread's current stream, until the scope is dropped
+/// assert_eq!(Stream::current()?.raw(), stream.raw());
+/// stream.synchronize()?;
+/// # Ok::<(), gpupool::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Stream {
     raw: RawStream,
@@ -19,19 +29,24 @@ pub struct Stream {
     owned: Option<Arc<Owned>>,
 }
 
-/// Every stream of our own that is alive: those that can be asked whether they are captured.
+/// Every stream of our own that is alive, and every other that lasts: those that can be asked whether they are captured.
 static OWNED: Mutex<Vec<Weak<Owned>>> = Mutex::new(Vec::new());
+/// Streams that somebody else never destroys.
+#[cfg(feature = "python")]
+static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Owned {
     raw: RawStream,
     device: Device,
+    is_ours: bool,
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
         // A forked child gets no runtime here, and leaves the parent's stream alone.
-        if let Ok(runtime) = get()
+        if self.is_ours
+            && let Ok(runtime) = get()
             && let Ok(_bound) = BoundDevice::new(runtime, self.device)
         {
             // SAFETY: `raw` came from `stream_create` and this is its last owner.
@@ -49,10 +64,11 @@ impl Stream {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
         let raw = runtime.stream_create().map_err(|e| e.on(device))?;
-        let owned = Arc::new(Owned { raw, device });
-        let mut all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|stream| stream.strong_count() > 0);
-        all.push(Arc::downgrade(&owned));
+        if runtime.kind() == Kind::Cuda {
+            nvtx::name_stream(raw, c"gpupool");
+        }
+        let owned = Arc::new(Owned { raw, device, is_ours: true });
+        note_owned(&owned);
         Ok(Self { raw, device, owned: Some(owned) })
     }
 
@@ -99,13 +115,28 @@ impl Stream {
         Self { raw, device: actual, owned: None }.on(device)
     }
 
-    /// Whether it can be used at any time: a stream of our own, or the legacy default one. A foreign one may have been
+    /// Notes that whoever made this stream never destroys it.
+    #[cfg(feature = "python")]
+    pub(crate) fn declare_lasting(&self) {
+        let owned = {
+            let mut lasting = LASTING.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_lasting() || lasting.iter().any(|other| other.raw == self.raw && other.device == self.device) {
+                return;
+            }
+            let owned = Arc::new(Owned { raw: self.raw, device: self.device, is_ours: false });
+            lasting.push(Arc::clone(&owned));
+            owned
+        };
+        note_owned(&owned);
+    }
+
+    /// Whether it can be used at any time: a stream of our own, the legacy default one, or one that was declared to last. Another foreign one may have been
     /// destroyed since it was given, and no driver says so: it crashes.
     pub(crate) fn is_lasting(&self) -> bool {
         self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
     }
 
-    /// The same stream, and kept alive by the answer if it is one of our own, of which this may be a view.
+    /// The same stream, and kept alive by the answer if it is one of our own, of which this may be a view, or known to last.
     pub(crate) fn kept(&self) -> Self {
         if self.owned.is_some() {
             return self.clone();
@@ -223,6 +254,12 @@ impl Stream {
     fn bind_default(&self) -> Result<Option<BoundDevice>> {
         if self.raw.is_default() { BoundDevice::new(get()?, self.device).map(Some) } else { Ok(None) }
     }
+}
+
+fn note_owned(owned: &Arc<Owned>) {
+    let mut all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|stream| stream.strong_count() > 0);
+    all.push(Arc::downgrade(owned));
 }
 
 /// Streams that somebody said will be captured, with a number each.

@@ -1,8 +1,8 @@
 // What the doubles of the two drivers share: devices, streams, captures, events and memory, which is the machine's own,
 // so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same.
 //
-// FAKE_DEVICES, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is virtual memory, a memfd
-// for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
+// FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is
+// virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
 
 #include "double.h"
 #include <sys/mman.h>
@@ -27,6 +27,30 @@ static size_t total_bytes(void) { return (size_t)number("FAKE_MEMORY_MIB", 1024)
 static size_t free_bytes(int device) {
   long said = number("FAKE_FREE_MIB", -1);
   return said < 0 ? total_bytes() - used[device] : (size_t)said << 20;
+}
+
+static void check_device(int device) {
+  if (device < 0 || device >= devices()) wrong("no device %d", device);
+}
+
+// A string that fits into a buffer with its final zero, as both drivers want of it.
+static int put_text(char *buffer, int length, const char *text) {
+  if (length <= (int)strlen(text)) return INVALID;
+  strcpy(buffer, text);
+  return 0;
+}
+
+static int put_name(char *name, int length, int device) {
+  const char *said = getenv("FAKE_DEVICE_NAME");
+  check_device(device);
+  return put_text(name, length, said ? said : "double");
+}
+
+static int put_pci_bus_id(char *id, int length, int device) {
+  char text[16];
+  check_device(device);
+  snprintf(text, sizeof text, "0000:%02X:00.0", 0x18 + device);
+  return put_text(id, length, text);
 }
 
 // Streams. 0 and 1 are the legacy default stream, 2 the thread's own.

@@ -14,7 +14,6 @@ Result cuGetProcAddress_v2(const char *symbol, void **function, int version, Add
 }
 Result cuDevicePrimaryCtxRelease_v2(int device) { CALL(); return 0; }
 Result cuDevicePrimaryCtxReset_v2(int device) { CALL(); return 0; }
-Result cuDeviceGetUuid(char *uuid, int device) { CALL(); memset(uuid, device, 16); return 0; }
 Result cuCtxSynchronize(void) { CALL(); NEEDS_CONTEXT(); return spoil_captures(); }
 
 // A stack of contexts, for each thread.

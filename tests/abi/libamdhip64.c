@@ -58,9 +58,17 @@ Error hipGetLastError(void) {
 }
 Error hipPeekAtLastError(void) { return last_error; }
 Error hipGetDeviceCount(int *count) { CALL(); *count = devices(); return ANSWER(*count ? 0 : NO_DEVICE); }
-Error hipDeviceGetName(char *name, int length, int device) {
+Error hipDeviceGetName(char *name, int length, int device) { CALL(); return ANSWER(put_name(name, length, device)); }
+Error hipDeviceGetPCIBusId(char *id, int length, int device) {
   CALL();
-  strncpy(name, "double", length);
+  return ANSWER(put_pci_bus_id(id, length, device));
+}
+// As HIP, FAKE_UUID: the letters of the serial number without a final zero, if there is room for just them.
+Error hipDeviceGetUuid(char *uuid, int device) {
+  const char *said = getenv("FAKE_UUID");
+  CALL();
+  check_device(device);
+  strncpy(uuid, said ? said : "fcb21f9b37a1d8a5", 16);
   return 0;
 }
 Error hipDeviceGetAttribute(int *value, int attribute, int device) {

@@ -40,7 +40,7 @@ class OutOfMemoryError : public Error {
 
 }  // namespace c10
 
-using stream_t = struct stream *;
+using stream_t = struct CUstream_st *;
 using pool_id = std::pair<unsigned long long, unsigned long long>;
 
 struct Allocator {
@@ -52,6 +52,42 @@ struct Allocator {
   std::function<void(int, pool_id, std::function<bool(stream_t)>)> begin;
   std::function<void(int, pool_id)> end, release;
 };
+
+// The calling thread's current stream; its id says whether it is of PyTorch's own pools.
+static thread_local stream_t current;
+static thread_local bool is_own;
+
+namespace c10 {
+
+struct Device {
+  int8_t type, index;
+};
+
+class Stream {
+ public:
+  Device device;
+  int64_t id;
+};
+
+namespace cuda {
+
+class CUDAStream {
+  Stream stream_;
+
+ public:
+  explicit CUDAStream(Stream stream) : stream_(stream) {}
+  stream_t stream() const;
+};
+
+stream_t CUDAStream::stream() const { return stream_.id ? current : nullptr; }
+
+CUDAStream getCurrentCUDAStream(signed char device) {
+  int64_t id = is_own ? 0x2b : reinterpret_cast<int64_t>(current);
+  return CUDAStream({{1, device}, id});
+}
+
+}  // namespace cuda
+}  // namespace c10
 
 static std::string text;
 static int filters_alive;
@@ -81,6 +117,7 @@ static int answer(Run run) {
 extern "C" {
 // So that the class's table is there.
 void torch_throw() { throw c10::OutOfMemoryError({"", "", 0}, ""); }
+void torch_set_current(stream_t stream, bool is_own_stream) { current = stream, is_own = is_own_stream; }
 const char *torch_text() { return text.c_str(); }
 int torch_filters_alive() { return filters_alive; }
 Allocator *torch_make(void *(*malloc)(size_t, int, stream_t), void (*free)(void *, size_t, int, stream_t)) {

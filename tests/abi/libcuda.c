@@ -16,6 +16,8 @@ typedef struct UserObject {
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
 enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50 };
+// The driver's own pool, which says that it has so much.
+enum { POOL_RESERVED = 5, POOL_RESERVED_HIGH = 6, POOL_BYTES = 64 << 20 };
 
 static UserObject *user_objects;
 
@@ -37,15 +39,26 @@ Result cuDeviceGet(int *device, int ordinal) {
   *device = ordinal;
   return ordinal < devices() ? 0 : INVALID_DEVICE;
 }
-Result cuDeviceGetName(char *name, int length, int device) { CALL(); strncpy(name, "double", length); return 0; }
+Result cuDeviceGetName(char *name, int length, int device) { CALL(); return put_name(name, length, device); }
+Result cuDeviceGetPCIBusId(char *id, int length, int device) { CALL(); return put_pci_bus_id(id, length, device); }
+Result cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+  CALL();
+  check_device(device);
+  memset(uuid, 0xa0 + device, 16);
+  return 0;
+}
+static int is_retained[MAX_DEVICES];
 Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   CALL();
+  check_device(device);
   *flags = 0;
-  *active = 1;
+  *active = is_retained[device];
   return 0;
 }
 Result cuDevicePrimaryCtxRetain(Context **context, int device) {
   CALL();
+  check_device(device);
+  is_retained[device] = 1;
   contexts[device].device = device;
   *context = &contexts[device];
   return 0;
@@ -194,6 +207,26 @@ Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
 Result cuMemFreeAsync(Address address, void *stream) { CALL(); device_of(stream); return release(address); }
+Result cuDeviceGetMemPool(void **pool, int device) {
+  CALL();
+  *pool = &contexts[device];
+  return 0;
+}
+Result cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
+  CALL();
+  if (attribute != POOL_RESERVED && attribute != POOL_RESERVED_HIGH) wrong("pool attribute %d", attribute);
+  *(Address *)value = POOL_BYTES;
+  return pool ? 0 : INVALID;
+}
+Result cuMemPoolSetAttribute(void *pool, int attribute, void *value) {
+  CALL();
+  if (attribute != POOL_RESERVED_HIGH || *(Address *)value != 0) wrong("pool attribute %d", attribute);
+  return pool ? 0 : INVALID;
+}
+Result cuMemPoolTrimTo(void *pool, size_t bytes) {
+  CALL();
+  return pool && !bytes ? 0 : INVALID;
+}
 #ifdef FOR_FRAMEWORKS
 #include "frameworks.h"
 #endif

@@ -25,7 +25,7 @@ install -s "$(program bench --no-run --bench handle)" "$out/bin/bench_handle"
 install -s "$(program bench --no-run --bench memory)" "$out/bin/bench_memory"
 install -s "$(program build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
 
-cp -r tests examples benches pyproject.toml "$out"
+cp -r tests examples benches docs pyproject.toml README.md "$out"
 cp tests/gpu/run.sh "$out"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 du -sh "$out"

@@ -29,6 +29,20 @@ def settled():
     return gpupool.memory_stats().live_blocks
 
 
+@pytest.mark.usefixtures("enabled")
+def test_a_stream_for_each_piece_of_work_takes_the_memory_of_those_before():
+    before = gpupool.memory_stats().reserved_bytes
+    for value in range(30):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            arrays = [cupy.full(64 * MIB // 4, value, dtype=np.int32) for _ in range(3)]
+            assert all(int(array.max()) == int(array.min()) == value for array in arrays)
+            stream.synchronize()
+            # The buffers keep the stream that they are freed on.
+            del stream, arrays
+    # The first did not know that others would look for memory.
+    assert gpupool.memory_stats().reserved_bytes - before < 3 * 200 * MIB
+
+
 def buffer_of(array):
     """The gpupool.DeviceBuffer that an array is in."""
     return array.data.mem._owner

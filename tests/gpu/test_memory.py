@@ -80,6 +80,8 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
     view = torch.as_tensor(buffer, device="cuda")
     view.fill_(1)
+    # Loads the kernels, which would wait for the one that sleeps.
+    assert int(torch.from_dlpack(buffer).sum(dtype=torch.int64)) == 8 * MIB
     torch.cuda.synchronize()
     with torch.cuda.stream(producer):
         torch.cuda._sleep(SLEEP_CYCLES)

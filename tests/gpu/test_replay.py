@@ -1,12 +1,14 @@
 """Replay on the GPU: of a log on gpupool's and the driver's allocators, and of a snapshot that PyTorch wrote."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from gpu_helpers import import_or_skip
+from gpupool import _plot, _trace
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -42,3 +44,49 @@ def test_a_snapshot_that_pytorch_wrote_is_replayed(tmp_path):
     (result,) = replay(str(path))
     assert result["events"] == 500 + 250 + 1
     assert result["peak_live"] >= 64 << 20
+
+
+def test_allocators_are_compared_and_drawn(tmp_path):
+    output = tmp_path / "compared.html"
+    rows = replay("--compare", str(DATA / "two_streams-1.csv.gz"), "-o", str(output))
+    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async"]
+    live = rows[0]["peak_live"]
+    # The driver's pool says itself what it has, and that is more than was asked for.
+    assert live < rows[2]["peak_reserved"] < 4 * live
+    data = re.search(r'id="data">(.*?)</script>', output.read_text(), re.DOTALL)
+    (chart,) = json.loads(data[1])["panels"]
+    assert [line["label"].split(":")[0] for line in chart["lines"]] == [
+        "reserved by gpupool",
+        "by the driver (cuMemAlloc)",
+        "by the driver's pool (cuMemAllocAsync)",
+    ]
+    for line in chart["lines"]:
+        assert 0.98 * live <= max(line["y"]) <= 4 * live
+    print(rows)
+
+
+def test_a_snapshot_of_pytorch_is_drawn_beside_what_it_recorded(tmp_path):
+    torch = import_or_skip("torch")
+    path = tmp_path / "snapshot.pickle"
+    before = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._record_memory_history(max_entries=10_000)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        private = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    kept = [torch.empty(1 << (10 + step % 14), dtype=torch.uint8, device="cuda") for step in range(500)]
+    del kept[::2]
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    del before, private, kept
+    rows = replay("--compare", str(path))
+    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async", "recorded"]
+    assert rows[3]["peak_reserved"] >= reserved
+    # What was there before the history counts.
+    assert rows[0]["peak_live"] >= 70 << 20
+    picture = _plot.draw(_trace.recording(str(path)), None)
+    memory, addresses = picture.panels
+    assert memory.lines[0].y[-1] == reserved
+    assert sum(block.size for block in addresses.blocks if block.state != "free") == allocated
+    assert sum(is_drawn for _, _, is_drawn in addresses.names) == 2
+    assert any("test_replay.py" in frame for stack in addresses.stacks for frame in stack)

@@ -347,6 +347,41 @@ torch.cuda.empty_cache()
 assert totals().live_blocks <= 8, totals()
 """
 
+STREAMS = """
+def work(stream):
+    with torch.cuda.stream(stream):
+        tensors = [filled(value, 16 * MIB) for value in range(4)]
+        torch.cuda.synchronize()
+        assert all(bool((tensor == value).all()) for value, tensor in enumerate(tensors))
+
+# PyTorch's own are known to last, so what is free on one serves the others.
+streams = [torch.cuda.Stream() for _ in range(8)]
+for stream in streams:
+    work(stream)
+    torch.cuda.synchronize()
+assert totals().reserved_bytes < 2 * 4 * 64 * MIB, totals()
+print("torch: streams: reserved MiB", totals().reserved_bytes >> 20, "where each uses", 4 * 64)
+torch.cuda.empty_cache()
+
+# External ones may be gone while memory of theirs lives.
+import cupy
+cupy.cuda.set_allocator(None)
+kept = []
+for value in range(4):
+    owner = cupy.cuda.Stream(non_blocking=True)
+    with torch.cuda.stream(torch.cuda.ExternalStream(owner.ptr)):
+        kept.append(filled(value, 16 * MIB))
+        torch.cuda.synchronize()
+    del owner
+    gc.collect()
+assert all(bool((tensor == value).all()) for value, tensor in enumerate(kept))
+kept.clear()
+work(torch.cuda.Stream())
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+torch.cuda.synchronize()
+"""
+
 GRAPHS = """
 torch.manual_seed(1)
 model = torch.nn.Linear(64, 64).cuda()
@@ -456,8 +491,17 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize(
     "code",
-    [TRAINING, RECORD_STREAM, OUT_OF_MEMORY, OUT_OF_MEMORY_IN_A_BACKWARD_PASS, THREADS, GRAPHS, SETTINGS],
-    ids=["training", "record_stream", "out of memory", "in a backward pass", "threads", "graphs", "settings"],
+    [TRAINING, RECORD_STREAM, OUT_OF_MEMORY, OUT_OF_MEMORY_IN_A_BACKWARD_PASS, THREADS, STREAMS, GRAPHS, SETTINGS],
+    ids=[
+        "training",
+        "record_stream",
+        "out of memory",
+        "in a backward pass",
+        "threads",
+        "streams",
+        "graphs",
+        "settings",
+    ],
 )
 def test_the_whole_process(torch, code):
     print(run_python("-c", WHOLE_PROCESS + code))

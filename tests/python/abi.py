@@ -189,6 +189,11 @@ def build_hip(file: Path, *flags: str) -> Path:
     return _compile("libamdhip64.c", file, *flags)
 
 
+def build_nvtx(file: Path) -> Path:
+    """Build a profiler's library, for NVTX_INJECTION64_PATH."""
+    return _compile("nvtx.c", file)
+
+
 def build_torch(file: Path) -> Path:
     """Build PyTorch's library."""
     return _compile("libc10_cuda.cpp", file, "-std=c++17", language="c++")

@@ -146,3 +146,16 @@ def test_simulated_devices_that_cannot_be(run_bare_python, variables):
     done = run_bare_python(handle("host"), **variables)
     assert done.stdout.startswith("InvalidValue ")
     assert done.stderr == ""
+
+
+def test_a_replay_asks_the_drivers_pool_what_it_has(machine):
+    code = """
+from gpupool import _native
+
+slots, sizes, streams = (number.to_bytes(width, "little") for number, width in ((0, 4), (1 << 20, 8), (0, 4)))
+for allocator in ("driver", "async"):
+    result = _native.replay(slots, sizes, streams, 1, 1, allocator)
+    print(result.peak_reserved, _native.replay_reserved(slots, sizes, streams, 1, 100, allocator))
+"""
+    # The double's pool says that it has 64 MiB; what cuMemAlloc takes beyond what is asked for, no driver tells.
+    assert machine(code) == f"{1 << 20} [(0, {1 << 20})]\n{64 << 20} [(0, {64 << 20})]\n"

@@ -87,6 +87,7 @@ def test_stats_add_up(make_pool):
         "idle": 0,
         "held": 0,
         "leased": 0,
+        "peak_in_use": 0,
         "hits": 0,
         "misses": 0,
         "hand_overs": 0,
@@ -94,12 +95,13 @@ def test_stats_add_up(make_pool):
         "failures": 0,
         "create_seconds": 0.0,
         "device_bytes": 0,
+        "peak_device_bytes": 0,
         "workspace_bytes": 0,
     }
     for _ in range(5):
         pool.handle(device=1)
     stats = pool.stats(1)
-    assert (stats.created, stats.held, stats.hits, stats.misses) == (1, 1, 4, 1)
+    assert (stats.created, stats.held, stats.peak_in_use, stats.hits, stats.misses) == (1, 1, 1, 4, 1)
     assert pool.stats(0).created == 0
     assert pool.stats() == stats
     assert repr(stats).startswith("HandleStats(created=1, destroyed=0,")

@@ -191,6 +191,74 @@ print(gpupool.cusparse.path == str(target))
     assert run_bare_python(code, PYTHONPATH=str(site_packages)).stdout == "missing\nTrue\n"
 
 
+def origins(run_bare_python, *names, before="", **variables):
+    """How a new process says that it found libraries, asked in this order."""
+    code = f"{before}import gpupool; print(*[getattr(gpupool, name).origin for name in {names}])"
+    done = run_bare_python(code, **variables)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_how_a_library_was_found_is_told(run_bare_python, site_packages, tmp_path):
+    def built(place):
+        return build_library("cusparse", tmp_path / place / "libcusparse.so.12")
+
+    file = build_library("cusparse", site_packages / "nvidia/cu13/lib/libcusparse.so.12")
+    wheel = {"PYTHONPATH": str(site_packages)}
+    conda = tmp_path / "conda"
+    (conda / "lib/python3.11/site-packages").mkdir(parents=True)
+    loaded = f"import ctypes; ctypes.CDLL({str(file)!r})\n"
+    for expected, variables in {
+        "wheel": wheel,
+        "environment": {"GPUPOOL_CUSPARSE_PATH": str(built("mine").parent), **wheel},
+        "conda": {"CONDA_PREFIX": str(built("conda/lib").parents[1])},
+        "toolkit": {"CUDA_HOME": str(built("cuda/lib64").parents[1])},
+        "system": {"LD_LIBRARY_PATH": str(built("linker").parent)},
+    }.items():
+        assert origins(run_bare_python, "cusparse", **variables) == [expected]
+    assert origins(run_bare_python, "cusparse", before=loaded, **wheel) == ["process"]
+
+
+def test_what_another_library_needed_was_found_where_it_was_loaded_from(run_bare_python, site_packages):
+    folder = site_packages / "nvidia/cu13/lib"
+    cublas = build_library("cublas", folder / "libcublas.so.13")
+    build_library("cudss", folder / "libcudss.so.0", needs=("cublasGetProperty", cublas))
+    assert origins(run_bare_python, "cudss", "cublas", PYTHONPATH=str(site_packages)) == ["wheel", "wheel"]
+
+
+def test_a_pool_tells_whether_its_library_is_loaded_and_loads_none_for_it(run_bare_python, site_packages):
+    build_library("cusparse", site_packages / "nvidia/cu13/lib/libcusparse.so.12")
+    code = """
+import gpupool
+pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
+print(gpupool.cusparse.loaded, gpupool.cusparse.loaded, gpupool.cusparse.version, gpupool.cusparse.loaded)
+print(gpupool.cublas.loaded, gpupool.cublas.available, gpupool.cublas.loaded, gpupool.host.loaded)
+print(pool.loaded, pool.origin, gpupool.host.origin)
+"""
+    done = run_bare_python(code, PYTHONPATH=str(site_packages))
+    assert done.stdout == "False False (1, 2, 3) True\nFalse False False True\nTrue None None\n"
+
+
+def test_a_library_that_is_missing_is_told_from_one_that_cannot_be_used(run_bare_python, site_packages, tmp_path):
+    code = """
+import gpupool
+try: gpupool.cusparse.path
+except gpupool.LibraryNotFound as error: print(error.is_present, error.library, len(error.tried) > 0, error.remedy)
+"""
+
+    def told(**variables):
+        return run_bare_python(code, PYTHONPATH=str(site_packages), **variables).stdout
+
+    brings = "Install it with: pip install nvidia-cusparse\nor set GPUPOOL_CUSPARSE_PATH to its file or folder\n"
+    assert told() == f"False cusparse True {brings}"
+    broken = tmp_path / "linker/libcusparse.so.12"
+    broken.parent.mkdir()
+    broken.write_text("not a library")
+    assert told(LD_LIBRARY_PATH=str(broken.parent)) == f"True cusparse True {brings}"
+    build_library("cusparse", broken, without="SET_STREAM")
+    assert told(LD_LIBRARY_PATH=str(broken.parent)) == f"True cusparse True {brings}"
+
+
 def real_cudnn():
     """The file of the real cuDNN in this environment, if there is one."""
     files = [file for root in sys.path for file in Path(root).glob("nvidia/cudnn*/lib/libcudnn.so.9")]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
-from gpupool import _native, _replay
+from gpupool import _native, _units
 from gpupool.__main__ import main
 
 DATA = Path(__file__).parents[1] / "data"
@@ -70,7 +70,9 @@ def replayed(monkeypatch):
     calls = []
 
     def replay(*arguments):
-        calls.append(arguments)
+        *packed, watch = arguments
+        watch(0.5)
+        calls.append(tuple(packed))
         return SimpleNamespace(
             peak_reserved=3 << 30, driver_calls=12, moved_pages=34, cold_ns=123.4567, warm_ns=56.7891
         )
@@ -177,4 +179,4 @@ def test_wrong_arguments(arguments, capsys):
     ],
 )
 def test_sizes_have_three_digits(nbytes, text):
-    assert _replay.size(nbytes) == text
+    assert _units.size(nbytes) == text

@@ -206,14 +206,15 @@ def test_a_dump_at_out_of_memory_shows_what_was_held(recorded, stream, tmp_path)
         return False
 
     callback = gpupool.on_oom(dump)
-    held = gpupool.empty(10 << 20, stream)
-    gpupool.set_per_process_memory_fraction(0.01)
-    with pytest.raises(gpupool.OutOfMemory):
-        gpupool.empty(2 << 30, stream)
+    pool = gpupool.MemPool(limit=100 << 20, device=0)
+    with gpupool.use_mem_pool(pool):
+        held = gpupool.empty(60 << 20, stream)
+        with pytest.raises(gpupool.OutOfMemory):
+            gpupool.empty(50 << 20, stream)
     callback.remove()
     snapshot = pickle.loads(path.read_bytes())
     [oom] = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "oom"]
-    assert oom["size"] == 2 << 30
+    assert (oom["size"], oom["pool_id"]) == (50 << 20, pool.id)
     assert oom["device_free"] > 0
     assert "addr" not in oom
     assert oom["frames"][0]["name"] == "test_a_dump_at_out_of_memory_shows_what_was_held"

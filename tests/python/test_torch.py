@@ -268,6 +268,32 @@ def test_a_recorded_stream_keeps_the_memory(allocator):
     assert gpupool.memory_stats().waiting_blocks == 0
 
 
+@pytest.mark.parametrize("is_pytorchs", [True, False], ids=["pytorch", "external"])
+def test_streams_of_pytorchs_own_share_memory_and_external_ones_may_be_gone(allocator, torch, is_pytorchs):
+    set_current = torch.library.torch_set_current
+    set_current.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+    streams = [_native.host_create_stream(0) for _ in range(2)]
+    for stream in streams:
+        set_current(stream, is_pytorchs)
+        allocator.free(allocator.allocate(40 * MIB, 0, stream), 40 * MIB, 0, stream)
+        if not is_pytorchs:
+            _native.host_destroy_stream(stream)
+    reserved = gpupool.memory_stats().reserved_bytes
+    assert reserved < 50 * MIB if is_pytorchs else reserved >= 80 * MIB
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().reserved_bytes == 0
+
+
+def test_the_stream_of_an_allocation_need_not_be_pytorchs_current_one(allocator, torch):
+    current, named = (_native.host_create_stream(0) for _ in range(2))
+    torch.library.torch_set_current.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+    torch.library.torch_set_current(current, True)
+    allocator.free(allocator.allocate(4 * MIB, 0, named), 4 * MIB, 0, named)
+    _native.host_destroy_stream(named)
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().reserved_bytes == 0
+
+
 def test_the_cache_is_emptied_and_limited(allocator):
     allocator.free(allocator.allocate(40 * MIB), 40 * MIB, 0, None)
     before = gpupool.memory_stats().reserved_bytes

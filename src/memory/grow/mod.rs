@@ -7,6 +7,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
+use log::debug;
+
 mod place;
 mod segments;
 
@@ -16,9 +18,11 @@ use super::device_memory::DeviceMemory;
 use super::order::Until;
 use super::pages::{Mapping, PAGE};
 use super::pool::{Pool, Source};
+use super::recorded;
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
-use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::activity::{Activity, target::MEMORY};
+use crate::error::{Bytes, Error, ErrorKind, Result, StatusKind};
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::stream::CaptureStatus;
 
@@ -99,6 +103,7 @@ fn grow_pages(
     effort: Effort,
 ) -> Result<Option<u64>> {
     let device = cache.device;
+    let activity = Activity::begin_of(bytes, format_args!("grow memory pool"));
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
     let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
@@ -133,7 +138,15 @@ fn grow_pages(
     })();
     match outcome {
         Ok(()) => {
+            let (created, moved) = (Bytes(work.created_bytes()), Bytes(work.moved_bytes()));
             let offset = work.finish(cache, thread, bytes);
+            let (id, on, took) = (service.pool.id, device.device, activity.took());
+            let reserved = Bytes(service.pool.budget.reserved());
+            debug!(
+                target: MEMORY,
+                "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
+                 for {bytes} bytes, {reserved} reserved"
+            );
             // What the driver refuses here it refuses again later, where somebody asked for it.
             let _ = device.end_retired(false);
             Ok(offset)
@@ -164,6 +177,14 @@ impl Work<'_> {
         self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
     }
 
+    fn moved_bytes(&self) -> u64 {
+        u64::from(self.gathered_pages()) * PAGE
+    }
+
+    fn created_bytes(&self) -> u64 {
+        self.created.iter().map(|mapping| mapping.bytes()).sum()
+    }
+
     /// Takes in free pages of a cache. The event on its stream comes first, so that a refusal changes nothing.
     fn add(
         &mut self,
@@ -187,6 +208,9 @@ impl Work<'_> {
 
     /// Takes free pages of other caches, those of the same pool first, until there are enough.
     fn gather(&mut self, asker: &ThreadCache, service: &Service, thread: u64, effort: Effort) -> Result<()> {
+        if effort == Effort::Ready && self.is_lively(asker, thread) {
+            return Ok(());
+        }
         let mut pools = vec![Arc::clone(&service.pool)];
         if effort == Effort::Device {
             pools.extend(self.device.pools().into_iter().filter(|pool| pool.number != service.pool.number));
@@ -203,13 +227,17 @@ impl Work<'_> {
                     continue;
                 }
                 let Some(other) = cache.service() else { continue };
-                if !is_ready(&other, service, thread, effort)? {
+                let readiness = readiness(cache, &other, service, thread, effort)?;
+                if readiness == Readiness::Never {
                     continue;
                 }
                 let is_at_work = !cache.is_owned_by(thread) && !cache.is_owned_by(0);
                 let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
                 let mappings = {
                     let mut heap = cache.lock(thread);
+                    if matches!(readiness, Readiness::Done(turnover) if turnover != heap.turnover()) {
+                        continue;
+                    }
                     if effort > Effort::Exact {
                         heap.drop_empty_slabs(&self.device.pages);
                     }
@@ -217,6 +245,11 @@ impl Work<'_> {
                     let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
                     cache.take_mappings(&mut heap, wanted, slack, u64::MAX)
                 };
+                if matches!(readiness, Readiness::Done(_)) {
+                    let (pool, until) = (Arc::clone(&other.pool), Until::Events(Vec::new()));
+                    self.gathered.push(Gathered { cache, pool, mappings, until });
+                    continue;
+                }
                 self.add(cache, &other, thread, &service.stream, mappings)?;
                 let is_in_order = other.stream.raw() == service.stream.raw() && other.stream_of == service.stream_of;
                 if !is_in_order || other.is_captured {
@@ -225,6 +258,12 @@ impl Work<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the asker had better take new pages than those that other streams would want back.
+    fn is_lively(&self, asker: &ThreadCache, thread: u64) -> bool {
+        let heap = asker.lock(thread);
+        asker.exchange.is_lively(heap.mapped() / PAGE + u64::from(self.place.pages), heap.counts().allocations)
     }
 
     /// Pages last used on another stream are only taken once the GPU is done with them; otherwise they go back.
@@ -244,6 +283,8 @@ impl Work<'_> {
         let part = ((self.pool.budget.reserved() / PAGE / HANDLE_PART) as u32).clamp(HANDLE_PAGES.0, HANDLE_PAGES.1);
         let part = if self.rivals > 0 { HANDLE_PAGES.1 } else { part };
         let most = part.min(self.place.pages.next_power_of_two());
+        let _activity =
+            (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
@@ -274,6 +315,8 @@ impl Work<'_> {
     }
 
     fn map_all(&mut self) -> Result<()> {
+        let _activity =
+            (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
         let mut first = self.place.first;
         let moved = self.gathered.iter().flat_map(|from| &from.mappings);
         for &mapping in moved.chain(&self.created) {
@@ -305,12 +348,23 @@ impl Work<'_> {
             device.pages.set_mapping(mapping);
         }
         device.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.number));
+        self.count_exchange(cache, thread);
         let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
         device.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
             device.retired.push(Remains::Moved(from.mappings), from.until, &from.pool);
         }
         offset
+    }
+
+    fn count_exchange(&self, cache: &ThreadCache, thread: u64) {
+        let count = |mappings: &[Mapping]| mappings.iter().map(|mapping| u64::from(mapping.pages)).sum();
+        for from in self.gathered.iter().filter(|from| !std::ptr::eq(from.cache, cache)) {
+            let pages = count(&from.mappings);
+            from.cache.exchange.lose(pages);
+            cache.exchange.take(pages, cache.lock(thread).counts().allocations);
+        }
+        cache.exchange.create(count(&self.created));
     }
 
     /// Puts everything back to where it was; what the driver refuses now is tried again later.
@@ -333,26 +387,42 @@ impl Work<'_> {
 }
 
 /// Whether free pages of a cache can be taken for another one.
-fn is_ready(other: &Service, asker: &Service, thread: u64, effort: Effort) -> Result<bool> {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Readiness {
+    Never,
+    /// With the work so far on its stream, or on the device.
+    AfterWork,
+    /// At once, if its heap's turnover is still this.
+    Done(u64),
+}
+
+fn readiness(cache: &ThreadCache, other: &Service, asker: &Service, thread: u64, effort: Effort) -> Result<Readiness> {
+    let after_work = |is_ready| if is_ready { Readiness::AfterWork } else { Readiness::Never };
     // A graph may use them at any time.
     if other.is_captured && other.pool.has_captures() {
-        return Ok(false);
+        return Ok(Readiness::Never);
     }
     if !other.is_stream_usable(thread, Some(&asker.stream)) {
-        return Ok(effort >= Effort::Pool);
+        if effort >= Effort::Pool {
+            return Ok(Readiness::AfterWork);
+        }
+        if !other.pool.is_recording() && cache.lock(thread).unused() >= PAGE {
+            recorded::begin(other);
+        }
+        return Ok(cache.recorded_turnover()?.map_or(Readiness::Never, Readiness::Done));
     }
     if other.stream.raw() == asker.stream.raw() {
-        return Ok(true);
+        return Ok(Readiness::AfterWork);
     }
     if other.stream.capture_status()? != CaptureStatus::None {
-        return Ok(false);
+        return Ok(Readiness::Never);
     }
     if effort >= Effort::Pool {
-        return Ok(true);
+        return Ok(Readiness::AfterWork);
     }
     // The question spoils captures as an allocation does.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    other.stream.query()
+    other.stream.query().map(after_work)
 }
 
 fn limit_reached(pool: &Pool) -> Error {

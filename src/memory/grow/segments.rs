@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, RwLockReadGuard};
 
+use log::debug;
+
 use super::{claimed, out_of_addresses};
-use crate::error::{Error, Result};
+use crate::activity::{Activity, target::MEMORY};
+use crate::error::{Bytes, Error, Result};
 use crate::memory::device_memory::{DeviceMemory, Segment};
 use crate::memory::heap::ALIGNMENT;
 use crate::memory::local;
@@ -24,6 +27,7 @@ pub(super) fn grow_segment(
     let (device, pool) = (cache.device, &service.pool);
     let needed = cache.lock(thread).needed_for(bytes);
     let wanted = segment_bytes(needed);
+    let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
     let start = claimed(device, pool, wanted, || {
         device.driver_calls.fetch_add(1, Ordering::Relaxed);
         let address = local::supply(pool, || source.allocate(wanted, &service.stream))?;
@@ -34,7 +38,11 @@ pub(super) fn grow_segment(
             }
         })
     })?;
-    Ok(cache.add_and_allocate(thread, start, wanted, bytes))
+    let offset = cache.add_and_allocate(thread, start, wanted, bytes);
+    let (id, device, took) = (pool.id, device.device, activity.took());
+    let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget.reserved()));
+    debug!(target: MEMORY, "pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved");
+    Ok(offset)
 }
 
 impl DeviceMemory {

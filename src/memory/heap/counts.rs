@@ -16,6 +16,13 @@ pub(in crate::memory) struct Counts {
 }
 
 impl Counts {
+    /// Takes over what a heap that is gone has counted. Nothing is live in it.
+    pub(in crate::memory) fn add(&mut self, gone: Self) {
+        self.allocations += gone.allocations;
+        self.frees += gone.frees;
+        self.peak = self.peak.max(gone.peak);
+    }
+
     #[inline]
     pub(super) fn allocate(&mut self, bytes: u64, requested: u64) {
         self.live += bytes;

@@ -47,6 +47,8 @@ pub(super) struct Heap {
     mapped: u64,
     is_split: bool,
     counts: Counts,
+    /// How often memory was cut off what is free, or joined it.
+    turnover: u64,
 }
 
 impl Heap {
@@ -61,7 +63,18 @@ impl Heap {
             mapped: 0,
             is_split,
             counts: Counts::default(),
+            turnover: 0,
         }
+    }
+
+    /// Makes it a new heap, but for the turnover, which is never the same twice.
+    pub(super) fn restart(&mut self, is_split: bool) {
+        *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
+    }
+
+    /// A number that stays as long as free pages stay as they are, or are taken out.
+    pub(super) fn turnover(&self) -> u64 {
+        self.turnover
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -158,6 +171,7 @@ impl Heap {
                 }
             };
         }
+        self.turnover += 1;
         self.free.remove(&mut self.blocks, id);
         let block = &mut self.blocks[id as usize];
         block.start = start;
@@ -287,6 +301,7 @@ impl Heap {
     /// Makes a block free and joins it with free neighbours.
     #[inline]
     fn join(&mut self, id: u32) {
+        self.turnover += 1;
         let mut block = self.blocks[id as usize].clone();
         let mut keep = id;
         if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == State::Free) {

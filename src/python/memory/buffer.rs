@@ -15,10 +15,15 @@ use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::stream::Device;
 
-/// A buffer, shared with those it was exported to; none once freed.
+/// A buffer.
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(in crate::python) struct PyDeviceBuffer(Mutex<Option<Arc<DeviceBuffer>>>);
+pub(in crate::python) struct PyDeviceBuffer {
+    /// Shared with those it was exported to; none once freed.
+    buffer: Mutex<Option<Arc<DeviceBuffer>>>,
+    /// The object that keeps its stream alive, if there is one.
+    keeper: Option<Py<PyAny>>,
+}
 
 #[pyfunction]
 #[pyo3(signature = (nbytes, stream = None))]
@@ -27,16 +32,18 @@ pub(in crate::python) fn empty(
     nbytes: Whole,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyDeviceBuffer> {
-    let nbytes = nbytes.0;
-    let stream = stream::resolve(py, stream, None)?;
-    let buffer = match memory::empty_if_cached(nbytes, &stream)? {
-        Some(buffer) => buffer,
-        None => {
-            let _stack = hold_stack(Purpose::Allocation);
-            py.detach(|| memory::empty(nbytes, &stream))?
-        }
-    };
-    Ok(PyDeviceBuffer(Mutex::new(Some(Arc::new(buffer)))))
+    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?, None)
+}
+
+/// `empty` for an adapter whose framework destroys the stream with the object `keeper` and not before: the buffer keeps it.
+#[pyfunction]
+pub(in crate::python) fn empty_kept(
+    py: Python<'_>,
+    nbytes: Whole,
+    stream: &Bound<'_, PyAny>,
+    keeper: Option<Py<PyAny>>,
+) -> PyResult<PyDeviceBuffer> {
+    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, Some(stream), None)?, keeper)
 }
 
 #[pyfunction]
@@ -46,10 +53,40 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyR
 }
 
 impl PyDeviceBuffer {
+    #[inline]
+    fn new(py: Python<'_>, nbytes: u64, stream: &Stream, keeper: Option<Py<PyAny>>) -> PyResult<Self> {
+        let buffer = match memory::empty_if_cached(nbytes, stream)? {
+            Some(buffer) => buffer,
+            None => {
+                let _stack = hold_stack(Purpose::Allocation);
+                py.detach(|| memory::empty(nbytes, stream))?
+            }
+        };
+        Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper })
+    }
+
+    /// The buffer's own stream, if it is known to be alive.
+    fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
+        self.keeper.as_ref().map(|_| buffer.stream().view())
+    }
+
     fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
-        let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
         Ok(buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
+    }
+}
+
+impl Drop for PyDeviceBuffer {
+    fn drop(&mut self) {
+        if self.keeper.is_some()
+            && let Some(buffer) = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner).take()
+            && let Ok(buffer) = Arc::try_unwrap(buffer)
+            && let Some(stream) = self.living_stream(&buffer)
+        {
+            // What the driver refuses to take back is tried again whenever memory is given back.
+            let _ = buffer.free_on(&stream);
+        }
     }
 }
 
@@ -88,7 +125,7 @@ impl PyDeviceBuffer {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
-        let mut place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
         if let (Some(buffer), Some(stream)) = (place.as_deref(), &stream) {
             // A refusal leaves the buffer as it is.
@@ -98,9 +135,12 @@ impl PyDeviceBuffer {
         match Arc::try_unwrap(buffer) {
             Ok(buffer) => {
                 drop(place);
-                let on = stream.unwrap_or_else(|| buffer.stream().clone());
+                let stream = stream.or_else(|| self.living_stream(&buffer));
                 let _stack = hold_stack(Purpose::Free);
-                Ok(py.detach(|| buffer.free_on(&on))?)
+                Ok(py.detach(|| match stream {
+                    Some(stream) => buffer.free_on(&stream),
+                    None => buffer.free(),
+                })?)
             }
             Err(shared) => {
                 *place = Some(shared);

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyList;
 
 use super::allocator::source;
 use super::capture::PyCapture;
@@ -101,6 +101,10 @@ impl PyMemPool {
         Ok(py.detach(|| self.pool.stats())?.into())
     }
 
+    fn reset_peak_stats(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.pool.reset_peak_stats())?)
+    }
+
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| self.pool.trim())?)
@@ -166,13 +170,4 @@ pub(in crate::python) fn pool_use_count(
 ) -> PyResult<Option<u32>> {
     let device = device::extract(py, device)?;
     Ok(memory::pool_use_count(device, from_pair(pool_id))?)
-}
-
-/// What `as_dict` of the statistics answers.
-pub(super) fn dict<'py>(py: Python<'py>, items: &[(&str, u64)]) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for (name, value) in items {
-        dict.set_item(name, value)?;
-    }
-    Ok(dict)
 }

@@ -11,29 +11,28 @@ mod scope;
 mod snapshot;
 mod stats;
 
-pub(super) use buffer::{PyDeviceBuffer, empty, fence};
+pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use history::record_memory_history;
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
-pub(super) use replaying::{PyReplayResult, replay};
+pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
-    PyMemoryStats, PyOomCallback, PyPoolStats, devices_in_use, empty_cache, enable_peer_access,
-    get_per_process_memory_fraction, memory_stats, on_oom, reset_peak_memory_stats, set_memory_limit,
-    set_per_process_memory_fraction,
+    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
+    memory_stats, on_oom, set_memory_limit, set_per_process_memory_fraction,
 };
 
 use super::whole::Whole;
 use crate::memory::PoolId;
 
 /// An id as Python sees it.
-type Id = (u64, u64);
+pub(super) type Id = (u64, u64);
 
-const fn pair(id: PoolId) -> Id {
+pub(super) const fn pair(id: PoolId) -> Id {
     (id.0, id.1)
 }
 

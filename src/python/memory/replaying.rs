@@ -46,7 +46,42 @@ fn events(slots: &[u8], sizes: &[u8], streams: &[u8], slot_count: usize) -> Resu
     Ok(slots.into_iter().zip(sizes).zip(streams).map(pack).collect())
 }
 
+fn allocator(name: &str) -> Result<ReplayAllocator> {
+    match name {
+        "gpupool" => Ok(ReplayAllocator::Gpupool),
+        "driver" => Ok(ReplayAllocator::Driver),
+        "async" => Ok(ReplayAllocator::Async),
+        other => Err(Error::invalid_value(format!("{other} is no allocator: gpupool, driver or async"))),
+    }
+}
+
+/// Runs a replay that calls `watch` as it goes. What that raises, or Ctrl-C, ends the replay and is raised.
+fn watched<T: Send>(
+    py: Python<'_>,
+    watch: Option<&Bound<'_, PyAny>>,
+    run: impl FnOnce(&mut dyn FnMut(f64) -> bool) -> Result<Option<T>> + Send,
+) -> PyResult<T> {
+    let watch = watch.map(|watch| watch.clone().unbind());
+    let mut raised = None;
+    let outcome = py.detach(|| {
+        run(&mut |part| {
+            let asked = Python::attach(|py| {
+                py.check_signals()?;
+                watch.as_ref().map_or(Ok(()), |watch| watch.call1(py, (part,)).map(drop))
+            });
+            asked.map_err(|error| raised = Some(error)).is_ok()
+        })
+    });
+    if let Some(raised) = raised {
+        return Err(raised);
+    }
+    let ended = || Error::invalid_value("the replay ended early, and nobody asked for it");
+    Ok(outcome?.ok_or_else(ended)?)
+}
+
 #[pyfunction]
+#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None))]
+#[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(in crate::python) fn replay(
     py: Python<'_>,
     slots: &[u8],
@@ -55,13 +90,27 @@ pub(in crate::python) fn replay(
     slot_count: usize,
     threads: usize,
     allocator: &str,
+    watch: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyReplayResult> {
-    let allocator = match allocator {
-        "gpupool" => ReplayAllocator::Gpupool,
-        "driver" => ReplayAllocator::Driver,
-        "async" => ReplayAllocator::Async,
-        other => return Err(Error::invalid_value(format!("{other} is no allocator: gpupool, driver or async")).into()),
-    };
+    let allocator = self::allocator(allocator)?;
     let events = events(slots, sizes, streams, slot_count)?;
-    Ok(py.detach(|| memory::replay(&events, threads, allocator))?.into())
+    watched(py, watch, |watch| memory::replay(&events, threads, allocator, watch)).map(Into::into)
+}
+
+#[pyfunction]
+#[pyo3(signature = (slots, sizes, streams, slot_count, most, allocator, watch = None))]
+#[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
+pub(in crate::python) fn replay_reserved(
+    py: Python<'_>,
+    slots: &[u8],
+    sizes: &[u8],
+    streams: &[u8],
+    slot_count: usize,
+    most: usize,
+    allocator: &str,
+    watch: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<(usize, u64)>> {
+    let allocator = self::allocator(allocator)?;
+    let events = events(slots, sizes, streams, slot_count)?;
+    watched(py, watch, |watch| memory::replay_reserved(&events, allocator, most, watch))
 }

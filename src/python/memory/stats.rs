@@ -5,139 +5,29 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::mem_pool::dict;
 use crate::error::Error;
 use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
+use crate::python::counts::counts_class;
 use crate::python::device;
 use crate::python::whole::Whole;
-use crate::stream::Device;
 
-#[pyclass(name = "PoolStats", module = "gpupool", frozen, eq, get_all)]
-#[derive(Debug, PartialEq)]
-pub(in crate::python) struct PyPoolStats {
-    live_bytes: u64,
-    peak_live_bytes: u64,
-    requested_bytes: u64,
-    reserved_bytes: u64,
-    peak_reserved_bytes: u64,
-    live_blocks: u64,
-    waiting_blocks: u64,
-    allocations: u64,
-    frees: u64,
-}
-
-impl From<PoolStats> for PyPoolStats {
-    fn from(stats: PoolStats) -> Self {
-        Self {
-            live_bytes: stats.live_bytes,
-            peak_live_bytes: stats.peak_live_bytes,
-            requested_bytes: stats.requested_bytes,
-            reserved_bytes: stats.reserved_bytes,
-            peak_reserved_bytes: stats.peak_reserved_bytes,
-            live_blocks: stats.live_blocks,
-            waiting_blocks: stats.waiting_blocks,
-            allocations: stats.allocations,
-            frees: stats.frees,
-        }
+counts_class! {
+    PyPoolStats = "PoolStats" from stats: PoolStats {
+        u64 of stats => [
+            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, reserved_bytes,
+            peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
+        ];
     }
 }
 
-impl PyPoolStats {
-    fn items(&self) -> [(&'static str, u64); 9] {
-        [
-            ("live_bytes", self.live_bytes),
-            ("peak_live_bytes", self.peak_live_bytes),
-            ("requested_bytes", self.requested_bytes),
-            ("reserved_bytes", self.reserved_bytes),
-            ("peak_reserved_bytes", self.peak_reserved_bytes),
-            ("live_blocks", self.live_blocks),
-            ("waiting_blocks", self.waiting_blocks),
-            ("allocations", self.allocations),
-            ("frees", self.frees),
-        ]
-    }
-}
-
-fn describe(name: &str, items: &[(&str, u64)]) -> String {
-    let items: Vec<_> = items.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    format!("{name}({})", items.join(", "))
-}
-
-#[pymethods]
-impl PyPoolStats {
-    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        dict(py, &self.items())
-    }
-
-    fn __repr__(&self) -> String {
-        describe("PoolStats", &self.items())
-    }
-}
-
-#[pyclass(name = "MemoryStats", module = "gpupool", frozen, eq, get_all)]
-#[derive(Debug, PartialEq)]
-pub(in crate::python) struct PyMemoryStats {
-    live_bytes: u64,
-    peak_live_bytes: u64,
-    requested_bytes: u64,
-    reserved_bytes: u64,
-    peak_reserved_bytes: u64,
-    live_blocks: u64,
-    waiting_blocks: u64,
-    allocations: u64,
-    frees: u64,
-    driver_calls: u64,
-    moved_pages: u64,
-    pools: u64,
-}
-
-impl From<MemoryStats> for PyMemoryStats {
-    fn from(stats: MemoryStats) -> Self {
-        Self {
-            live_bytes: stats.total.live_bytes,
-            peak_live_bytes: stats.total.peak_live_bytes,
-            requested_bytes: stats.total.requested_bytes,
-            reserved_bytes: stats.total.reserved_bytes,
-            peak_reserved_bytes: stats.total.peak_reserved_bytes,
-            live_blocks: stats.total.live_blocks,
-            waiting_blocks: stats.total.waiting_blocks,
-            allocations: stats.total.allocations,
-            frees: stats.total.frees,
-            driver_calls: stats.driver_calls,
-            moved_pages: stats.moved_pages,
-            pools: stats.pools as u64,
-        }
-    }
-}
-
-impl PyMemoryStats {
-    fn items(&self) -> [(&'static str, u64); 12] {
-        [
-            ("live_bytes", self.live_bytes),
-            ("peak_live_bytes", self.peak_live_bytes),
-            ("requested_bytes", self.requested_bytes),
-            ("reserved_bytes", self.reserved_bytes),
-            ("peak_reserved_bytes", self.peak_reserved_bytes),
-            ("live_blocks", self.live_blocks),
-            ("waiting_blocks", self.waiting_blocks),
-            ("allocations", self.allocations),
-            ("frees", self.frees),
-            ("driver_calls", self.driver_calls),
-            ("moved_pages", self.moved_pages),
-            ("pools", self.pools),
-        ]
-    }
-}
-
-#[pymethods]
-impl PyMemoryStats {
-    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        dict(py, &self.items())
-    }
-
-    fn __repr__(&self) -> String {
-        describe("MemoryStats", &self.items())
+counts_class! {
+    PyMemoryStats = "MemoryStats" from stats: MemoryStats {
+        u64 of stats.total => [
+            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, reserved_bytes,
+            peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
+        ];
+        u64 of stats => [driver_calls, moved_pages, pools];
     }
 }
 
@@ -152,13 +42,6 @@ pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
 pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyMemoryStats> {
     let device = device::extract_or_current(py, device)?;
     Ok(py.detach(|| memory::memory_stats(device))?.into())
-}
-
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(in crate::python) fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::reset_peak_memory_stats(device))?)
 }
 
 #[pyfunction]
@@ -191,11 +74,6 @@ pub(in crate::python) fn set_memory_limit(
     let limit = MemoryLimit { fraction, bytes: nbytes.map(|nbytes| nbytes.0) };
     let former = py.detach(|| memory::set_memory_limit(limit))?;
     Ok((former.fraction, former.bytes))
-}
-
-#[pyfunction]
-pub(in crate::python) fn devices_in_use() -> PyResult<Vec<usize>> {
-    Ok(memory::devices_in_use()?.into_iter().map(Device::ordinal).collect())
 }
 
 #[pyfunction]

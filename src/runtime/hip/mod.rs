@@ -15,6 +15,7 @@ use std::ptr;
 
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
+use super::device_info::{DeviceInfo, text, uuid_text};
 use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -55,6 +56,16 @@ fn as_event(event: RawEvent) -> *mut c_void {
 
 fn as_stream(stream: RawStream) -> *mut c_void {
     stream.as_hip_knows_it().as_ptr()
+}
+
+/// A device's UUID as `rocminfo` writes it: HIP answers the letters that stand there after `GPU-`, `XX` for none.
+fn uuid_of(bytes: [u8; 16]) -> Option<String> {
+    let letters = text(&bytes);
+    match letters.as_str() {
+        "" | "XX" => None,
+        _ if letters.bytes().all(|letter| letter.is_ascii_alphanumeric()) => Some(format!("GPU-{letters}")),
+        _ => Some(format!("GPU-{}", uuid_text(bytes))),
+    }
 }
 
 impl Hip {
@@ -127,12 +138,33 @@ impl Runtime for Hip {
         self.devices
     }
 
-    fn device_name(&self, device: Device) -> Result<String> {
-        let mut name = [0_u8; 256];
+    fn device_info(&self, device: Device) -> Result<DeviceInfo> {
+        let ordinal = self.ordinal(device)?;
+        let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], [0_u8; 16]);
         // SAFETY: the library writes at most the given length, with a final zero.
-        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), 255, self.ordinal(device)?) };
+        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, ordinal) };
         self.check("hipDeviceGetName", status)?;
-        Ok(CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+        let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
+        // SAFETY: as above.
+        let status = unsafe { (self.symbols.device_pci_bus_id)(buffer, length, ordinal) };
+        self.check("hipDeviceGetPCIBusId", status)?;
+        // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
+        self.check("hipDeviceGetUuid", unsafe { (self.symbols.device_uuid)(&mut uuid, ordinal) })?;
+        let previous = self.bind(device)?;
+        let memory = self.memory_info();
+        if let Some(previous) = previous {
+            self.restore(previous);
+        }
+        let memory = memory?;
+        Ok(DeviceInfo {
+            name: text(&name),
+            uuid: uuid_of(uuid),
+            compute_capability: None,
+            pci_bus_id: Some(text(&place)),
+            is_mig: false,
+            total_bytes: memory.total,
+            free_bytes: Some(memory.free),
+        })
     }
 
     fn compute_capability(&self, _device: Device) -> Result<Option<(u32, u32)>> {

@@ -12,17 +12,13 @@ use crate::error::{Error, Result};
 /// `hipErrorNoDevice`.
 const NO_DEVICE: Status = 100;
 
-fn unavailable(reason: String) -> Error {
-    Error::unavailable("hip", reason)
-}
-
 impl Hip {
     fn no_device(&self) -> Error {
         self.forget_last_error();
-        unavailable(
+        Error::unavailable(
+            "hip",
             "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this user may open \
-             /dev/kfd"
-                .to_owned(),
+             /dev/kfd",
         )
     }
 
@@ -32,26 +28,28 @@ impl Hip {
     /// `ErrorKind::RuntimeUnavailable` if there is no HIP, no device, or the library is too old.
     pub(in crate::runtime) fn probe() -> Result<Self> {
         let (library, file) = file::open_first().map_err(|tried| {
-            unavailable(format!(
-                "no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU"
-            ))
+            let reason =
+                format!("no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU");
+            Error::unavailable("hip", reason)
         })?;
         // SAFETY: the file has the name of HIP's library, which is kept loaded for the life of the process below.
         let symbols = unsafe { Symbols::of(&library) }.map_err(|symbol| {
-            unavailable(format!(
+            let reason = format!(
                 "{} lacks the symbol {}: it is too old; ROCm 5.6 or later is needed",
                 file.display(),
                 symbol.to_string_lossy()
-            ))
+            );
+            Error::broken("hip", reason)
         })?;
         std::mem::forget(library);
 
         let mut hip = Self { symbols, version: (0, 0), devices: 0, mappings: Mappings::default() };
         let start = |e: Error| {
-            unavailable(format!(
+            let reason = format!(
                 "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP \
                  cannot use it"
-            ))
+            );
+            Error::broken("hip", reason)
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
         match unsafe { (hip.symbols.init)(0) } {

@@ -93,6 +93,8 @@ symbols! {
     last_error c"hipGetLastError" () -> Status;
     device_count c"hipGetDeviceCount" (*mut c_int) -> Status;
     device_name c"hipDeviceGetName" (*mut c_char, c_int, c_int) -> Status;
+    device_uuid c"hipDeviceGetUuid" (*mut [u8; 16], c_int) -> Status;
+    device_pci_bus_id c"hipDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> Status;
     device_attribute c"hipDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
     device_total_memory c"hipDeviceTotalMem" (*mut usize, c_int) -> Status;
     device_can_access_peer c"hipDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> Status;

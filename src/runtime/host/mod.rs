@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
+use super::{Context, DeviceInfo, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
 use crate::error::{Error, Result, StatusKind};
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 use memory::Memory;
@@ -127,6 +127,24 @@ fn not_chosen() -> Error {
     Error::unavailable(Kind::Host.name(), reason)
 }
 
+/// A stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.
+///
+/// # Errors
+/// As [`submit`].
+pub fn create_stream(device: Device) -> Result<RawStream> {
+    super::require(Kind::Host)?;
+    Ok(timeline().create_stream(device))
+}
+
+/// Ends what [`create_stream`] made. Whoever touches it later is told that it is gone, where a driver would crash.
+///
+/// # Errors
+/// As [`submit`].
+pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().destroy_stream(Key::new(stream, device))
+}
+
 /// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
 ///
 /// # Errors
@@ -202,8 +220,17 @@ impl Runtime for Host {
         self.memory.devices() as u32
     }
 
-    fn device_name(&self, device: Device) -> Result<String> {
-        self.memory.check(device).map(|()| "simulated device".to_owned())
+    fn device_info(&self, device: Device) -> Result<DeviceInfo> {
+        let (used, total) = (self.memory.used(device)?, self.memory.capacity);
+        Ok(DeviceInfo {
+            name: "simulated device".to_owned(),
+            uuid: None,
+            compute_capability: None,
+            pci_bus_id: None,
+            is_mig: false,
+            total_bytes: total,
+            free_bytes: Some(total - used),
+        })
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {

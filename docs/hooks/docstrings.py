@@ -1,0 +1,59 @@
+"""Makes Markdown of docstrings for the reference: links of Sphinx's roles and of addresses, blocks of doctest lines."""
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:attr|class|func|meth|mod|obj):`~?([^`]+)`")
+ADDRESS = re.compile(r"(?<![<\"`\w])(?<!\]\()(https://[^\s<>)`]*[^\s<>)`.,;:])")
+PROMPT = re.compile(r"^((?:>>>|\.\.\.)(?: .*)?)$")
+
+
+def target(name: str, place: griffe.Object) -> str | None:
+    """What a name in an object's docstring means, as the reference calls it; nothing for what it has not."""
+    scope: griffe.Object | None = place
+    while scope is not None:
+        found: Any = scope
+        for part in name.removeprefix("gpupool.").split("."):
+            found = found.members.get(part) if found is not None else None
+        # The reference has what has a docstring.
+        if found is not None and found.docstring is not None:
+            return f"{scope.path}.{name.removeprefix('gpupool.')}".replace("gpupool._native.", "gpupool.")
+        scope = scope.parent
+    return None
+
+
+def markdown(text: str, place: griffe.Object) -> str:
+    """The docstring of an object as Markdown."""
+
+    def link(role: re.Match[str]) -> str:
+        meant = target(role[1], place)
+        return f"[`{role[1]}`][{meant}]" if meant else f"`{role[1]}`"
+
+    lines: list[str] = []
+    is_code = False
+    for line in text.splitlines():
+        is_prompt = PROMPT.match(line) is not None
+        if is_prompt != is_code:
+            # A blank line before, so that Markdown takes the fence for one.
+            lines += ["```", ""] if is_code else ["", "```pycon"]
+            is_code = is_prompt
+        lines.append(line if is_prompt else ADDRESS.sub(r"<\1>", ROLE.sub(link, line)))
+    return "\n".join([*lines, "```"] if is_code else lines)
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites every docstring once the package is read."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Begin with the package itself."""
+        self.rewrite(pkg)
+
+    def rewrite(self, place: griffe.Object) -> None:
+        """Rewrite an object's docstring and those of its members."""
+        if place.docstring is not None:
+            place.docstring.value = markdown(place.docstring.value, place)
+        for member in place.members.values():
+            if isinstance(member, griffe.Object):
+                self.rewrite(member)

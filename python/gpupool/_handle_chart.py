@@ -1,0 +1,62 @@
+"""Handles over time: how many of each library there are, and how many of them are in use."""
+
+from array import array
+from collections.abc import Iterable
+
+from gpupool._picture import COLOURS, Chart, Dash, Line
+from gpupool._sampling import kept
+from gpupool._trace_snapshot import HandleEvent
+
+# Numbers that each line is drawn from, at most.
+MOST = 8_000
+# What tells of a handle not seen before that it was there, and that it was in use.
+_WAS_THERE = ("take", "give_back", "discard", "destroy")
+_WAS_IN_USE = ("give_back", "discard")
+
+
+def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
+    """The chart of a device's handles; none if there are none. Time begins at `zero`, by the events' clock."""
+    by_library: dict[str, list[HandleEvent]] = {}
+    for event in events:
+        by_library.setdefault(event.library, []).append(event)
+    if not by_library:
+        return None
+    styles: list[tuple[str, Dash]] = [("created", "dotted"), ("in use", "solid")]
+    lines: list[Line] = []
+    for (library, found), number in zip(sorted(by_library.items()), range(len(by_library)), strict=True):
+        colour = COLOURS[number % len(COLOURS)]
+        times, there, in_use = _count(found)
+        for (what, dash), numbers in zip(styles, (there, in_use), strict=True):
+            places = kept([numbers], MOST)
+            # The first number is of what was there before.
+            x = [0 if place == 0 else max(0, times[place - 1] - zero) for place in places]
+            y = [numbers[place] for place in places]
+            lines.append(Line(f"{library} {what}: peak {max(numbers)}", colour, dash, x, y))
+    return Chart("Handles over time", "handles", "time", max(1, end), lines=lines)
+
+
+def _count(events: list[HandleEvent]) -> "tuple[list[int], array[int], array[int]]":
+    """The times of the events, and before the first and after each of them the handles there and those in use."""
+    there: set[int] = set()
+    in_use: set[int] = set()
+    known: set[int] = set()
+    for event in events:
+        if event.handle not in known:
+            known.add(event.handle)
+            if event.action in _WAS_THERE:
+                there.add(event.handle)
+            if event.action in _WAS_IN_USE:
+                in_use.add(event.handle)
+    counts, used = array("Q", [len(there)]), array("Q", [len(in_use)])
+    for event in events:
+        if event.action == "create":
+            there.add(event.handle)
+        elif event.action == "take":
+            in_use.add(event.handle)
+        else:
+            in_use.discard(event.handle)
+        if event.action in ("destroy", "discard"):
+            there.discard(event.handle)
+        counts.append(len(there))
+        used.append(len(in_use))
+    return [event.time for event in events], counts, used

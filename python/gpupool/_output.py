@@ -1,0 +1,53 @@
+"""Files that pictures are written to: PNG with matplotlib, HTML without anything."""
+
+import os
+import tempfile
+
+import gpupool
+from gpupool._picture import Picture
+
+SUFFIXES = (".html", ".png")
+
+
+def check(path: str) -> None:
+    """Refuse, before the work, what could not be written after it."""
+    if os.path.splitext(path)[1].lower() not in SUFFIXES:
+        raise gpupool.InvalidValue(f"{path}: a picture is a .html or a .png file; name it so")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise gpupool.InvalidValue(f"{path}: cannot be written: there is no folder {folder}; make it first")
+    if path.lower().endswith(".png"):
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise gpupool.LibraryNotFound(
+                f"{path}: PNG needs matplotlib, which cannot be imported ({error}): pip install 'gpupool[plot]'; "
+                "or write a .html file, which needs nothing"
+            ) from error
+
+
+def write(path: str, picture: Picture) -> None:
+    """Write the picture, as a whole or not at all."""
+    if path.lower().endswith(".png"):
+        from gpupool import _figure
+
+        content = _figure.png(picture)
+    else:
+        from gpupool import _page
+
+        content = _page.html(picture).encode()
+    try:
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".gpupool-", delete=False) as file:
+            try:
+                file.write(content)
+                file.close()
+                # A temporary file is its owner's alone; this one is as any other.
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(file.name, 0o666 & ~mask)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise gpupool.Error(f"{path}: cannot be written: {error.strerror or error}") from error

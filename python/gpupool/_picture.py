@@ -1,0 +1,118 @@
+"""What a picture shows: panels of numbers and names, which `_page` and `_figure` draw.
+
+Bytes and microseconds are whole numbers. Colours are names of the Okabe-Ito palette, which colour-blind people tell
+apart too; the drawers know what they look like on light and dark.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+# What stands for a pool, a library or an allocator, in this order; `grey` is for all the rest.
+COLOURS = ("sky", "orange", "green", "purple", "yellow", "vermillion", "blue")
+Dash: TypeAlias = Literal["solid", "dashed", "dotted", "dashdot"]
+
+
+@dataclass
+class Area:
+    """Bytes stacked on the areas before it, at the chart's `x`."""
+
+    label: str
+    colour: str
+    y: list[int]
+
+
+@dataclass
+class Line:
+    """Numbers that stay until the next one."""
+
+    label: str
+    colour: str
+    dash: Dash
+    x: list[int]
+    y: list[int]
+
+
+@dataclass
+class Mark:
+    """Something that happened at a moment."""
+
+    x: int
+    label: str
+
+
+@dataclass
+class Chart:
+    """Numbers over time."""
+
+    title: str
+    unit: Literal["bytes", "handles"]
+    axis: Literal["time", "event"]
+    end: int
+    """Where the axis ends: microseconds, or the number of the last event, at least 1; it starts at 0."""
+    x: list[int] = field(default_factory=list)
+    areas: list[Area] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    note: str = ""
+    link: str = ""
+    """Charts with the same text have the same axis."""
+    kind: str = "chart"
+
+
+@dataclass
+class Region:
+    """Addresses without a gap; in the map regions follow each other."""
+
+    start: int
+    """Where it starts in the map."""
+    address: int
+    size: int
+    label: str
+
+
+State: TypeAlias = Literal["free", "live", "waiting"]
+
+
+@dataclass
+class Place:
+    """A block, or several that are too small to be seen."""
+
+    start: int
+    size: int
+    state: State
+    colour: int
+    """Which of the map's names."""
+    region: int
+    requested: int = 0
+    stream: int | None = None
+    stack: int = 0
+    count: int = 1
+    live: int = 0
+    """Of several blocks, the bytes of those in use."""
+
+
+@dataclass
+class AddressMap:
+    """Where the blocks are at a moment."""
+
+    title: str
+    size: int
+    names: list[tuple[str, str, bool]]
+    """Names and colours of pools, and whether they have a block here."""
+    regions: list[Region]
+    blocks: list[Place]
+    stacks: list[tuple[str, ...]]
+    free_label: str
+    region_label: str
+    note: str
+    kind: str = "map"
+
+
+@dataclass
+class Picture:
+    """All that is drawn of one or more files."""
+
+    title: str
+    subtitle: str
+    facts: list[tuple[str, str]]
+    panels: list[Chart | AddressMap]

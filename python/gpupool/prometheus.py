@@ -1,0 +1,245 @@
+"""gpupool's statistics for Prometheus.
+
+>>> gpupool.prometheus.text()  # the text format, for any web server; nothing else is needed
+
+>>> prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())  # where prometheus_client serves the metrics
+
+Both tell of every device that the process has used through gpupool, and of none other, so that no scrape starts a
+driver. A process that cannot answer, as a forked child, has ``gpupool_up 0`` and no other metric of gpupool, so that
+the program's own metrics are still served. The names are stable; :data:`METRICS` lists them with their meanings.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gpupool
+from gpupool import _native, _summary
+from gpupool._frameworks import require
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["CONTENT_TYPE", "METRICS", "Collector", "text"]
+
+#: The HTTP header ``Content-Type`` of what :func:`text` returns.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Type and meaning of every metric, by its name.
+METRICS: dict[str, tuple[str, str]] = {
+    "gpupool_up": ("gauge", "1 if gpupool can tell its statistics, else 0."),
+    "gpupool_info": ("info", "Version and runtime of gpupool."),
+    "gpupool_device_memory_capacity_bytes": ("gauge", "Memory of the device."),
+    "gpupool_device_memory_free_bytes": ("gauge", "Free memory of the device, as its driver says."),
+    "gpupool_device_memory_bytes": (
+        "gauge",
+        "Used memory of the device by holder: live, cached and releasing memory of gpupool's pools, library handles, "
+        "their workspaces, and other: other processes, CUDA contexts and other allocators.",
+    ),
+    "gpupool_device_memory_peak_reserved_bytes": ("gauge", "The most that gpupool's memory pools held at once."),
+    "gpupool_device_allocations_total": ("counter", "Blocks of memory handed out."),
+    "gpupool_device_frees_total": ("counter", "Blocks of memory that came back."),
+    "gpupool_device_driver_calls_total": ("counter", "Calls of the driver's memory functions."),
+    "gpupool_device_moved_pages_total": ("counter", "Pages of 2 MiB that were moved to where they were needed."),
+    "gpupool_framework_memory_reserved_bytes": (
+        "gauge",
+        "What a framework's own allocator has reserved, a part of the device's other memory.",
+    ),
+    "gpupool_pool_memory_bytes": ("gauge", "Memory of a pool: live, cached, or releasing."),
+    "gpupool_pool_memory_requested_bytes": ("gauge", "Bytes asked for, of a pool's live memory."),
+    "gpupool_pool_memory_peak_live_bytes": ("gauge", "The most live memory of a pool."),
+    "gpupool_pool_memory_peak_reserved_bytes": ("gauge", "The most memory that a pool held at once."),
+    "gpupool_pool_memory_limit_bytes": ("gauge", "The most memory that a pool may reserve, where there is a limit."),
+    "gpupool_pool_live_blocks": ("gauge", "Live blocks of a pool."),
+    "gpupool_pool_waiting_blocks": ("gauge", "Live blocks of a pool that were freed and wait for other streams."),
+    "gpupool_stream_memory_bytes": ("gauge", "Memory of a pool for one stream: live or cached."),
+    "gpupool_handles": ("gauge", "Library handles by state: idle, held by threads, leased, or discarded."),
+    "gpupool_handles_peak_in_use": ("gauge", "The most library handles in use at once."),
+    "gpupool_handles_created_total": ("counter", "Library handles created."),
+    "gpupool_handles_destroyed_total": ("counter", "Library handles destroyed."),
+    "gpupool_handle_memory_bytes": ("gauge", "Device memory that library handles took when they were created."),
+    "gpupool_handle_memory_peak_bytes": ("gauge", "The most device memory that library handles took."),
+    "gpupool_handle_workspace_bytes": ("gauge", "Device memory that gpupool gave library handles to compute with."),
+    "gpupool_handle_hits_total": ("counter", "Requests for a handle that the thread's own served."),
+    "gpupool_handle_misses_total": ("counter", "Requests for a handle that went to the pool."),
+    "gpupool_handle_hand_overs_total": ("counter", "Misses served by a handle that was there."),
+    "gpupool_handle_waits_total": ("counter", "Requests that waited for a handle because of a limit."),
+    "gpupool_handle_failures_total": ("counter", "Requests for and creations of handles that failed."),
+    "gpupool_handle_create_seconds_total": ("counter", "Time spent creating handles."),
+}
+
+#: What bounds the series of pools, for pools may come and go.
+_POOLS = 20
+
+_Labels = dict[str, str]
+_Sample = tuple[_Labels, float]
+
+
+def text(*, pools: int = _POOLS, streams: int = 0) -> str:
+    """The statistics in Prometheus' text format.
+
+    ``pools``: how many pools of each device have series of their own: the default one and those that hold most. The
+    others are summed up as the pool ``others``. ``streams``: how many streams of each device have series, those that
+    hold most. None by default, as streams may come and go by thousands, and each would be a series for ever.
+
+    Raises InvalidValue for a number that cannot be right.
+    """
+    lines = []
+    for name, samples in _samples(_count("pools", pools), _count("streams", streams)).items():
+        kind, meaning = METRICS[name]
+        lines.append(f"# HELP {name} {_escaped(meaning)}")
+        lines.append(f"# TYPE {name} {'gauge' if kind == 'info' else kind}")
+        for labels, value in samples:
+            given = ",".join(f'{label}="{_quoted(content)}"' for label, content in labels.items())
+            lines.append(f"{name}{{{given}}} {value}" if given else f"{name} {value}")
+    return "\n".join([*lines, ""])
+
+
+class Collector:
+    """A collector for ``prometheus_client.REGISTRY.register()`` or any other registry; see :func:`text`.
+
+    Raises LibraryNotFound without prometheus_client, InvalidValue for a number that cannot be right.
+
+    https://prometheus.github.io/client_python/collector/custom/
+    """
+
+    def __init__(self, *, pools: int = _POOLS, streams: int = 0) -> None:
+        require("prometheus_client", (), "prometheus-client")
+        self._pools, self._streams = _count("pools", pools), _count("streams", streams)
+
+    def describe(self) -> "Iterable[Metric]":
+        """Every metric without its samples, for the registry to know the names."""
+        return [_family(name, ()) for name in METRICS]
+
+    def collect(self) -> "Iterable[Metric]":
+        """The statistics of this moment."""
+        found = _samples(self._pools, self._streams)
+        return [_family(name, samples) for name, samples in found.items()]
+
+
+def _family(name: str, samples: Sequence[_Sample]) -> "Metric":
+    from prometheus_client import Metric
+
+    kind, meaning = METRICS[name]
+    # It knows counters and infos by their names without the ends.
+    family = Metric(name.removesuffix("_total").removesuffix("_info"), meaning, kind)
+    for labels, value in samples:
+        family.add_sample(name, labels, value)
+    return family
+
+
+def _count(what: str, number: Any) -> int:
+    try:
+        count = operator.index(number)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise gpupool.InvalidValue(f"{what} must be a whole number from 0, not {number!r}")
+    return count
+
+
+def _escaped(content: str) -> str:
+    return content.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(content: str) -> str:
+    return _escaped(content).replace('"', r"\"")
+
+
+def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
+    """The samples of each metric that there are any of, in the order of :data:`METRICS`."""
+    found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
+    try:
+        summary = _summary.gather(_native.devices_in_use())
+    except gpupool.Error:
+        return {"gpupool_up": [({}, 0)]}
+    found["gpupool_up"].append(({}, 1))
+    found["gpupool_info"].append(({"version": gpupool.__version__, "runtime": summary.runtime or ""}, 1))
+    for device in summary.devices:
+        labels = {"device": str(device.device)}
+        parts = (_of_device(device), _of_pools(device, pools), _of_streams(device, streams), _of_handles(device))
+        for name, more, value in (sample for part in parts for sample in part):
+            if value is not None:
+                found[f"gpupool_{name}"].append(({**labels, **more}, value))
+    return {name: samples for name, samples in found.items() if samples}
+
+
+_Part = Iterator[tuple[str, _Labels, float | None]]
+
+
+def _of_device(device: _summary.DeviceSummary) -> _Part:
+    yield "device_memory_capacity_bytes", {}, device.total_bytes
+    yield "device_memory_free_bytes", {}, device.free_bytes
+    for holder, nbytes in (
+        ("live", device.live_bytes),
+        ("cached", device.cached_bytes),
+        ("releasing", device.releasing_bytes),
+        ("handles", device.handle_bytes),
+        ("workspaces", device.workspace_bytes),
+        ("other", device.other_bytes),
+    ):
+        yield "device_memory_bytes", {"holder": holder}, nbytes
+    yield "device_memory_peak_reserved_bytes", {}, device.peak_reserved_bytes
+    yield "device_allocations_total", {}, device.allocations
+    yield "device_frees_total", {}, device.frees
+    yield "device_driver_calls_total", {}, device.driver_calls
+    yield "device_moved_pages_total", {}, device.moved_pages
+    for each in device.frameworks:
+        yield "framework_memory_reserved_bytes", {"framework": each.framework}, each.reserved_bytes
+
+
+def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:
+    ranked = sorted(device.pools, key=lambda pool: (pool.name != "default", -pool.reserved_bytes))
+    for pool in ranked[:count]:
+        labels = {"pool": pool.name}
+        yield from _of_a_pool(labels, [pool])
+        yield "pool_memory_peak_live_bytes", labels, pool.peak_live_bytes
+        yield "pool_memory_peak_reserved_bytes", labels, pool.peak_reserved_bytes
+        yield "pool_memory_limit_bytes", labels, pool.limit
+    if rest := ranked[count:]:
+        yield from _of_a_pool({"pool": "others"}, rest)
+
+
+def _of_a_pool(labels: _Labels, pools: Sequence[_summary.PoolSummary]) -> _Part:
+    """What of one pool, or of several, can be added up."""
+    for state in ("live", "cached", "releasing"):
+        nbytes = sum(getattr(pool, f"{state}_bytes") for pool in pools)
+        yield "pool_memory_bytes", {**labels, "state": state}, nbytes
+    yield "pool_memory_requested_bytes", labels, sum(pool.requested_bytes for pool in pools)
+    yield "pool_live_blocks", labels, sum(pool.live_blocks for pool in pools)
+    yield "pool_waiting_blocks", labels, sum(pool.waiting_blocks for pool in pools)
+
+
+def _of_streams(device: _summary.DeviceSummary, count: int) -> _Part:
+    every = [(pool, stream) for pool in device.pools for stream in pool.streams]
+    every.sort(key=lambda pair: -(pair[1].live_bytes + pair[1].cached_bytes))
+    for pool, stream in every[:count]:
+        labels = {"pool": pool.name, "stream": hex(stream.stream)}
+        yield "stream_memory_bytes", {**labels, "state": "live"}, stream.live_bytes
+        yield "stream_memory_bytes", {**labels, "state": "cached"}, stream.cached_bytes
+
+
+def _of_handles(device: _summary.DeviceSummary) -> _Part:
+    for each in device.libraries:
+        labels = {"library": each.library}
+        for state, count in (
+            ("idle", each.idle),
+            ("held", each.held),
+            ("leased", each.leased),
+            ("discarded", each.retired),
+        ):
+            yield "handles", {**labels, "state": state}, count
+        yield "handles_peak_in_use", labels, each.peak_in_use
+        yield "handles_created_total", labels, each.created
+        yield "handles_destroyed_total", labels, each.destroyed
+        yield "handle_memory_bytes", labels, each.device_bytes
+        yield "handle_memory_peak_bytes", labels, each.peak_device_bytes
+        yield "handle_workspace_bytes", labels, each.workspace_bytes
+        yield "handle_hits_total", labels, each.hits
+        yield "handle_misses_total", labels, each.misses
+        yield "handle_hand_overs_total", labels, each.hand_overs
+        yield "handle_waits_total", labels, each.waits
+        yield "handle_failures_total", labels, each.failures
+        yield "handle_create_seconds_total", labels, each.create_seconds

@@ -1,0 +1,101 @@
+//! What gpupool does that takes time or is seldom: told to profilers as an NVTX range, and to loggers as a record of
+//! the `log` crate.
+//!
+//! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only
+//! where a driver or a library is called, or a request waits: never on a hit, and never under a lock of gpupool's, for
+//! a logger may use gpupool. Where nobody listens each costs the load of one atomic.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::library::Library;
+use crate::runtime::nvtx::Range;
+
+/// The targets of records; in Python `logging` the names of loggers, with dots.
+pub(crate) mod target {
+    /// Which GPU platform is used; forks.
+    pub(crate) const RUNTIME: &str = "gpupool::runtime";
+    /// Loading of libraries.
+    pub(crate) const LIBRARY: &str = "gpupool::library";
+    /// Handle pools.
+    pub(crate) const HANDLE: &str = "gpupool::handle";
+    /// Device memory.
+    pub(crate) const MEMORY: &str = "gpupool::memory";
+}
+
+/// Work under way: a range until this is dropped, also if the work fails.
+#[must_use = "the range ends when this is dropped"]
+#[derive(Debug)]
+pub(crate) struct Activity {
+    _range: Range,
+    begun: Option<Instant>,
+}
+
+impl Activity {
+    #[inline]
+    pub(crate) fn begin(name: fmt::Arguments<'_>) -> Self {
+        Self::new(name, None)
+    }
+
+    /// Work on so many bytes.
+    #[inline]
+    pub(crate) fn begin_of(bytes: u64, name: fmt::Arguments<'_>) -> Self {
+        Self::new(name, Some(bytes))
+    }
+
+    #[inline]
+    fn new(name: fmt::Arguments<'_>, bytes: Option<u64>) -> Self {
+        // Nobody reads the time unless it is logged.
+        let is_logged = log::max_level() >= log::LevelFilter::Info;
+        Self { _range: Range::new(name, bytes), begun: is_logged.then(Instant::now) }
+    }
+
+    /// How long it has taken so far.
+    pub(crate) fn took(&self) -> Took {
+        Took(self.begun.map(|begun| begun.elapsed()))
+    }
+}
+
+/// A time as a person reads it; unknown where logging began meanwhile.
+pub(crate) struct Took(pub(crate) Option<Duration>);
+
+impl fmt::Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(took) = self.0 else { return f.write_str("an unknown time") };
+        let seconds = took.as_secs_f64();
+        match seconds {
+            1.0.. => write!(f, "{seconds:.1} s"),
+            1e-4.. => write!(f, "{:.1} ms", seconds * 1e3),
+            _ => write!(f, "{:.0} us", seconds * 1e6),
+        }
+    }
+}
+
+/// A library by its name, and its version if it tells one.
+pub(crate) struct Named<'a>(pub(crate) &'a dyn Library);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())?;
+        match self.0.version() {
+            Ok(Some((major, minor, patch))) => write!(f, " {major}.{minor}.{patch}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Took;
+
+    #[test]
+    fn times_have_the_unit_that_suits_them() {
+        let written = |nanoseconds| Took(Some(Duration::from_nanos(nanoseconds))).to_string();
+        assert_eq!(written(1_234), "1 us");
+        assert_eq!(written(123_456), "0.1 ms");
+        assert_eq!(written(3_300_000), "3.3 ms");
+        assert_eq!(written(1_500_000_000), "1.5 s");
+    }
+}

@@ -1,0 +1,216 @@
+//! Replaying a log of allocations: the same requests, in the same order, on this machine.
+//!
+//! Peak and driver calls are those of the first pass over the log, times those of the first pass and the median of three
+//! more, as PyTorch's allocator is measured.
+
+mod reserved;
+mod server;
+mod watch;
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use self::server::{Block, Server};
+use self::watch::{Progress, watched};
+use super::stats::memory_stats;
+use crate::error::{Error, Result};
+use crate::runtime::{self, BoundDevice, Stream};
+
+pub use self::reserved::replay_reserved;
+
+/// One line of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplayEvent {
+    /// Which allocation, from 0 on.
+    pub slot: u32,
+    /// Its bytes, or none where it is freed.
+    pub allocate: Option<u64>,
+    /// Which of the log's streams, from 0 on.
+    pub stream: u32,
+}
+
+/// What serves the requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReplayAllocator {
+    /// gpupool's default pool.
+    Gpupool,
+    /// The driver's plain allocations (`cuMemAlloc`).
+    Driver,
+    /// The driver's stream-ordered ones (`cuMemAllocAsync`).
+    Async,
+}
+
+/// What a replay took.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplayResult {
+    /// The most bytes that the allocator had of the device. The driver does not say what `cuMemAlloc` takes beyond what
+    /// was asked for, and HIP's not what its pool does: then the bytes asked for.
+    pub peak_reserved: u64,
+    /// Calls of the driver's memory functions in the first pass.
+    pub driver_calls: u64,
+    /// Pages of 2 MiB moved in the first pass.
+    pub moved_pages: u64,
+    /// Nanoseconds an event in the first pass.
+    pub cold_ns: f64,
+    /// Nanoseconds an event, median of three more passes.
+    pub warm_ns: f64,
+}
+
+const PASSES: usize = 4;
+/// Events between two looks at whether the replay is to end: too many for the look to show in the times.
+const CHUNK: usize = 512;
+
+/// Each slot's block, its bytes and its stream.
+type Slots = Vec<Option<(Block, u64, u32)>>;
+
+/// Where a log is replayed: the calling thread's current device.
+struct Place {
+    server: Server,
+    streams: Vec<Stream>,
+    slots: usize,
+}
+
+impl Place {
+    fn new(events: &[ReplayEvent], allocator: ReplayAllocator) -> Result<Self> {
+        let device = runtime::get()?.current_device()?;
+        let slots = events.iter().map(|event| event.slot as usize + 1).max().unwrap_or(0);
+        let count = events.iter().map(|event| event.stream as usize + 1).max().unwrap_or(0);
+        let mut streams = vec![Stream::legacy(device)];
+        while streams.len() < count {
+            streams.push(Stream::new(device)?);
+        }
+        Ok(Self { server: Server::new(device, allocator), streams, slots })
+    }
+}
+
+/// One thread's passes over the log; the barrier keeps the passes of all threads together.
+fn run(place: &Place, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
+    let Place { server, streams, slots } = place;
+    let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
+    let mut blocks: Slots = vec![None; *slots];
+    let mut times = Vec::new();
+    let (_bound, mut outcome) = match bound {
+        Ok(bound) => (Some(bound), Ok(())),
+        // The other threads wait for this one at the barrier all the same.
+        Err(error) => (None, Err(error)),
+    };
+    for _ in 0..PASSES {
+        barrier.wait();
+        let start = Instant::now();
+        if outcome.is_ok() && !progress.is_stopped() {
+            outcome = pass(server, events, streams, &mut blocks, progress);
+        }
+        times.push(start.elapsed().as_nanos() as f64 / events.len().max(1) as f64);
+        barrier.wait();
+        outcome = outcome.and(server.free_all(&mut blocks, streams));
+        barrier.wait();
+    }
+    outcome.map(|()| times)
+}
+
+fn pass(
+    server: &Server,
+    events: &[ReplayEvent],
+    streams: &[Stream],
+    blocks: &mut Slots,
+    progress: &Progress,
+) -> Result<()> {
+    for chunk in events.chunks(CHUNK) {
+        for event in chunk {
+            step(server, event, streams, blocks)?;
+        }
+        if !progress.advance(chunk.len()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut Slots) -> Result<()> {
+    let stream = &streams[event.stream as usize];
+    let slot = &mut blocks[event.slot as usize];
+    match event.allocate {
+        Some(bytes) => *slot = Some((server.allocate(bytes, stream)?, bytes, event.stream)),
+        None => {
+            if let Some((block, bytes, _)) = slot.take() {
+                server.free(block, bytes, stream)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given back.
+///
+/// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If
+/// it answers false, the replay ends, and the answer is none.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes.
+pub fn replay(
+    events: &[ReplayEvent],
+    threads: usize,
+    allocator: ReplayAllocator,
+    watch: &mut dyn FnMut(f64) -> bool,
+) -> Result<Option<ReplayResult>> {
+    if threads == 0 {
+        return Err(Error::invalid_value("0 threads replay nothing"));
+    }
+    let place = Place::new(events, allocator)?;
+    let progress = Progress::new(PASSES * threads * events.len());
+    watched(&progress, watch, || passes(&place, events, threads, &progress))
+}
+
+fn passes(place: &Place, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
+    let server = &place.server;
+    let device = server.device;
+    let _bound = BoundDevice::new(runtime::get()?, device)?;
+    server.clear()?;
+    let before = memory_stats(device)?;
+    // This thread is one more at the barrier, to read the figures between the passes.
+    let barrier = Barrier::new(threads + 1);
+    let (outcomes, first) = thread::scope(|scope| {
+        let barrier = &barrier;
+        let spawn = |_| scope.spawn(move || run(place, events, progress, barrier));
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let mut first = None;
+        for _ in 0..PASSES {
+            barrier.wait();
+            barrier.wait();
+            if first.is_none() {
+                first = Some((memory_stats(device), server.calls()));
+            }
+            barrier.wait();
+        }
+        let outcomes: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
+        (outcomes, first)
+    });
+    let mut times = vec![Vec::new(); PASSES];
+    for outcome in outcomes {
+        let panicked = |_| Error::invalid_value("a replaying thread ended early");
+        for (pass, time) in outcome.map_err(panicked)??.into_iter().enumerate() {
+            times[pass].push(time);
+        }
+    }
+    // A pass takes as long as its slowest thread.
+    let mut per_pass: Vec<f64> = times.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).collect();
+    let cold_ns = per_pass.remove(0);
+    per_pass.sort_by(f64::total_cmp);
+    let warm_ns = per_pass[per_pass.len() / 2];
+    let (after, calls) = first.ok_or_else(|| Error::invalid_value("nothing was replayed"))?;
+    let after = after?;
+    Ok(match server.allocator {
+        ReplayAllocator::Gpupool => ReplayResult {
+            peak_reserved: after.total.peak_reserved_bytes,
+            driver_calls: after.driver_calls - before.driver_calls,
+            moved_pages: after.moved_pages - before.moved_pages,
+            cold_ns,
+            warm_ns,
+        },
+        ReplayAllocator::Driver | ReplayAllocator::Async => {
+            let peak_reserved = server.peak_reserved()?;
+            ReplayResult { peak_reserved, driver_calls: calls, moved_pages: 0, cold_ns, warm_ns }
+        }
+    })
+}

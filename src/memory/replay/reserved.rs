@@ -1,0 +1,117 @@
+//! The bytes that an allocator has of the device over the events of a log, in few numbers.
+
+use super::watch::{Progress, watched};
+use super::{CHUNK, Place, ReplayAllocator, ReplayEvent, Slots, step};
+use crate::error::Result;
+use crate::runtime::{self, BoundDevice};
+
+/// The changes of a number over the events, at most about so many of them.
+struct Changes {
+    most: usize,
+    found: Vec<(usize, u64)>,
+}
+
+impl Changes {
+    fn new(most: usize) -> Self {
+        Self { most: most.max(12), found: Vec::new() }
+    }
+
+    fn add(&mut self, event: usize, bytes: u64) {
+        if self.found.last().is_some_and(|last| last.1 == bytes) {
+            return;
+        }
+        if self.found.len() >= self.most {
+            self.thin();
+        }
+        self.found.push((event, bytes));
+    }
+
+    /// Keeps the least, the most and the last of each of equal parts of the events, about half of what may be kept.
+    fn thin(&mut self) {
+        let parts = self.most / 6;
+        let width = self.found.last().map_or(1, |last| last.0 / parts + 1);
+        let mut kept = Vec::new();
+        for part in self.found.chunk_by(|one, next| one.0 / width == next.0 / width) {
+            let least = part.iter().min_by_key(|change| change.1);
+            let most = part.iter().max_by_key(|change| change.1);
+            let mut of_part: Vec<_> = least.into_iter().chain(most).chain(part.last()).copied().collect();
+            of_part.sort_unstable();
+            of_part.dedup();
+            kept.extend(of_part);
+        }
+        self.found = kept;
+    }
+}
+
+/// Replays a log once, on one thread and the calling thread's current device, and answers the bytes that the allocator
+/// had reserved: (event, bytes after it), by event, at each change. There are at most so many: if they change more often,
+/// the least, the most and the last of each of equal parts of the log. Nothing is timed. Memory cached before is given
+/// back. The watcher is as that of [`replay`](super::replay).
+///
+/// # Errors
+/// As [`replay`](super::replay).
+pub fn replay_reserved(
+    events: &[ReplayEvent],
+    allocator: ReplayAllocator,
+    most: usize,
+    watch: &mut dyn FnMut(f64) -> bool,
+) -> Result<Option<Vec<(usize, u64)>>> {
+    let place = Place::new(events, allocator)?;
+    let progress = Progress::new(events.len());
+    watched(&progress, watch, || {
+        let Place { server, streams, slots } = &place;
+        let _bound = BoundDevice::new(runtime::get()?, server.device)?;
+        server.clear()?;
+        let mut blocks: Slots = vec![None; *slots];
+        let mut changes = Changes::new(most);
+        let mut outcome = Ok(());
+        'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {
+            for (place, event) in chunk.iter().enumerate() {
+                outcome = step(server, event, streams, &mut blocks).and_then(|()| server.reserved()).map(|bytes| {
+                    changes.add(number * CHUNK + place, bytes);
+                });
+                if outcome.is_err() {
+                    break 'events;
+                }
+            }
+            if !progress.advance(chunk.len()) {
+                break;
+            }
+        }
+        outcome.and(server.free_all(&mut blocks, streams)).map(|()| changes.found)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(most: usize, bytes: impl IntoIterator<Item = u64>) -> Vec<(usize, u64)> {
+        let mut changes = Changes::new(most);
+        bytes.into_iter().enumerate().for_each(|(event, bytes)| changes.add(event, bytes));
+        changes.found
+    }
+
+    #[test]
+    fn every_change_is_kept_while_they_are_few() {
+        assert_eq!(changes(12, [1, 1, 3, 2, 2]), [(0, 1), (2, 3), (3, 2)]);
+        assert_eq!(changes(12, []), []);
+    }
+
+    #[test]
+    fn of_many_changes_the_extremes_are_kept_and_what_holds() {
+        // A saw with one tooth that stands out, one gap, and a level at the end.
+        let saw = (0..100_000).map(|event| match event {
+            60_001 => 900,
+            70_001 => 1,
+            90_000.. => 50,
+            _ => 100 + event % 2,
+        });
+        let found = changes(600, saw);
+        assert!(found.len() <= 600 && found.len() >= 300, "{}", found.len());
+        assert!(found.is_sorted_by(|one, next| one.0 < next.0));
+        for kept in [(60_001, 900), (70_001, 1), (90_000, 50)] {
+            assert!(found.contains(&kept), "{kept:?}");
+        }
+    }
+}

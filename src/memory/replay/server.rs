@@ -1,0 +1,117 @@
+//! What serves a replay's requests: gpupool's allocator or one of the driver's.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{ReplayAllocator, Slots};
+use crate::error::Result;
+use crate::memory::allocator::{self, Allocation};
+use crate::memory::device_memory::DeviceMemory;
+use crate::memory::stats::{empty_cache, reset_peak_memory_stats};
+use crate::runtime::{self, Stream};
+use crate::stream::Device;
+
+/// A block of whichever allocator.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Block {
+    Ours(Allocation),
+    Driver(u64),
+}
+
+/// Serves a log's requests on a device.
+pub(super) struct Server {
+    pub(super) device: Device,
+    pub(super) allocator: ReplayAllocator,
+    /// Live bytes of the driver's allocations, the most of them, and calls, which the driver does not tell.
+    live: AtomicU64,
+    peak: AtomicU64,
+    calls: AtomicU64,
+}
+
+impl Server {
+    pub(super) fn new(device: Device, allocator: ReplayAllocator) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { device, allocator, live: zero(), peak: zero(), calls: zero() }
+    }
+
+    pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<Block> {
+        let runtime = runtime::get()?;
+        let address = match self.allocator {
+            ReplayAllocator::Gpupool => return allocator::allocate(bytes, stream).map(Block::Ours),
+            ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
+            // SAFETY: the stream is the replay's own.
+            ReplayAllocator::Async => unsafe { runtime.memory_allocate_async(bytes, stream.raw()) }?,
+        };
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(live, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Ok(Block::Driver(address))
+    }
+
+    pub(super) fn free(&self, block: Block, bytes: u64, stream: &Stream) -> Result<()> {
+        let address = match block {
+            Block::Ours(block) => return allocator::free(block.cache, block.offset, None),
+            Block::Driver(address) => address,
+        };
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let runtime = runtime::get()?;
+        match self.allocator {
+            // SAFETY: the address came from `allocate`, and the stream is the replay's own.
+            ReplayAllocator::Async => unsafe { runtime.memory_free_async(address, stream.raw()) },
+            // SAFETY: the address came from `allocate`.
+            _ => unsafe { runtime.memory_free(address) },
+        }
+    }
+
+    /// Frees what is left in the slots. The driver's pool gives memory back only once the streams have passed.
+    pub(super) fn free_all(&self, blocks: &mut Slots, streams: &[Stream]) -> Result<()> {
+        let mut outcome = Ok(());
+        for (block, bytes, stream) in blocks.iter_mut().filter_map(Option::take) {
+            outcome = outcome.and(self.free(block, bytes, &streams[stream as usize]));
+        }
+        if self.allocator == ReplayAllocator::Async {
+            let runtime = runtime::get()?;
+            for stream in streams {
+                // SAFETY: the stream is the replay's own.
+                outcome = outcome.and(unsafe { runtime.stream_synchronize(stream.raw()) });
+            }
+        }
+        outcome
+    }
+
+    /// Calls of the driver so far; gpupool counts its own.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of the device that the allocator has. The current device is the replay's.
+    pub(super) fn reserved(&self) -> Result<u64> {
+        match self.allocator {
+            ReplayAllocator::Gpupool => Ok(DeviceMemory::of(self.device)?.budget.reserved()),
+            ReplayAllocator::Driver => Ok(self.live.load(Ordering::Relaxed)),
+            ReplayAllocator::Async => match runtime::get()?.memory_pool_reserved()? {
+                Some(pool) => Ok(pool.now),
+                None => Ok(self.live.load(Ordering::Relaxed)),
+            },
+        }
+    }
+
+    /// Gives what was cached before back, and starts the peaks anew.
+    pub(super) fn clear(&self) -> Result<()> {
+        empty_cache()?;
+        reset_peak_memory_stats(self.device)?;
+        match self.allocator {
+            ReplayAllocator::Async => runtime::get()?.memory_pool_trim(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The most that was reserved, by the driver's allocators; gpupool counts its own.
+    pub(super) fn peak_reserved(&self) -> Result<u64> {
+        let peak = self.peak.load(Ordering::Relaxed);
+        match self.allocator {
+            ReplayAllocator::Async => Ok(runtime::get()?.memory_pool_reserved()?.map_or(peak, |pool| pool.peak)),
+            _ => Ok(peak),
+        }
+    }
+}

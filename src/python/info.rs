@@ -1,0 +1,33 @@
+//! What platforms and devices tell of themselves, for `gpupool.info()`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::device;
+use crate::runtime;
+
+#[pyfunction]
+pub(super) fn driver_version(py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+    Ok(device::get(py)?.driver_version())
+}
+
+#[pyfunction]
+pub(super) fn device_info<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    let device = device::extract(py, device)?;
+    let info = py.detach(|| runtime::device_info(device))?;
+    let dict = PyDict::new(py);
+    dict.set_item("name", info.name)?;
+    dict.set_item("uuid", info.uuid)?;
+    dict.set_item("compute_capability", info.compute_capability)?;
+    dict.set_item("pci_bus_id", info.pci_bus_id)?;
+    dict.set_item("is_mig", info.is_mig)?;
+    dict.set_item("total_bytes", info.total_bytes)?;
+    dict.set_item("free_bytes", info.free_bytes)?;
+    Ok(dict)
+}
+
+#[pyfunction]
+pub(super) fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> {
+    let all = runtime::passed_over().iter();
+    all.map(|passed| (passed.kind.name(), passed.reason.clone(), passed.is_present)).collect()
+}

@@ -1,0 +1,302 @@
+//! NVTX: ranges and names that a profiler such as Nsight Systems shows, in a domain of our own.
+//!
+//! Off unless the process was started with `GPUPOOL_NVTX=1`. NVTX is a protocol rather than a library: the profiler
+//! names its own library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions;
+//! those that the profiler fills in are called from then on. NVIDIA does this in C headers, and the crates over them
+//! need a C compiler and libclang at every build, so the few functions needed are spoken to here. The numbers and
+//! layouts are those of version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of
+//! <https://github.com/NVIDIA/NVTX>.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+
+use log::info;
+
+use super::shared_object::open;
+use crate::activity::target::RUNTIME;
+use crate::stream::RawStream;
+
+/// The environment variable that switches it on: `1`.
+const SWITCH: &str = "GPUPOOL_NVTX";
+/// Where a profiler says which library it has us load.
+const INJECTION: &str = "NVTX_INJECTION64_PATH";
+
+/// `NVTX_VERSION`.
+const VERSION: u16 = 3;
+/// `NVTX_PAYLOAD_TYPE_UNSIGNED_INT64`.
+const PAYLOAD_U64: i32 = 1;
+/// `NVTX_MESSAGE_TYPE_ASCII`. Profilers take it for UTF-8.
+const MESSAGE_ASCII: i32 = 1;
+/// `NVTX_ETID_CALLBACKS` and `NVTX_ETID_VERSIONINFO`.
+const EXPORT_CALLBACKS: u32 = 1;
+const EXPORT_VERSION: u32 = 3;
+
+type DomainCreate = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+type RangePush = unsafe extern "C" fn(*mut c_void, *const Attributes) -> c_int;
+type RangePop = unsafe extern "C" fn(*mut c_void) -> c_int;
+type NameThread = unsafe extern "C" fn(u32, *const c_char);
+type NameStream = unsafe extern "C" fn(*mut c_void, *const c_char);
+type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
+type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
+
+/// The place of a function, by `NvtxCallbackModule` and the callback id in it.
+type Place = (usize, usize);
+
+const NAME_OS_THREAD: Place = (1, 14);
+const NAME_CU_STREAM: Place = (2, 5);
+const DOMAIN_RANGE_PUSH_EX: Place = (5, 4);
+const DOMAIN_RANGE_POP: Place = (5, 5);
+const DOMAIN_CREATE: Place = (5, 12);
+
+/// How many places each module has, the unused first one included. A profiler may ask for all modules, also those of
+/// which nothing is called here.
+const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
+const MOST: usize = 16;
+
+/// A function that the profiler has set; null for none.
+type Slot = AtomicPtr<c_void>;
+/// What a profiler gets: where the places are. One more than the most, always null, as in NVIDIA's headers.
+type Table = [Option<&'static Slot>; MOST + 1];
+
+static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(ptr::null_mut()) }; MOST] }; SIZES.len()];
+static TABLES: [Table; SIZES.len()] = tables();
+
+const fn tables() -> [Table; SIZES.len()] {
+    let mut tables: [Table; SIZES.len()] = [[None; MOST + 1]; SIZES.len()];
+    let mut module = 0;
+    while module < SIZES.len() {
+        let mut id = 1;
+        while id < SIZES[module] {
+            tables[module][id] = Some(&SLOTS[module][id]);
+            id += 1;
+        }
+        module += 1;
+    }
+    tables
+}
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    bytes: usize,
+    get_module_function_table: unsafe extern "C" fn(c_int, *mut *const Option<&'static Slot>, *mut c_uint) -> c_int,
+}
+
+/// `NvtxExportTableVersionInfo`.
+#[repr(C)]
+struct VersionInfo {
+    bytes: usize,
+    version: u32,
+    reserved: u32,
+    set_injection_version: extern "C" fn(u32),
+}
+
+static CALLBACKS: Callbacks = Callbacks { bytes: size_of::<Callbacks>(), get_module_function_table };
+static VERSION_INFO: VersionInfo =
+    VersionInfo { bytes: size_of::<VersionInfo>(), version: VERSION as u32, reserved: 0, set_injection_version };
+
+extern "C" fn set_injection_version(_version: u32) {}
+
+unsafe extern "C" fn get_module_function_table(
+    module: c_int,
+    table: *mut *const Option<&'static Slot>,
+    size: *mut c_uint,
+) -> c_int {
+    let Some(module) = usize::try_from(module).ok().filter(|&module| module > 0 && module < SIZES.len()) else {
+        return 0;
+    };
+    if !table.is_null() {
+        // SAFETY: a profiler gives a place for the address of a table, or null.
+        unsafe { *table = TABLES[module].as_ptr() };
+    }
+    if !size.is_null() {
+        // SAFETY: a profiler gives a place for the size, or null.
+        unsafe { *size = SIZES[module] as c_uint };
+    }
+    1
+}
+
+unsafe extern "C" fn get_export_table(id: u32) -> *const c_void {
+    match id {
+        EXPORT_CALLBACKS => (&raw const CALLBACKS).cast(),
+        EXPORT_VERSION => (&raw const VERSION_INFO).cast(),
+        _ => ptr::null(),
+    }
+}
+
+/// `nvtxEventAttributes_v2`.
+#[repr(C)]
+struct Attributes {
+    version: u16,
+    size: u16,
+    category: u32,
+    color_type: i32,
+    color: u32,
+    payload_type: i32,
+    reserved: i32,
+    payload: u64,
+    message_type: i32,
+    message: *const c_char,
+}
+
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static DOMAIN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+const UNKNOWN: u8 = 0;
+const OFF: u8 = 1;
+/// One thread asks for the profiler. Meanwhile others do without, so that none waits.
+const ATTACHING: u8 = 2;
+const ON: u8 = 3;
+
+/// Whether a profiler listens.
+#[inline]
+fn is_on() -> bool {
+    STATE.load(Ordering::Relaxed) != OFF && is_attached()
+}
+
+#[cold]
+fn is_attached() -> bool {
+    match STATE.compare_exchange(UNKNOWN, ATTACHING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            let is_on = std::env::var_os(SWITCH).is_some_and(|value| !value.is_empty() && value != "0") && attach();
+            STATE.store(if is_on { ON } else { OFF }, Ordering::Release);
+            is_on
+        }
+        Err(state) => state == ON,
+    }
+}
+
+/// Has the profiler fill in its functions, if there is one.
+fn attach() -> bool {
+    let Some(path) = std::env::var_os(INJECTION).filter(|path| !path.is_empty()) else {
+        info!(target: RUNTIME, "{SWITCH} is set, but no profiler is there: {INJECTION} is not set");
+        return false;
+    };
+    match initialize(&path) {
+        Ok(()) => info!(target: RUNTIME, "NVTX ranges go to the profiler of {}", path.display()),
+        Err(reason) => {
+            let path = path.display();
+            info!(target: RUNTIME, "{SWITCH} is set, but the profiler's library cannot be used: {path}: {reason}");
+            return false;
+        }
+    }
+    // SAFETY: the type is that of nvtxDomainCreateA, and the name is a string.
+    if let Some(create) = unsafe { function::<DomainCreate>(DOMAIN_CREATE) } {
+        // SAFETY: as above.
+        DOMAIN.store(unsafe { create(c"gpupool".as_ptr()) }, Ordering::Relaxed);
+    }
+    true
+}
+
+fn initialize(path: &OsStr) -> Result<(), String> {
+    // As NVIDIA's headers open it.
+    let library = open(Path::new(path), libc::RTLD_LAZY)?;
+    // SAFETY: the type is that of InitializeInjectionNvtx2, which is what the variable's library is there for.
+    let initialize = unsafe { library.get::<Initialize>(c"InitializeInjectionNvtx2") }.map_err(|e| e.to_string())?;
+    // SAFETY: the function takes what answers the tables, which live for ever.
+    if unsafe { initialize(get_export_table) } == 0 {
+        return Err("InitializeInjectionNvtx2 refused".to_owned());
+    }
+    // Its functions are called until the process ends.
+    std::mem::forget(library);
+    Ok(())
+}
+
+/// A function of the profiler's, if it has set it.
+///
+/// # Safety
+/// `F` is the prototype of the function at this place.
+unsafe fn function<F: Copy>((module, id): Place) -> Option<F> {
+    let function = SLOTS[module][id].load(Ordering::Relaxed);
+    // SAFETY: it is not null, and the caller vouches for the type, a pointer to a function.
+    (!function.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) })
+}
+
+/// A range on the calling thread's timeline until it is dropped, inside those begun before it.
+#[must_use = "the range ends when this is dropped"]
+#[derive(Debug)]
+pub(crate) struct Range {
+    is_pushed: bool,
+    this_thread: PhantomData<*mut ()>,
+}
+
+impl Range {
+    /// Begins a range; without a profiler, nothing. Profilers sum up ranges of one name, so what differs from one to
+    /// the next is given as a number of bytes, where there is one.
+    #[inline]
+    pub(crate) fn new(name: fmt::Arguments<'_>, bytes: Option<u64>) -> Self {
+        Self { is_pushed: is_on() && push(name, bytes), this_thread: PhantomData }
+    }
+}
+
+impl Drop for Range {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_pushed {
+            pop();
+        }
+    }
+}
+
+#[cold]
+fn push(name: fmt::Arguments<'_>, bytes: Option<u64>) -> bool {
+    // SAFETY: the type is that of nvtxDomainRangePushEx.
+    let Some(push) = (unsafe { function::<RangePush>(DOMAIN_RANGE_PUSH_EX) }) else { return false };
+    let message = c_string(name);
+    let attributes = Attributes {
+        version: VERSION,
+        size: size_of::<Attributes>() as u16,
+        category: 0,
+        color_type: 0,
+        color: 0,
+        payload_type: bytes.map_or(0, |_| PAYLOAD_U64),
+        reserved: 0,
+        payload: bytes.unwrap_or(0),
+        message_type: MESSAGE_ASCII,
+        message: message.as_ptr(),
+    };
+    // SAFETY: the domain is the profiler's own, and it copies what it keeps of the attributes.
+    unsafe { push(DOMAIN.load(Ordering::Relaxed), &raw const attributes) };
+    true
+}
+
+#[cold]
+fn pop() {
+    // SAFETY: the type is that of nvtxDomainRangePop.
+    if let Some(pop) = unsafe { function::<RangePop>(DOMAIN_RANGE_POP) } {
+        // SAFETY: the domain is the profiler's own.
+        unsafe { pop(DOMAIN.load(Ordering::Relaxed)) };
+    }
+}
+
+/// Names the calling thread.
+pub(crate) fn name_thread(name: &str) {
+    if is_on() {
+        // SAFETY: the type is that of nvtxNameOsThreadA, and the name is a string, which the profiler copies.
+        if let Some(name_thread) = unsafe { function::<NameThread>(NAME_OS_THREAD) } {
+            let name = c_string(format_args!("{name}"));
+            // SAFETY: as above.
+            unsafe { name_thread(super::thread_number(), name.as_ptr()) };
+        }
+    }
+}
+
+/// Names a stream of CUDA's.
+pub(super) fn name_stream(stream: RawStream, name: &CStr) {
+    if is_on() {
+        // SAFETY: the type is that of nvtxNameCuStreamA, and the name is a string, which the profiler copies.
+        if let Some(name_stream) = unsafe { function::<NameStream>(NAME_CU_STREAM) } {
+            // SAFETY: as above, and the stream is a CUstream.
+            unsafe { name_stream(stream.as_ptr(), name.as_ptr()) };
+        }
+    }
+}
+
+/// As C has strings: without what a name of a user's may have in it.
+fn c_string(text: fmt::Arguments<'_>) -> CString {
+    CString::new(text.to_string().replace('\0', "")).unwrap_or_default()
+}

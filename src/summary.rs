@@ -1,0 +1,93 @@
+//! The summary: what holds a device's memory, pools of memory and of handles together.
+//!
+//! What the driver says is used is what gpupool's pools have reserved, what library handles and their workspaces take,
+//! and what is left: other processes, CUDA contexts, other allocators of this process. No lock is held while the driver
+//! is asked, and no thread is stopped: each cache and each pool is looked at by itself.
+
+use crate::error::Result;
+use crate::handle::{self, HandleStats};
+use crate::memory::{self, MemoryStats, PoolSummary};
+use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
+use crate::stream::Device;
+
+/// What holds a device's memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct MemorySummary {
+    /// The device.
+    pub device: Device,
+    /// What the driver says is free, and what the device has; its refusal, such as after an error of earlier work.
+    pub info: Result<MemoryInfo>,
+    /// All of gpupool's pools together.
+    pub memory: MemoryStats,
+    /// Each pool that has or can have memory, the default one first.
+    pub pools: Vec<PoolSummary>,
+    /// The counts of every handle pool that has been used, by the library's name.
+    pub handles: Vec<(String, HandleStats)>,
+}
+
+impl MemorySummary {
+    /// Device memory that library handles took when they were created, in bytes.
+    pub fn handle_bytes(&self) -> u64 {
+        self.handles.iter().map(|(_, stats)| stats.device_bytes).sum()
+    }
+
+    /// Device memory that gpupool gave handles, and graphs captured with them, to compute with, in bytes.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.handles.iter().map(|(_, stats)| stats.workspace_bytes).sum()
+    }
+
+    /// What is used and not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if
+    /// the driver does not say what is free.
+    ///
+    /// What handles take is measured as they are created, so this is as exact as that; never less than 0.
+    pub fn other_bytes(&self) -> Option<u64> {
+        let info = self.info.as_ref().ok()?;
+        let known = self.memory.total.reserved_bytes + self.handle_bytes() + self.workspace_bytes();
+        Some(info.total.saturating_sub(info.free).saturating_sub(known))
+    }
+}
+
+/// What holds the device's memory. The driver is asked what is free, which makes the device's primary context if this
+/// process has none.
+///
+/// # Errors
+/// As [`device`](crate::device).
+pub fn memory_summary(device: Device) -> Result<MemorySummary> {
+    let device = runtime::device(device.ordinal() as i64)?;
+    let (memory, pools) = memory::pool_summaries(device).unwrap_or_default();
+    let handles = handle::handle_stats(Some(device))?;
+    Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
+}
+
+fn memory_info(device: Device) -> Result<MemoryInfo> {
+    let runtime = runtime::get()?;
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+    runtime.memory_info().map_err(|e| e.on(device))
+}
+
+/// The devices whose memory this process has used, or on which it has made handles. It asks no driver.
+///
+/// # Errors
+/// `ErrorKind::Forked`.
+pub fn devices_in_use() -> Result<Vec<Device>> {
+    let mut devices = memory::devices_in_use()?;
+    devices.extend(handle::devices_in_use());
+    devices.sort_unstable();
+    devices.dedup();
+    Ok(devices)
+}
+
+/// Starts all peaks of a device anew, those of memory pools and of handles, from what there is now.
+///
+/// # Errors
+/// As [`device`](crate::device).
+pub fn reset_peak_stats(device: Device) -> Result<()> {
+    let device = runtime::device(device.ordinal() as i64)?;
+    if memory::devices_in_use()?.contains(&device) {
+        memory::reset_peak_memory_stats(device)?;
+    }
+    handle::reset_peak_stats(device);
+    Ok(())
+}

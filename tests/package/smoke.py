@@ -1,0 +1,52 @@
+"""What a user does first with an installed gpupool: a handle, a lease, an allocation, a command. On simulated devices.
+
+Usage: smoke.py, in the virtual environment that it is installed in.
+"""
+
+import os
+import subprocess
+import sysconfig
+from importlib.metadata import metadata
+from pathlib import Path
+
+os.environ["GPUPOOL_RUNTIME"] = "host"
+import gpupool
+
+
+def use() -> None:
+    """Use a handle and memory."""
+    stream = gpupool.Stream()
+    assert gpupool.host.handle(stream) == gpupool.host.handle(stream)
+    with gpupool.host.lease(stream) as lease:
+        assert int(lease)
+    buffer = gpupool.empty(1 << 20, stream)
+    assert (buffer.nbytes, buffer.ptr % 512) == (1 << 20, 0)
+    pool = gpupool.MemPool(limit=1 << 25)
+    with gpupool.use_mem_pool(pool):
+        assert gpupool.empty(1000, stream).pool_id == pool.id
+
+
+def is_whole() -> None:
+    """See that all came along: types for checkers, licences, the modules for frameworks."""
+    package = Path(gpupool.__file__).parent
+    assert "site-packages" in package.parts, f"{package} is not the installed one"
+    for name in ("py.typed", "_native.pyi", "torch.py", "worker.py"):
+        assert (package / name).is_file(), name
+    told = metadata("gpupool")
+    assert told["Version"] == gpupool.__version__
+    assert told.get_all("License-File") == ["LICENSE-APACHE", "LICENSE-MIT"]
+    assert {"cuda12", "cuda13"} <= set(told.get_all("Provides-Extra") or [])
+
+
+def commands_run() -> None:
+    """Run the installed command."""
+    command = Path(sysconfig.get_path("scripts")) / "gpupool"
+    for arguments in (["--version"], ["info"], ["demo", "--threads", "4", "--waves", "2"]):
+        subprocess.run([command, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    use()
+    is_whole()
+    commands_run()
+    print(f"gpupool {gpupool.__version__} works from {Path(gpupool.__file__).parent}")

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds what is published for Python, a wheel for all Linux with glibc 2.28 or later and the source distribution, and
+# tries each in a fresh virtual environment. Usage: tests/package/wheel.sh FOLDER
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=${1:?usage: tests/package/wheel.sh FOLDER}
+python=$PWD/.venv/bin/python
+rm -rf "$out"
+mkdir -p "$out"
+
+# zig links against the glibc that is asked for; maturin then checks the symbols. It looks for `python3 -m ziglang`.
+PATH=$PWD/.venv/bin:$PATH .venv/bin/maturin build --release --quiet --zig --compatibility manylinux_2_28 --out "$out"
+.venv/bin/maturin sdist --out "$out"
+"$python" -m twine check --strict "$out"/*
+wheel=$(ls "$out"/*.whl)
+case $wheel in
+*-cp311-abi3-manylinux_2_28_x86_64.whl) ;;
+*) echo "$wheel has other tags than cp311-abi3-manylinux_2_28_x86_64" && exit 1 ;;
+esac
+
+# Cargo does not tell sources in one folder from the same in another: in a folder of its own, and without what an
+# earlier run made of it there, the source distribution is what is compiled.
+export CARGO_TARGET_DIR=$PWD/target/sdist
+cargo clean --quiet --release --package gpupool
+
+# attempt NAME FILE: installs it and uses it.
+attempt() {
+  "$python" -m venv "$out/$1"
+  "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check "$2"
+  "$out/$1/bin/python" tests/package/smoke.py
+  rm -rf "${out:?}/$1"
+}
+attempt from-wheel "$wheel"
+attempt from-sdist "$out"/*.tar.gz
+
+# The extras name packages that are there and fit together. Nothing of them is installed.
+for extra in cuda12 cuda13; do
+  "$python" -m pip install --quiet --disable-pip-version-check --dry-run "$wheel[$extra]"
+  echo "$extra resolves"
+done
+du -h "$out"/*

@@ -1,0 +1,284 @@
+"""The command ``gpupool replay --compare``, its pictures, and what a replay tells as it goes."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gpupool
+import pytest
+from gpupool import _native, _progress, _trace
+from gpupool.__main__ import main
+from snapshots import block, entry, segment, write
+from test_plot import page
+
+DATA = Path(__file__).parents[1] / "data"
+LOG = str(DATA / "two_streams-1.csv.gz")
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """The command sets these for its process; after a test they are as before."""
+    monkeypatch.setenv("GPUPOOL_HOST_MEMORY", "")
+    monkeypatch.delenv("GPUPOOL_HOST_MEMORY")
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""
+    history = [
+        entry("segment_alloc", 32 * MIB, 20 * MIB),
+        entry("alloc", 32 * MIB, 3 * MIB, 1),
+        entry("segment_map", 64 * MIB, 20 * MIB, 2),
+        entry("alloc", 64 * MIB, 3 * MIB, 3),
+        entry("free_completed", 64 * MIB, 3 * MIB, 4),
+        entry("segment_unmap", 64 * MIB, 20 * MIB, 5),
+        entry("free_completed", 32 * MIB, 3 * MIB, 6),
+        entry("alloc", 32 * MIB, 1 * MIB, 7),
+    ]
+    kept = segment(32 * MIB, block(MIB, "active_allocated", MIB), block(19 * MIB))
+    return write(tmp_path / "torch.pickle", history, segments=[kept])
+
+
+def test_table(snapshot, capsys):
+    assert main(["replay", "--compare", snapshot]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert " ".join(lines[0]) == "runtime host (simulated device), allocators compared, 1 thread"
+    assert " ".join(lines[1]) == "the driver's own allocators need a GPU, and are left out"
+    assert lines[2][:3] == ["trace", "allocator", "events"]
+    assert lines[3][:5] == ["torch.pickle", "gpupool", "5", "6.00", "MiB"]
+    assert lines[4] == ["torch.pickle", "recorded", "5", "6.00", "MiB", "40.0", "MiB", "6.667", "-", "-", "-", "-"]
+    assert len(lines) == 5
+
+
+def test_json(snapshot, capsys):
+    assert main(["replay", "--compare", "--json", snapshot, LOG]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    # A log does not tell what was reserved when it was recorded.
+    assert [(line["trace"], line["allocator"]) for line in lines] == [
+        ("torch.pickle", "gpupool"),
+        ("torch.pickle", "recorded"),
+        ("two_streams-1.csv.gz", "gpupool"),
+    ]
+    assert lines[1]["peak_reserved"] == 40 * MIB
+    assert lines[1]["cold_ns"] is lines[1]["driver_calls"] is None
+    assert lines[0]["cold_ns"] > 0
+
+
+def test_picture(snapshot, tmp_path, capsys):
+    output = tmp_path / "out.html"
+    assert main(["replay", "--compare", snapshot, LOG, "-o", str(output)]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {output}\n")
+    first, second = page(output)["panels"]
+    assert [first["title"], second["title"]] == ["torch.pickle", "two_streams-1.csv.gz"]
+    assert first["areas"][0]["label"] == "live: peak 6.00 MiB"
+    assert first["areas"][0]["y"] == [3 * MIB, 6 * MIB, 3 * MIB, 0, MIB]
+    ours, recorded = first["lines"]
+    assert ours["label"].startswith("reserved by gpupool: peak ")
+    assert recorded["label"] == "as recorded: peak 40.0 MiB, ratio 6.667"
+    assert list(zip(recorded["x"], recorded["y"], strict=True)) == [(0, 20 * MIB), (2, 40 * MIB), (5, 20 * MIB)]
+    assert [line["label"].split(":")[0] for line in second["lines"]] == ["reserved by gpupool"]
+    # Each has its own axis.
+    assert first["link"] == second["link"] == ""
+    assert max(second["lines"][0]["y"]) >= 4843126792
+
+
+def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def replay(*arguments):
+        return SimpleNamespace(peak_reserved=8 * MIB, driver_calls=1, moved_pages=0, cold_ns=1.0, warm_ns=1.0)
+
+    def replay_reserved(*arguments):
+        asked.append(arguments[5])
+        return [(0, 5 * MIB), (2, 8 * MIB)]
+
+    monkeypatch.setattr(_native, "replay", replay)
+    monkeypatch.setattr(_native, "replay_reserved", replay_reserved)
+    monkeypatch.setattr(gpupool, "runtime", lambda: "cuda")
+    output = tmp_path / "out.html"
+    assert main(["replay", "--compare", snapshot, "-o", str(output)]) == 0
+    table = capsys.readouterr().out
+    assert "left out" not in table
+    assert [line.split()[1] for line in table.splitlines()[2:-1]] == ["gpupool", "driver", "async", "recorded"]
+    assert asked == ["gpupool", "driver", "async"]
+    lines = page(output)["panels"][0]["lines"]
+    assert [line["label"].split(":")[0] for line in lines] == [
+        "reserved by gpupool",
+        "by the driver (cuMemAlloc)",
+        "by the driver's pool (cuMemAllocAsync)",
+        "as recorded",
+    ]
+    # Told apart without colours too.
+    assert len({line["dash"] for line in lines}) == len({line["colour"] for line in lines}) == 4
+
+
+def test_png_of_one_allocator(tmp_path, capsys):
+    output = tmp_path / "out.png"
+    assert main(["replay", LOG, "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compare", "--allocator", "async"], "--compare takes every allocator; leave --allocator out"),
+        (["-o", "x.html", "--threads", "2"], "a picture shows one thread; leave --threads out"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["replay", LOG, *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_output_is_checked_before_the_work(capsys):
+    assert main(["replay", LOG, "-o", "x.gif"]) == 1
+    assert capsys.readouterr() == ("", "gpupool: x.gif: a picture is a .html or a .png file; name it so\n")
+
+
+def test_what_was_there_before_the_history_counts(tmp_path):
+    history = [entry("free_completed", MIB, 5 * MIB, 1), entry("alloc", MIB, MIB, 2)]
+    segments = [
+        segment(MIB, block(MIB, "active_allocated", MIB), block(4 * MIB)),
+        segment(64 * MIB, block(2 * MIB, "active_allocated", 2 * MIB)),
+    ]
+    trace = _trace.read(write(tmp_path / "s", history, segments=segments))
+    assert (trace.events, trace.peak_live) == (4, 7 * MIB)
+    assert set(trace.reserved) == {7 * MIB}
+
+
+def test_requests_for_nothing_are_left_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("Action,Pointer,Size,Stream\nallocate,(nil),0,0\nallocate,16,512,0\nfree,(nil),0,0\n")
+    assert _trace.read(str(path)).events == 1
+    assert main(["replay", str(path)]) == 0
+
+
+# The replay itself.
+
+
+def packed(events):
+    slots = b"".join(slot.to_bytes(4, "little") for slot, _ in events)
+    sizes = b"".join(size.to_bytes(8, "little") for _, size in events)
+    return slots, sizes, bytes(4 * len(events)), 1 + max(slot & ~_trace.FREE for slot, _ in events)
+
+
+def test_reserved_over_events():
+    events = [(0, 40 * MIB), (1, 60 * MIB), (0 | _trace.FREE, 0), (2, 40 * MIB), (1 | _trace.FREE, 0)]
+    reserved = _native.replay_reserved(*packed(events), 100, "gpupool")
+    assert reserved[0] == (0, 40 * MIB)
+    assert dict(reserved)[1] == 100 * MIB
+    # What was freed is used again.
+    assert max(nbytes for _, nbytes in reserved) == 100 * MIB
+    assert gpupool.memory_stats().live_blocks == 0
+
+
+@pytest.fixture
+def long_replay():
+    """A replay that takes longer than anybody waits for, unless it is stopped."""
+    events = [event for slot in range(200_000) for event in ((slot, 512), (slot | _trace.FREE, 0))]
+    arguments = packed(events)
+    yield lambda watch: _native.replay(*arguments, 128, "gpupool", watch)
+    assert gpupool.memory_stats().live_blocks == 0
+
+
+def test_replay_is_stopped_by_what_its_watcher_raises(long_replay):
+    parts = []
+
+    def watch(part):
+        parts.append(part)
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        long_replay(watch)
+    assert len(parts) == 1
+    assert 0 <= parts[0] < 1
+
+
+def test_replay_is_stopped_by_signals(long_replay):
+    def interrupt(*arguments):
+        raise LookupError("interrupted")
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(LookupError, match="interrupted"):
+            long_replay(None)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_replay_that_fails_frees_its_blocks():
+    with pytest.raises(gpupool.OutOfMemory):
+        _native.replay(*packed([(0, MIB), (1, 1 << 60)]), 2, "gpupool")
+    with pytest.raises(gpupool.OutOfMemory):
+        _native.replay_reserved(*packed([(0, MIB), (1, 1 << 60)]), 100, "gpupool")
+    assert gpupool.memory_stats().live_blocks == 0
+
+
+# In front of a person.
+
+
+def test_ctrl_c_ends_a_replay():
+    seen, terminal = pty.openpty()
+    code = "import sys; from gpupool import __main__, _progress; _progress.DELAY = 0; sys.exit(__main__.main())"
+    command = [sys.executable, "-c", code, "replay", LOG, "--threads", "128"]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, env=environment) as running:
+        os.close(terminal)
+        shown = b""
+        while b"replaying two_streams-1.csv.gz with gpupool [" not in shown:
+            shown += os.read(seen, 1 << 16)
+        running.send_signal(signal.SIGINT)
+        # The terminal ends with the last process that has it.
+        with contextlib.suppress(OSError):
+            while some := os.read(seen, 1 << 16):
+                shown += some
+    os.close(seen)
+    assert running.returncode == 130
+    assert b"Traceback" not in shown
+    # The bar is gone.
+    assert shown.endswith(b"\r\x1b[K")
+
+
+def test_progress_is_for_terminals(monkeypatch, capsys):
+    with _progress.Progress("working") as progress:
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: 1e12)
+        progress(0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_bar(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    with _progress.Progress("working") as progress:
+        now[0] = 100.9
+        progress(0.1)
+        assert capsys.readouterr().err == ""
+        now[0] = 101.5
+        progress(0.5)
+        shown = capsys.readouterr().err
+        assert shown == "\rworking [" + "#" * 12 + " " * 11 + "]  50%\x1b[K"
+        assert len(shown) - len("\r\x1b[K") < 40
+        progress(0.51)
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "\r\x1b[K"
+
+
+def test_interrupted_command(monkeypatch, capsys):
+    def interrupt(*arguments):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(_trace, "read", interrupt)
+    assert main(["replay", LOG, "--json"]) == 130
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,89 @@
+"""Streams that gpupool did not make may be gone at any time; what calls free on them while they live serves others."""
+
+import gpupool
+import pytest
+from gpupool import _native
+from own_memory import MIB
+
+
+class Stream:
+    """A framework's stream, destroyed with its object."""
+
+    def __init__(self):
+        self.ptr = _native.host_create_stream(0)
+
+    def __del__(self):
+        _native.host_destroy_stream(self.ptr)
+
+
+def reserved():
+    return gpupool.memory_stats().reserved_bytes
+
+
+@pytest.fixture(autouse=True)
+def looked_for(nothing_left):
+    """A request has passed over memory of a foreign stream."""
+    streams = [Stream(), Stream()]
+    for stream in streams:
+        gpupool.empty(4 * MIB, stream.ptr).free()
+    yield
+    gpupool.empty_cache()
+
+
+def test_a_stream_that_is_named_lends_what_is_freed():
+    for _ in range(20):
+        stream = Stream()
+        gpupool.empty(20 * MIB, stream.ptr).free(stream.ptr)
+    assert reserved() < 2 * 24 * MIB
+
+
+def test_a_stream_that_nobody_names_is_not_touched():
+    for _ in range(3):
+        stream = Stream()
+        buffer = gpupool.empty(20 * MIB, stream.ptr)
+        del stream
+        buffer.free()
+    assert reserved() >= 60 * MIB
+    gpupool.empty_cache()
+    assert reserved() == 0
+
+
+@pytest.mark.parametrize("end", [lambda buffer: buffer.free(), lambda buffer: None], ids=["free", "death"])
+def test_a_buffer_that_keeps_its_stream_frees_on_it(end):
+    streams = []
+    for _ in range(20):
+        stream = Stream()
+        streams.append(stream.ptr)
+        buffer = _native.empty_kept(20 * MIB, stream.ptr, stream)
+        del stream
+        gpupool.empty(1000, streams[-1])  # It is there.
+        end(buffer)
+        del buffer
+    for address in streams:
+        with pytest.raises(gpupool.LibraryError):
+            _native.host_submit(address)
+    assert reserved() < 2 * 24 * MIB
+
+
+def test_what_is_exported_outlives_the_stream_it_was_allocated_on():
+    numpy = pytest.importorskip("numpy")
+    stream = Stream()
+    array = numpy.from_dlpack(_native.empty_kept(1000, stream.ptr, stream))
+    del stream
+    array[:] = 7
+    assert array.sum() == 7000
+
+
+def test_what_is_freed_on_a_stream_at_work_is_lent_once_that_is_done():
+    stream, other = Stream(), Stream()
+    buffer = gpupool.empty(40 * MIB, stream.ptr)
+    work = _native.host_submit(stream.ptr)
+    buffer.free(stream.ptr)
+    before = reserved()
+    beside = gpupool.empty(30 * MIB, other.ptr)
+    assert reserved() > before
+    beside.free()
+    _native.host_complete(stream.ptr, work)
+    before = reserved()
+    gpupool.empty(60 * MIB, other.ptr).free()
+    assert reserved() == before

@@ -1,0 +1,655 @@
+"""What `gpupool info` and `gpupool.info()` tell: on simulated devices, over doubles of the drivers, of frameworks."""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gpupool
+import pytest
+from abi import build_library
+from framework_machine import framework_machine
+from gpupool import _info, _native
+from gpupool._info import frameworks, libraries, text, variables
+from machines import Machine
+
+ROOT = Path(__file__).parents[2]
+MAIN = "import sys, gpupool.__main__; sys.exit(gpupool.__main__.main(['info', *{arguments}]))"
+# What leads gpupool elsewhere on the machine that the tests run on.
+UNSET = dict.fromkeys(
+    name for name in os.environ if name.startswith(("GPUPOOL_", "CUDA_", "CUPY_", "NUMBA_", "HIP_", "ROCR_"))
+)
+without_gpu = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+
+
+@pytest.fixture
+def command(run_bare_python, tmp_path):
+    """Return what runs `gpupool info --json` where nothing but gpupool is installed: the exit code and the answer."""
+
+    def run(*arguments, **variables):
+        variables = {**UNSET, "GPUPOOL_RUNTIME": "host", "PYTHONPATH": str(tmp_path), **variables}
+        done = run_bare_python(MAIN.format(arguments=["--json", *arguments]), **variables)
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    return run
+
+
+def shown(machine_or_run, arguments=(), **variables):
+    """The exit code and the lines of `gpupool info`, every one of them fit for a terminal of 100 columns."""
+    done = machine_or_run(MAIN.format(arguments=list(arguments)), **variables)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    return done.returncode, lines
+
+
+def by_name(described):
+    return {each["name"]: each for each in described}
+
+
+def errors(info):
+    return [problem["what"] for problem in info["problems"] if problem["severity"] == "error"]
+
+
+def warnings(info):
+    return [problem["what"] for problem in info["problems"] if problem["severity"] == "warning"]
+
+
+# No GPU.
+
+
+@without_gpu
+def test_without_a_gpu_it_says_so_and_what_is_simulated_and_that_is_no_failure(run_bare_python):
+    code, lines = shown(run_bare_python, **UNSET)
+    said = " ".join(line.strip() for line in lines)
+    assert code == 0
+    assert "host: no GPU was found. Devices and one library are simulated in plain memory" in said
+    assert "not cuda: no NVIDIA driver was found; install the driver" in said
+    assert "0  simulated device, 16.0 GiB, 16.0 GiB free" in said
+    assert "Problems none" in said
+
+
+def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(command, run_bare_python):
+    code, info = command()
+    cusparse = by_name(info["libraries"])["cusparse"]
+    assert (code, info["ok"], cusparse["state"]) == (0, True, "missing")
+    assert cusparse["remedy"].startswith("Install it with: pip install nvidia-cusparse\n")
+    _, lines = shown(run_bare_python, **UNSET)
+    assert "  cusparse  missing: pip install nvidia-cusparse" in lines
+
+
+def test_the_smoke_test_tries_every_device_and_library(command):
+    code, info = command(GPUPOOL_HOST_DEVICES="2")
+    host = by_name(info["libraries"])["host"]
+    assert (code, info["smoke_test"], info["runtime"]["name"]) == (0, True, "host")
+    assert [device["allocation"]["seconds"] > 0 for device in info["devices"]] == [True, True]
+    assert [host["handles"][ordinal]["seconds"] > 0 for ordinal in ("0", "1")] == [True, True]
+
+
+def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
+    build_library("cusparse", tmp_path / "nvidia/cu13/lib/libcusparse.so.12")
+    code, info = command("--no-smoke-test")
+    found = by_name(info["libraries"])
+    assert (code, found["cusparse"]["state"], found["cusparse"]["path"], info["loaded_files"]) == (
+        0,
+        "not loaded",
+        None,
+        {},
+    )
+    assert info["devices"][0]["allocation"] is None
+    assert found["host"]["handles"] == {}
+
+
+def test_an_answer_in_a_program_imports_and_loads_nothing(run_python):
+    code = """
+import gpupool, sys
+info = gpupool.info()
+maps = open("/proc/self/maps").read()
+print({"torch", "cupy", "rmm", "numba", "cuda", "ray", "distributed"} & sys.modules.keys(), "libcudnn" in maps)
+print(info.ok, gpupool.handle_stats(), gpupool.memory_stats().allocations, "gpupool.info(smoke_test=True)" in str(info))
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("set() False\nTrue {} 0 True\n", "")
+
+
+# What is broken.
+
+
+def test_an_allocation_that_fails_is_a_failure(command):
+    code, info = command(GPUPOOL_HOST_MEMORY="1000000")
+    assert (code, info["ok"]) == (1, False)
+    assert "out of memory on device 0: tried to allocate 2.0 MiB" in errors(info)[0]
+    assert info["devices"][0]["allocation"] == {"seconds": None, "error": errors(info)[0]}
+
+
+def test_a_handle_that_cannot_be_created_is_a_failure():
+    gpupool.host.trim()
+    _native.host_inject("HandleCreate", times=10)
+    info = gpupool.info(smoke_test=True)
+    assert not info.ok
+    assert [problem.what for problem in info.problems if "HandleCreate" in problem.what]
+    assert "no handle can be created" in str(info)
+
+
+def test_a_pool_whose_handles_are_all_in_use_is_not_broken(make_pool, monkeypatch):
+    monkeypatch.setattr(libraries, "_WAIT", 0.0)
+    pool = make_pool()
+    pool.limit = 1
+    with pool.lease(device=0):
+        assert libraries._try_handle(pool, 0) == _info.Check(seconds=None, error=None)
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("cuda", "the cuda runtime is unavailable: no NVIDIA driver was found"),
+        ("nothing", 'GPUPOOL_RUNTIME="nothing" names no runtime; set it to cuda, hip or host'),
+    ],
+)
+def test_a_runtime_that_cannot_be_had_is_a_failure(command, wanted, said):
+    code, info = command(GPUPOOL_RUNTIME=wanted)
+    assert (code, info["runtime"]["name"], info["runtime"]["chosen_by"], info["devices"]) == (
+        1,
+        None,
+        "environment",
+        [],
+    )
+    assert errors(info)[0].startswith(said)
+
+
+def test_a_path_that_leads_nowhere_is_one_failure(command):
+    code, info = command(GPUPOOL_CUSPARSE_PATH="/nowhere/libcusparse.so.12")
+    assert code == 1
+    assert len(errors(info)) == 1
+    assert errors(info)[0].startswith("GPUPOOL_CUSPARSE_PATH=/nowhere/libcusparse.so.12 leads nowhere")
+    assert by_name(info["libraries"])["cusparse"]["state"] == "broken"
+
+
+def test_a_file_that_cannot_be_loaded_is_a_failure(command, tmp_path):
+    broken = tmp_path / "nvidia/cu13/lib/libcusparse.so.12"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("not a library")
+    code, info = command()
+    assert (code, by_name(info["libraries"])["cusparse"]["state"]) == (1, "broken")
+    assert f"tried {broken}: " in errors(info)[0]
+
+
+def test_a_library_whose_own_needs_are_missing_is_a_failure(command, tmp_path):
+    cublas = build_library("cublas", tmp_path / "elsewhere/libcublas.so.13")
+    build_library("cudss", tmp_path / "linker/libcudss.so.0", needs=("cublasGetProperty", cublas))
+    code, info = command(LD_LIBRARY_PATH=str(tmp_path / "linker"))
+    assert (code, by_name(info["libraries"])["cudss"]["state"]) == (1, "broken")
+    assert "libcublas.so.13: cannot open shared object file" in errors(info)[0]
+
+
+def test_a_forked_child_says_so(run_python):
+    code = """
+import gpupool, os
+gpupool.host.handle()
+if child := os.fork():
+    sys_exit = os.waitpid(child, 0)
+else:
+    info = gpupool.info(smoke_test=True)
+    print(info.process.forked, info.ok, info.devices, "forked after the GPU was first used" in str(info), flush=True)
+    os._exit(0)
+print(gpupool.info().process.forked)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("True False [] True\nFalse\n", "")
+
+
+# Environment variables.
+
+
+def test_a_variable_that_gpupool_does_not_know_is_pointed_out(command):
+    code, info = command(GPUPOOL_RUNTIM="cuda", GPUPOOL_SOMETHING_ELSE="1")
+    assert code == 0
+    assert "gpupool knows no variable GPUPOOL_RUNTIM; did you mean GPUPOOL_RUNTIME?" in warnings(info)
+    known = {variable["name"]: variable["known"] for variable in info["environment"]}
+    assert (known["GPUPOOL_RUNTIM"], known["GPUPOOL_RUNTIME"]) == (False, True)
+
+
+def test_every_variable_that_the_sources_read_is_known():
+    sources = [*ROOT.glob("src/**/*.rs"), *ROOT.glob("python/gpupool/**/*.py")]
+    assert sources
+    named = {name for source in sources for name in re.findall(r'"(GPUPOOL_[A-Z0-9_]*[A-Z0-9])"', source.read_text())}
+    assert named <= set(variables.GPUPOOL)
+
+
+def test_settings_of_workers_that_cannot_be_read_are_a_failure(command):
+    code, info = command(GPUPOOL_WORKER="{")
+    assert code == 1
+    assert errors(info)[0].startswith("GPUPOOL_WORKER: the settings are not JSON")
+
+
+def test_those_that_matter_are_listed_if_they_are_set(command):
+    named = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "CUPY_GPU_MEMORY_LIMIT": "50%",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NUMBA_CUDA_MEMORY_MANAGER": "gpupool.numba",
+        "LD_LIBRARY_PATH": "/somewhere",
+    }
+    _, info = command(**named, NOT_OF_INTEREST="1")
+    listed = {variable["name"]: variable["value"] for variable in info["environment"]}
+    assert listed == {"GPUPOOL_RUNTIME": "host", **named}
+
+
+def test_a_value_that_is_no_text_can_be_printed(run_bare_python):
+    code, lines = shown(run_bare_python, **{**UNSET, "GPUPOOL_RUNTIME": "host", "LD_LIBRARY_PATH": "/not-utf8-\udcff"})
+    assert code == 0
+    assert "  LD_LIBRARY_PATH=/not-utf8-?" in lines
+
+
+# Libraries.
+
+
+def test_a_second_copy_in_the_process_is_pointed_out(run_bare_python, tmp_path):
+    ours = build_library("cusparse", tmp_path / "nvidia/cu13/lib/libcusparse.so.12")
+    theirs = build_library("cusparse", tmp_path / "theirs/libcusparse-0a1b2c3d.so.11")
+    code = f"""
+import ctypes, gpupool
+ctypes.CDLL({str(theirs)!r})
+assert gpupool.info().loaded_files == {{"cusparse": [{str(theirs)!r}]}}
+gpupool.cusparse.path
+info = gpupool.info()
+cusparse = next(each for each in info.libraries if each.name == "cusparse")
+print(cusparse.state, cusparse.version, cusparse.path, cusparse.origin, *cusparse.other_copies)
+print(info.ok, *[problem.what for problem in info.problems])
+"""
+    done = run_bare_python(code, PYTHONPATH=str(tmp_path))
+    first, second = done.stdout.splitlines()
+    assert first == f"loaded 1.2.3 {ours} wheel {theirs}"
+    assert second.startswith(f"True the process has 2 copies of libcusparse: {ours}, {theirs}")
+
+
+def test_one_copy_is_no_second_one(run_bare_python, tmp_path):
+    file = build_library("cusparse", tmp_path / "real/libcusparse.so.12")
+    link = tmp_path / "nvidia/cu13/lib/libcusparse.so.12"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(file)
+    code = f"""
+import ctypes, gpupool
+ctypes.CDLL({str(link)!r})
+gpupool.cusparse.path
+info = gpupool.info()
+print(info.loaded_files, info.problems, *[each.other_copies for each in info.libraries if each.name == "cusparse"])
+"""
+    done = run_bare_python(code, PYTHONPATH=str(tmp_path))
+    assert done.stdout == f"{ {'cusparse': [str(file)]} } [] []\n"
+
+
+# Drivers.
+
+
+@pytest.fixture
+def cuda(tmp_path, run_bare_python):
+    machine = Machine("cuda", tmp_path, run_bare_python)
+    machine.build()
+    machine.install("cusparse")
+    return machine
+
+
+@pytest.fixture
+def hip(tmp_path, run_bare_python):
+    machine = Machine("hip", tmp_path, run_bare_python)
+    machine.build()
+    machine.install("miopen")
+    return machine
+
+
+def told(machine, **variables):
+    """The exit code and the answer of `gpupool info --json` on a machine."""
+    done = machine.start(MAIN.format(arguments=["--json"]), **{**UNSET, **variables})
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_what_cudas_driver_tells_of_a_device(cuda):
+    code, info = told(cuda)
+    assert (code, info["problems"]) == (0, [])
+    assert (info["runtime"]["name"], info["runtime"]["chosen_by"]) == ("cuda", "default")
+    assert info["runtime"]["driver_version"] == "13.0"
+    first, second = info["devices"]
+    allocation = first.pop("allocation")
+    assert (allocation["seconds"] > 0, allocation["error"]) == (True, None)
+    # The page of the smoke test is cached.
+    assert first.pop("free_bytes") <= 1 << 30
+    assert first == {
+        "ordinal": 0,
+        "name": "double",
+        "uuid": "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0",
+        "compute_capability": "9.0",
+        "pci_bus_id": "0000:18:00.0",
+        "is_mig": False,
+        "total_bytes": 1 << 30,
+        "error": None,
+    }
+    assert (second["ordinal"], second["pci_bus_id"]) == (1, "0000:19:00.0")
+    cusparse = by_name(info["libraries"])["cusparse"]
+    assert (cusparse["state"], cusparse["version"], cusparse["origin"]) == ("loaded", "1.2.3", "wheel")
+    assert cusparse["handles"].keys() == {"0", "1"}
+    assert set(by_name(info["libraries"])) == {"cudnn", "cublas", "cublaslt", "cusolver", "cusparse", "cudss"}
+
+
+def test_the_text_has_the_same(cuda):
+    code, lines = shown(cuda.start, **UNSET)
+    assert code == 0
+    assert re.fullmatch(r"  cuda: CUDA 13\.0(, kernel driver [\d.]+)?", lines[lines.index("Runtime") + 1])
+    assert re.fullmatch(
+        r"  0  double, compute capability 9\.0, 1\.0 GiB, [\d.]+ [MG]iB free", lines[lines.index("Devices") + 1]
+    )
+    assert "     GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0, PCI 0000:18:00.0" in lines
+    assert any(
+        re.fullmatch(r"  cusparse  1\.2\.3      wheel       2 handles in [\d.]+ to [\d.]+ ms", line) for line in lines
+    )
+
+
+def test_a_mig_instance(cuda):
+    _, info = told(cuda, FAKE_DEVICES="1", FAKE_DEVICE_NAME="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    (device,) = info["devices"]
+    assert (device["is_mig"], device["uuid"]) == (True, "MIG-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0")
+
+
+def test_an_answer_in_a_program_makes_no_context_and_leaves_the_threads_own(cuda):
+    code = """
+before = [(device.free_bytes, device.total_bytes) for device in gpupool.info().devices]
+print(before, calls("cuDevicePrimaryCtxRetain"), calls("cuMemAlloc_v2"))
+stream = gpupool.Stream(1)
+with gpupool.stream(gpupool.Stream(0)):
+    print([device.free_bytes is not None for device in gpupool.info().devices], gpupool.current_device())
+"""
+    total = 1 << 30
+    assert cuda.run(code) == f"[(None, {total}), (None, {total})] 0 0\n[True, True] 0\n"
+
+
+def test_an_answer_spoils_no_capture(cuda):
+    code = """
+stream = gpupool.Stream()
+driver.double_set_capture(ctypes.c_void_p(stream.ptr), 1)
+print(gpupool.info().ok, driver.double_capture(ctypes.c_void_p(stream.ptr)))
+"""
+    assert cuda.run(code) == "True 1\n"
+
+
+@pytest.mark.parametrize("function", ["cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2"])
+def test_a_device_that_tells_nothing_is_a_failure_of_it_alone(cuda, function):
+    code, info = told(cuda, FAKE_FAIL=f"{function}=999:1")
+    assert code == 1
+    assert errors(info) == [f"cuda: {function} failed with CUDA_ERROR_UNKNOWN (999) on device 0"]
+    assert [device["error"] for device in info["devices"]] == [errors(info)[0], None]
+    assert by_name(info["libraries"])["cusparse"]["handles"]["0"]["error"] is None
+
+
+def test_a_driver_that_does_not_start_is_a_failure_though_devices_are_simulated(cuda):
+    code, info = told(cuda, FAKE_FAIL="cuInit=999")
+    assert (code, info["runtime"]["name"]) == (1, "host")
+    assert "cuda does not work: the NVIDIA driver does not start (cuda: cuInit failed" in errors(info)[0]
+    assert info["runtime"]["passed_over"]["cuda"] in errors(info)[0]
+
+
+@without_gpu
+@pytest.mark.parametrize("variables", [{"FAKE_DEVICES": "0"}, {"FAKE_FAIL": "cuInit=100"}])
+def test_a_driver_without_a_gpu_is_no_failure(cuda, variables):
+    code, info = told(cuda, **variables)
+    assert (code, info["runtime"]["name"], info["ok"]) == (0, "host", True)
+    assert info["runtime"]["passed_over"]["cuda"] == "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES"
+
+
+def test_a_driver_that_is_too_old_is_a_failure(cuda):
+    cuda.build("-DWITHOUT_CAPTURE_MODE")
+    code, info = told(cuda)
+    assert code == 1
+    assert "lacks the symbol cuThreadExchangeStreamCaptureMode" in errors(info)[0]
+
+
+def test_a_library_that_makes_no_handle_is_a_failure(cuda):
+    code, info = told(cuda, FAKE_FAIL="cusparseCreate=1")
+    assert code == 1
+    assert len(errors(info)) == 2
+    assert "cusparseCreate failed with CUSPARSE_STATUS_NOT_INITIALIZED (1) on device 0" in errors(info)[0]
+
+
+def test_a_library_for_another_cuda_is_missing_not_broken(cuda):
+    code, info = told(cuda, FAKE_DRIVER_VERSION="12040")
+    cusparse = by_name(info["libraries"])["cusparse"]
+    assert (code, cusparse["state"]) == (0, "missing")
+    assert "pip install nvidia-cusparse-cu12" in cusparse["remedy"]
+
+
+def test_what_hip_tells_of_a_device(hip):
+    code, info = told(hip)
+    assert (code, info["problems"], info["runtime"]["name"]) == (0, [], "hip")
+    assert info["runtime"]["driver_version"] == "7.2"
+    device = info["devices"][1]
+    assert (device["uuid"], device["pci_bus_id"]) == ("GPU-fcb21f9b37a1d8a5", "0000:19:00.0")
+    assert (device["compute_capability"], device["total_bytes"]) == (None, 1 << 30)
+    assert [library["name"] for library in info["libraries"]] == ["miopen"]
+    assert by_name(info["libraries"])["miopen"]["handles"]["1"]["seconds"] > 0
+
+
+def test_a_device_of_amds_without_a_serial_number_has_no_uuid(hip):
+    _, info = told(hip, FAKE_UUID="XX")
+    assert info["devices"][0]["uuid"] is None
+
+
+def test_hip_leaves_the_current_device(hip):
+    code = """
+for wanted in (0, 1):
+    driver.hipSetDevice(wanted)
+    gpupool.info()
+    current = ctypes.c_int()
+    driver.hipGetDevice(ctypes.byref(current))
+    print(current.value, driver.hipPeekAtLastError())
+"""
+    assert hip.run(code) == "0 0\n1 0\n"
+
+
+# Frameworks.
+
+
+def framework(name, devices=1):
+    return next(each for each in frameworks.gather(devices) if each.name == name)
+
+
+def fake_torch(monkeypatch, backend):
+    functions = {} if backend is None else {"_cuda_getAllocatorBackend": lambda: backend}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(**functions), __version__="2.11.0"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("native", "PyTorch's own (native)"),
+        ("cudaMallocAsync", "the driver's pool (cudaMallocAsync)"),
+        ("pluggable", "pluggable, which is not gpupool's"),
+        (None, "none: PyTorch was built without CUDA"),
+    ],
+)
+def test_pytorchs_allocator(monkeypatch, backend, said):
+    fake_torch(monkeypatch, backend)
+    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
+    torch = framework("torch")
+    assert (torch.imported, torch.allocator, torch.uses_gpupool) == (True, said, False)
+
+
+def test_gpupool_in_pytorch(monkeypatch):
+    fake_torch(monkeypatch, "pluggable")
+    monkeypatch.setattr(gpupool.torch, "_has_allocator", True)
+    assert (framework("torch").allocator, framework("torch").uses_gpupool) == ("gpupool", True)
+    fake_torch(monkeypatch, "native")
+    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
+    monkeypatch.setattr(gpupool.torch, "_inside", 2)
+    assert framework("torch").allocator == "PyTorch's own (native); gpupool in 2 block(s) of gpupool.torch.using"
+
+
+def test_a_framework_that_cannot_be_asked_spoils_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
+    torch = framework("torch")
+    assert torch.allocator.startswith("cannot be told: AttributeError: ")
+    assert torch.uses_gpupool is None
+
+
+def test_a_framework_that_is_not_imported_has_no_allocator(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    torch = framework("torch")
+    assert (torch.imported, torch.allocator, torch.uses_gpupool) == (False, None, None)
+
+
+@pytest.fixture
+def run(tmp_path, run_python):
+    """Return what runs code with real frameworks over a double of the driver."""
+    machine = framework_machine(tmp_path, run_python)
+    return lambda code: machine(ASK + code)
+
+
+ASK = """
+import gpupool
+
+def ask(name):
+    (found,) = [each for each in gpupool.info().frameworks if each.name == name]
+    return found.uses_gpupool, found.allocator
+"""
+
+
+def test_cupys_allocator(run):
+    cupy = pytest.importorskip("cupy")
+    code = """
+import cupy
+print(ask("cupy"))
+with gpupool.cupy.using():
+    print(ask("cupy"))
+gpupool.cupy.enable()
+print(ask("cupy"))
+gpupool.cupy.disable()
+print(ask("cupy"))
+def own(nbytes):
+    raise MemoryError
+cupy.cuda.set_allocator(own)
+print(ask("cupy"))
+"""
+    own = '(False, "CuPy\'s own pool")\n'
+    expected = f"{own}(True, 'gpupool')\n(True, 'gpupool')\n{own}(False, '__main__.own')\n"
+    assert run(code) == expected
+    packages = framework("cupy").packages
+    assert cupy.__version__ in packages.values()
+
+
+def test_rmms_resources(run):
+    pytest.importorskip("rmm")
+    code = """
+import rmm
+print(ask("rmm"))
+gpupool.rmm.enable()
+print(ask("rmm"))
+rmm.mr.set_per_device_resource(1, rmm.mr.StatisticsResourceAdaptor(rmm.mr.get_per_device_resource(1)))
+print(ask("rmm"))
+"""
+    assert run(code) == (
+        "(False, 'CudaMemoryResource')\n(True, 'gpupool')\n"
+        "(True, 'gpupool on device 0, StatisticsResourceAdaptor over gpupool on device 1')\n"
+    )
+
+
+def test_numbas_memory_manager(run):
+    pytest.importorskip("numba_cuda")
+    code = """
+import numba
+print(ask("numba"))
+from numba import cuda
+print(ask("numba"))
+gpupool.numba.enable()
+print(ask("numba"))
+gpupool.numba.disable()
+print(ask("numba"))
+"""
+    assert run(code) == (
+        "(False, 'not chosen yet: numba.cuda is not imported')\n"
+        '(False, "not chosen yet; at the first use of a GPU it will be Numba\'s own")\n'
+        "(True, 'gpupool')\n(False, \"Numba's own\")\n"
+    )
+
+
+def test_cuda_cores_resources_are_each_threads_own(run):
+    pytest.importorskip("cuda.core")
+    code = """
+import cuda.core, threading
+print(ask("cuda.core"))
+gpupool.cuda_core.enable(1)
+print(ask("cuda.core"))
+gpupool.cuda_core.enable(0)
+print(ask("cuda.core"))
+thread = threading.Thread(target=lambda: print(ask("cuda.core")))
+thread.start()
+thread.join()
+"""
+    own = '(False, "cuda.core\'s own, in this thread")\n'
+    assert run(code) == (
+        f'{own}(False, "cuda.core\'s own on device 0, gpupool on device 1, in this thread")\n'
+        f"(True, 'gpupool, in this thread')\n{own}"
+    )
+
+
+# The answer's form.
+
+
+def test_json_has_the_same_as_the_object(run_python):
+    info = gpupool.info()
+    assert json.loads(info.to_json()) == json.loads(json.dumps(info.to_dict()))
+    assert info.to_dict()["ok"] is info.ok
+    assert (info.schema, info.version) == (1, gpupool.__version__)
+
+
+def test_every_field_is_described():
+    page = (ROOT / "docs/info.md").read_text()
+    described = set(re.findall(r"`([a-z_]+)`", page))
+    for kind in (getattr(_info, name) for name in _info.__all__ if name != "info"):
+        fields = {field.name for field in dataclasses.fields(kind)}
+        assert fields <= described, (kind, fields - described)
+
+
+def folded(paragraph, *margins):
+    lines = list(text._fold(paragraph, *margins))
+    assert max(map(len, lines)) <= 100
+    return lines
+
+
+def test_what_is_too_long_goes_to_the_next_line():
+    path = "/" + "/".join(f"folder-{number:02}" for number in range(7)) + "/libcudnn.so.9"
+    assert len(path) == 84
+    # A path stays whole where it can.
+    assert folded(f"a word or two: {path} and something more", "  ", "    ") == [
+        "  a word or two:",
+        f"    {path} and",
+        "    something more",
+    ]
+    assert folded("first line\nsecond", "  ", "    ") == ["  first line", "    second"]
+
+
+def test_a_path_that_fits_no_line_is_cut_after_a_folder():
+    path = "/" + "/".join(f"folder-{number:02}" for number in range(22)) + "/libcudnn.so.9"
+    lines = folded(path, "    ")
+    assert len(lines) == 3
+    assert all(line.endswith("/") for line in lines[:-1])
+    assert "".join(line.strip() for line in lines) == path
+    assert "".join(line.strip() for line in folded("x" * 250, "  ")) == "x" * 250
+
+
+def test_a_pipe_that_was_closed_is_no_crash(run_python):
+    code = """
+import os, sys
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 1)
+import gpupool.__main__
+sys.exit(gpupool.__main__.main(["info"]))
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,247 @@
+"""Statistics for Prometheus: valid by prometheus_client's own parsers, the same by text and collector, and bounded."""
+
+import gc
+import importlib
+from pathlib import Path
+
+import gpupool
+import pytest
+from gpupool import prometheus
+
+MIB = 1 << 20
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
+
+
+@pytest.fixture
+def client():
+    """prometheus_client, which only these tests need."""
+    return pytest.importorskip("prometheus_client")
+
+
+def parsed(text):
+    """Families by name, as prometheus_client reads them."""
+    parser = importlib.import_module("prometheus_client.parser")
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def values(text, name, **labels):
+    """The samples of one metric with these labels: what is left of the labels, and the value."""
+    found = {}
+    for family in parsed(text).values():
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                rest = tuple(value for label, value in sample.labels.items() if label not in labels)
+                found[rest] = sample.value
+    return found
+
+
+@pytest.fixture
+def busy(nothing_left):
+    """Memory in a pool with a limit and in the default one, on two streams, and handles."""
+    gc.collect()
+    streams = [gpupool.Stream(), gpupool.Stream()]
+    pool = gpupool.MemPool(limit=64 * MIB)
+    with gpupool.use_mem_pool(pool):
+        buffers = [gpupool.empty(3 * MIB, streams[0]), gpupool.empty(1000, streams[1])]
+    buffers.append(gpupool.empty(MIB, streams[0]))
+    gpupool.host.warm(2)
+    with gpupool.host.lease(streams[0]):
+        # Not the pool itself, which pytest would keep until what was left is looked at.
+        yield pool.id
+    gpupool.host.trim()
+    del pool, buffers
+
+
+def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
+    text = prometheus.text()
+    (device, *_) = gpupool.memory_summary().devices
+    assert values(text, "gpupool_up") == {(): 1}
+    assert values(text, "gpupool_info") == {(gpupool.__version__, "host"): 1}
+    held = values(text, "gpupool_device_memory_bytes", device="0")
+    assert held == {
+        ("live",): device.live_bytes,
+        ("cached",): device.cached_bytes,
+        ("releasing",): 0,
+        ("handles",): device.handle_bytes,
+        ("workspaces",): 0,
+        ("other",): device.other_bytes,
+    }
+    capacity = values(text, "gpupool_device_memory_capacity_bytes", device="0")[()]
+    free = values(text, "gpupool_device_memory_free_bytes", device="0")[()]
+    assert sum(held.values()) == capacity - free
+    pool = {"device": "0", "pool": str(busy)}
+    assert values(text, "gpupool_pool_memory_bytes", **pool)[("live",)] == 3 * MIB + 1024
+    assert values(text, "gpupool_pool_memory_requested_bytes", **pool) == {(): 3 * MIB + 1000}
+    assert values(text, "gpupool_pool_memory_limit_bytes") == {("0", str(busy)): 64 * MIB}
+    stats = gpupool.host.stats(0)
+    library = {"device": "0", "library": "host"}
+    states = values(text, "gpupool_handles", **library)
+    assert states == {("idle",): stats.idle, ("held",): stats.held, ("leased",): 1, ("discarded",): stats.retired}
+    assert values(text, "gpupool_handles_created_total", **library) == {(): stats.created}
+    assert values(text, "gpupool_handle_create_seconds_total", **library) == {(): stats.create_seconds}
+
+
+def test_every_metric_has_its_type_and_meaning_and_follows_the_conventions(client, busy):
+    families = parsed(prometheus.text(streams=2))
+    assert set(prometheus.METRICS) - {"gpupool_framework_memory_reserved_bytes"} == {
+        f"{family.name}_total" if family.type == "counter" else family.name for family in families.values()
+    }
+    for name, (kind, meaning) in prometheus.METRICS.items():
+        assert name.startswith("gpupool_")
+        assert name.endswith("_total") == (kind == "counter")
+        assert meaning.endswith(".")
+        family = families.get(name.removesuffix("_total"))
+        if family is not None:
+            assert (family.documentation, family.type) == (meaning, "gauge" if kind == "info" else kind)
+
+
+def test_the_collector_says_the_same_as_the_text(client, busy):
+    registry = client.CollectorRegistry()
+    registry.register(prometheus.Collector(pools=3, streams=2))
+    served = client.generate_latest(registry).decode()
+
+    def samples(text):
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in parsed(text).values()
+            for sample in family.samples
+        }
+
+    assert samples(served) == samples(prometheus.text(pools=3, streams=2))
+    openmetrics = importlib.import_module("prometheus_client.openmetrics.exposition").generate_latest(registry).decode()
+    read = importlib.import_module("prometheus_client.openmetrics.parser").text_string_to_metric_families(openmetrics)
+    assert {sample.name for family in read for sample in family.samples} == {key[0] for key in samples(served)}
+
+
+def test_one_collector_is_registered_once_and_tells_its_names_without_gathering(client, monkeypatch):
+    registry = client.CollectorRegistry(auto_describe=True)
+    collector = prometheus.Collector()
+
+    def fail(*_):
+        raise AssertionError("gathered to be registered")
+
+    with monkeypatch.context() as context:
+        context.setattr(prometheus, "_samples", fail)
+        registry.register(collector)
+        with pytest.raises(ValueError, match="gpupool_device_memory_bytes"):
+            registry.register(prometheus.Collector())
+    registry.unregister(collector)
+    registry.register(prometheus.Collector())
+
+
+def test_names_are_escaped(client, make_pool, nothing_left):
+    count = iter(range(1, 9))
+    pool = gpupool.HandlePool('odd "name" \\ of\ntwo lines', lambda: next(count), lambda handle: None)
+    pool.handle()
+    created = values(prometheus.text(), "gpupool_handles_created_total", device="0")
+    assert created[('odd "name" \\ of\ntwo lines',)] == 1
+    pool.close()
+
+
+def test_pools_beyond_the_largest_are_one_series(client, nothing_left):
+    stream = gpupool.Stream()
+    pools, buffers = [gpupool.MemPool() for _ in range(30)], []
+    for number, pool in enumerate(pools):
+        with gpupool.use_mem_pool(pool):
+            buffers.append(gpupool.empty((2 * number + 1) * MIB, stream))
+    all_live = sum(pool.live_bytes for pool in gpupool.memory_summary(0).devices[0].pools)
+    for count in (0, 1, 4, 20):
+        live = values(prometheus.text(pools=count), "gpupool_pool_memory_bytes", device="0", state="live")
+        assert len(live) == count + 1
+        assert sum(live.values()) == all_live
+        assert ("others",) in live
+        assert count == 0 or ("default",) in live
+    largest = {(str(pool.id),) for pool in pools[-3:]}
+    assert values(prometheus.text(pools=4), "gpupool_pool_memory_limit_bytes") == {}
+    peaks = values(prometheus.text(pools=4), "gpupool_pool_memory_peak_live_bytes", device="0")
+    assert peaks.keys() == {("default",), *largest}
+    del buffers
+
+
+def test_streams_have_series_only_if_asked(client, busy):
+    for _ in range(50):
+        gpupool.empty(MIB, gpupool.Stream()).free()
+    assert "stream=" not in prometheus.text()
+    live = values(prometheus.text(streams=2), "gpupool_stream_memory_bytes", device="0", state="live")
+    assert len(live) == 2
+    assert 3 * MIB in live.values()
+
+
+def test_counters_do_not_go_back_when_pools_go(client, nothing_left):
+    def allocations():
+        return values(prometheus.text(), "gpupool_device_allocations_total", device="0").get((), 0)
+
+    stream = gpupool.Stream()
+    gpupool.empty(1, stream).free()
+    before = allocations()
+    for _ in range(3):
+        with gpupool.use_mem_pool(gpupool.MemPool()):
+            gpupool.empty(MIB, stream).free()
+        gc.collect()
+    assert allocations() == before + 3
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "2", None])
+def test_numbers_that_cannot_be_right_are_refused(client, number):
+    for name in ("pools", "streams"):
+        with pytest.raises(gpupool.InvalidValue, match=f"{name} must be a whole number from 0, not {number!r}"):
+            prometheus.text(**{name: number})
+        with pytest.raises(gpupool.InvalidValue, match=name):
+            prometheus.Collector(**{name: number})
+
+
+def test_a_driver_that_does_not_answer_leaves_the_rest(client, busy):
+    gpupool._native.host_inject("MemoryInfo", times=2)
+    text = prometheus.text()
+    assert values(text, "gpupool_device_memory_free_bytes") == {}
+    assert ("other",) not in values(text, "gpupool_device_memory_bytes", device="0")
+    assert values(text, "gpupool_device_memory_bytes", device="0")[("live",)] > 0
+
+
+def test_a_scrape_starts_no_driver(run_python):
+    code = "import gpupool; print(gpupool.prometheus.text())"
+    # A runtime that cannot be had shows that none is asked for.
+    done = run_python(code, GPUPOOL_RUNTIME="nothing")
+    assert done.stderr == ""
+    assert [line for line in done.stdout.splitlines() if line[:1] != "#"] == [
+        "gpupool_up 1",
+        f'gpupool_info{{version="{gpupool.__version__}",runtime=""}} 1',
+        "",
+    ]
+
+
+def test_a_forked_child_says_that_it_cannot_tell_and_serves_the_rest(client, run_python):
+    code = """
+import gpupool, os, prometheus_client
+prometheus_client.Counter("mine", "The program's own.").inc()
+prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())
+gpupool.host.handle()
+child = os.fork()
+if child == 0:
+    lines = prometheus_client.generate_latest().decode().splitlines()
+    os._exit(0 if "gpupool_up 0.0" in lines and "mine_total 1.0" in lines and "gpupool_handles" not in lines else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_text_needs_no_prometheus_client_and_the_collector_says_how_to_get_it(run_bare_python):
+    code = """
+import gpupool
+gpupool.host.handle()
+print('gpupool_handles{device="0",library="host",state="held"} 1' in gpupool.prometheus.text())
+try:
+    gpupool.prometheus.Collector()
+except gpupool.LibraryNotFound as error:
+    print(error)
+"""
+    done = run_bare_python(code)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "True"
+    assert "pip install 'prometheus-client'" in done.stdout
+
+
+def test_every_metric_is_in_the_documentation():
+    documented = DOCUMENTATION.read_text()
+    assert [name for name in prometheus.METRICS if f"`{name}`" not in documented] == []

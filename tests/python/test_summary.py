@@ -1,0 +1,347 @@
+"""What holds the memory: one answer that adds up, as a tree, as tables and as JSON."""
+
+import dataclasses
+import gc
+import json
+import sys
+import types
+
+import gpupool
+import pytest
+
+MIB = 1 << 20
+
+# A framework's allocator on a device that is simulated does not exist, so the double of the driver stands in.
+FRAMEWORKS = """
+import sys, types, gpupool
+
+class Device:
+    current = 0
+
+    def __init__(self, ordinal):
+        self.ordinal = ordinal
+
+    def __enter__(self):
+        self.before, Device.current = Device.current, self.ordinal
+
+    def __exit__(self, *_):
+        Device.current = self.before
+
+class Pool:
+    def total_bytes(self):
+        return (5 + Device.current) << 20
+
+def torch_like(**cuda):
+    sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(**cuda))
+
+def told(device=0):
+    frameworks = gpupool.memory_summary(device).devices[0].frameworks
+    return {each.framework: each.reserved_bytes >> 20 for each in frameworks}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, run_python):
+    """What runs code on the double of the CUDA driver with two devices."""
+    from abi import build_driver
+
+    build_driver(tmp_path)
+
+    def run(code, **variables):
+        settings = {"GPUPOOL_RUNTIME": None, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1", "FAKE_DEVICES": "2"}
+        done = run_python(FRAMEWORKS + code, **{**settings, **variables})
+        assert (done.stderr, done.returncode) == ("", 0), f"{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_handles_left():
+    """Other tests' idle handles go, so that each handle's bytes are what was measured."""
+    gc.collect()
+    gpupool.host.trim()
+    yield
+    gpupool.host.trim()
+    gpupool._native.host_set_handle_bytes(MIB)
+
+
+def of_device(ordinal):
+    (device,) = gpupool.memory_summary(ordinal).devices
+    return device
+
+
+def of_pool(pool):
+    (found,) = [each for each in of_device(pool.device).pools if each.id == pool.id]
+    return found
+
+
+def of_library(name, device=0):
+    (found,) = [each for each in of_device(device).libraries if each.library == name]
+    return found
+
+
+def assert_adds_up(device):
+    """Each number is the sum of its parts."""
+    known = device.reserved_bytes + device.handle_bytes + device.workspace_bytes
+    assert device.used_bytes == known + device.other_bytes == device.total_bytes - device.free_bytes
+    for held in (device, *device.pools):
+        assert held.reserved_bytes == held.live_bytes + held.cached_bytes + held.releasing_bytes
+    for pool in device.pools:
+        for part in ("live_bytes", "cached_bytes", "requested_bytes", "live_blocks"):
+            assert getattr(pool, part) == sum(getattr(stream, part) for stream in pool.streams)
+    assert device.live_bytes == sum(pool.live_bytes for pool in device.pools)
+    assert device.handle_bytes == sum(each.device_bytes for each in device.libraries)
+
+
+def test_every_part_is_in_one_answer(nothing_left):
+    streams = [gpupool.Stream(), gpupool.Stream()]
+    pool = gpupool.MemPool(limit=64 * MIB)
+    before = of_device(0)
+    with gpupool.use_mem_pool(pool):
+        buffers = [gpupool.empty(3 * MIB, streams[0]), gpupool.empty(1000, streams[1])]
+    with gpupool.host.lease(streams[0]):
+        device = of_device(0)
+        assert_adds_up(device)
+        assert device.other_bytes == before.other_bytes
+        assert device.handle_bytes == before.handle_bytes + MIB
+        library = of_library("host")
+        assert (library.leased, library.device_bytes >= MIB, library.peak_in_use >= 1) == (1, True, True)
+    found = of_pool(pool)
+    assert (found.name, found.limit, found.is_closed, found.live_blocks) == (str(pool.id), 64 * MIB, False, 2)
+    assert (found.requested_bytes, found.live_bytes) == (3 * MIB + 1000, 3 * MIB + 1024)
+    live = {stream.stream: stream.live_bytes for stream in found.streams}
+    assert live == {streams[0].ptr: 3 * MIB, streams[1].ptr: 1024}
+    assert found.streams[0].stream == streams[0].ptr, "the largest comes first"
+    # As the pool itself says, but for the moment.
+    counts = dataclasses.asdict(found)
+    assert counts | pool.stats().as_dict() == counts
+    del buffers
+
+
+def test_the_total_is_what_memory_stats_says(nothing_left):
+    buffer = gpupool.empty(5 * MIB)
+    counts = dataclasses.asdict(of_device(0))
+    stats = gpupool.memory_stats(0).as_dict()
+    assert stats.pop("pools") == len(counts["pools"])
+    assert counts | stats == counts
+    buffer.free()
+
+
+def test_without_a_device_it_is_every_device_in_use_else_the_current_one(run_python):
+    code = """
+import gpupool
+def devices():
+    return [device.device for device in gpupool.memory_summary().devices]
+print(devices(), gpupool._native.devices_in_use())
+gpupool.host.lease(gpupool.Stream(1)).__enter__()
+print(devices())
+gpupool.empty(1, gpupool.Stream(0)).free()
+print(devices(), gpupool.memory_summary(1).devices[0].reserved_bytes)
+"""
+    done = run_python(code)
+    assert (done.stdout, done.stderr) == ("[0] []\n[1]\n[0, 1] 0\n", "")
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(gpupool.InvalidValue, match="no device 7"):
+        gpupool.memory_summary(7)
+    with pytest.raises(gpupool.InvalidValue, match="whole number"):
+        gpupool.memory_summary("0")
+
+
+def test_it_is_plain_values_too():
+    buffer = gpupool.empty(100)
+    summary = gpupool.memory_summary()
+    plain = summary.to_dict()
+    assert json.loads(summary.to_json(indent=2)) == plain
+    assert plain["devices"][0] == summary.devices[0].to_dict()
+    assert plain["devices"][0]["pools"][0]["id"] == [0, 0]
+    assert hash(summary) == hash(summary)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        summary.devices[0].live_bytes = 0
+    assert isinstance(summary, gpupool.MemorySummary)
+    buffer.free()
+
+
+def test_tables_show_it_to_people(run_python):
+    code = """
+import gpupool
+streams = [gpupool.Stream() for _ in range(11)]
+pool = gpupool.MemPool(limit=1 << 30)
+kept = gpupool.empty(1536 << 10)
+with gpupool.use_mem_pool(pool):
+    buffers = [gpupool.empty(2 << 20, stream) for stream in streams]
+gpupool.host.handle()
+print(gpupool.memory_summary(0))
+"""
+    lines = run_python(code, GPUPOOL_HOST_MEMORY=str(16 << 30)).stdout.split("\n")
+    assert lines[0].endswith("runtime host")
+    assert max(map(len, lines)) <= 100
+    # Without the spaces that align the columns.
+    lines = [" ".join(line.split()) for line in lines]
+    assert lines[2:12] == [
+        "device 0 now peak",
+        "memory pools 24.0 MiB 24.0 MiB live 23.5 MiB, cached 512 KiB",
+        "library handles 1.00 MiB host 1.00 MiB",
+        "workspaces 0 B",
+        "other 0 B other processes, CUDA contexts, other allocators",
+        "free 16.0 GiB",
+        "total 16.0 GiB",
+        "",
+        "pool live cached reserved peak live peak reserved blocks limit",
+        "default 1.50 MiB 512 KiB 2.00 MiB 1.50 MiB 2.00 MiB 1",
+    ]
+    assert lines[12:14] == [
+        "stream 0 (default) 1.50 MiB 512 KiB 2.00 MiB 1",
+        "(0, 1) 22.0 MiB 0 B 22.0 MiB 22.0 MiB 22.0 MiB 11 1.00 GiB",
+    ]
+    assert all(line.startswith("stream 0x") and line.endswith(" 2.00 MiB 0 B 2.00 MiB 1") for line in lines[14:22])
+    assert lines[22:] == [
+        "3 more streams 6.00 MiB 0 B 6.00 MiB 3",
+        "",
+        "library handles in use idle discarded peak in use memory peak workspaces",
+        "host 1 1 0 0 1 1.00 MiB 1.00 MiB 0 B",
+        "",
+    ]
+
+
+def test_a_driver_that_does_not_answer_leaves_the_rest(nothing_left):
+    buffer = gpupool.empty(MIB)
+    gpupool._native.host_inject("MemoryInfo")
+    summary = gpupool.memory_summary(0)
+    (device,) = summary.devices
+    assert (device.free_bytes, device.used_bytes, device.total_bytes, device.other_bytes) == (None,) * 4
+    assert "MemoryInfo failed with HOST_ERROR_INJECTED" in device.driver_error
+    assert device.driver_error in str(summary)
+    assert device.live_bytes >= MIB
+    json.loads(summary.to_json())
+    buffer.free()
+
+
+def test_what_nobody_knows_of_is_the_others(nothing_left):
+    gpupool.host.warm(1)
+    before = of_device(0)
+    # The driver does not answer as this one is made, so it is taken for one like the last: 1 MiB.
+    gpupool._native.host_set_handle_bytes(6 * MIB)
+    gpupool._native.host_inject("MemoryInfo")
+    gpupool.host.warm(2)
+    after = of_device(0)
+    assert_adds_up(after)
+    assert after.other_bytes == before.other_bytes + 5 * MIB
+
+
+def test_a_pool_that_was_dropped_is_told_of_while_it_has_blocks(nothing_left):
+    pool = gpupool.MemPool()
+    identity = pool.id
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(MIB)
+    del pool
+    found = [each for each in of_device(0).pools if each.id == identity]
+    assert [(each.is_closed, each.live_bytes) for each in found] == [(True, MIB)]
+    assert f"{identity}, dropped" in str(gpupool.memory_summary(0))
+    buffer.free()
+    assert identity not in [each.id for each in of_device(0).pools]
+
+
+def test_peaks_are_reset_for_memory_and_handles_at_once(nothing_left):
+    streams = [gpupool.Stream() for _ in range(3)]
+    leases = [gpupool.host.lease(stream) for stream in streams]
+    for lease in leases:
+        lease.release()
+    gpupool.empty(32 * MIB).free()
+    gpupool.empty_cache()
+    gpupool.host.trim()
+    assert (of_library("host").peak_in_use >= 3, of_device(0).peak_reserved_bytes >= 32 * MIB) == (True, True)
+    gpupool.reset_peak_memory_stats(1)
+    assert of_library("host").peak_in_use >= 3
+    gpupool.reset_peak_memory_stats(0)
+    library = of_library("host")
+    assert (library.peak_in_use, library.peak_device_bytes) == (library.held, library.device_bytes)
+    assert of_device(0).peak_reserved_bytes == of_device(0).reserved_bytes
+
+
+def test_peaks_are_reset_for_one_pool(nothing_left):
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        gpupool.empty(32 * MIB).free()
+        default_peak = of_device(0).pools[0].peak_live_bytes
+    pool.reset_peak_stats()
+    assert (pool.stats().peak_live_bytes, of_device(0).pools[0].peak_live_bytes) == (0, default_peak)
+    gpupool.host.handle()
+    gpupool.host.reset_peak_stats(device=0)
+    stats = gpupool.host.stats(0)
+    assert (stats.peak_in_use, stats.peak_device_bytes) == (stats.held, stats.device_bytes)
+    with pytest.raises(gpupool.InvalidValue, match="no device 7"):
+        gpupool.host.reset_peak_stats(7)
+
+
+def test_frameworks_that_are_imported_are_asked(machine):
+    code = """
+sys.modules["cupy"] = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(Device=Device), get_default_memory_pool=lambda: Pool()
+)
+torch_like(is_initialized=lambda: True, memory_reserved=lambda device: (40 + device) << 20)
+print(told(0), told(1), Device.current)
+print([line for line in str(gpupool.memory_summary(0)).splitlines() if line.startswith("other")])
+torch_like(is_initialized=lambda: False)
+print(told())
+"""
+    assert machine(code).splitlines() == [
+        "{'torch': 40, 'cupy': 5} {'torch': 41, 'cupy': 6} 0",
+        "['other                 0 B        of that torch 40.0 MiB, cupy 5.00 MiB']",
+        "{'cupy': 5}",
+    ]
+
+
+def test_a_framework_that_cannot_answer_keeps_nobody_else_from_it(machine):
+    code = """
+def refuse(device):
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+torch_like(is_initialized=lambda: True, memory_reserved=refuse)
+# Half imported by another thread.
+sys.modules["cupy"] = types.ModuleType("cupy")
+print(told())
+"""
+    assert machine(code) == "{}\n"
+
+
+def test_what_gpupool_feeds_pytorch_is_counted_once(machine):
+    code = """
+import ctypes
+pool = gpupool.MemPool()
+malloc, free = gpupool.c_api.feed(pool)
+malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(malloc)
+malloc(30 << 20, 0, None)
+sys.modules["gpupool.torch"] = types.ModuleType("gpupool.torch")
+torch_like(is_initialized=lambda: True, memory_reserved=lambda device: 42 << 20)
+print(told(), "feeds other allocators" in str(gpupool.memory_summary(0)))
+"""
+    assert machine(code) == "{'torch': 12} True\n"
+
+
+def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
+    def fail():
+        raise AssertionError("a framework was asked about a simulated device")
+
+    cuda = types.SimpleNamespace(is_initialized=fail)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert of_device(0).frameworks == ()
+
+
+def test_nothing_is_imported_nor_started_by_the_summary_of_nothing(run_python):
+    code = """
+import gpupool, sys
+from gpupool import _summary
+print(gpupool._native.devices_in_use(), _summary.gather([]))
+print(_summary.gather([]), {"torch", "cupy", "prometheus_client"} & sys.modules.keys())
+"""
+    # A runtime that cannot be had shows that none is asked for.
+    done = run_python(code, GPUPOOL_RUNTIME="nothing")
+    assert done.stderr == ""
+    assert done.stdout.endswith("has used no device through gpupool set()\n")
+
+
+def test_importing_gpupool_does_not_import_dataclasses(run_python):
+    assert run_python("import gpupool, sys; print('dataclasses' in sys.modules)").stdout == "False\n"
