@@ -87,6 +87,7 @@ __all__ = [
     "GraphMemory",
     "HandlePool",
     "HandleStats",
+    "Info",
     "InvalidValue",
     "Lease",
     "LibraryError",
