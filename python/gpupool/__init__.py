@@ -89,6 +89,7 @@ __all__ = [
     "GraphMemory",
     "HandlePool",
     "HandleStats",
+    "Info",
     "InvalidValue",
     "Lease",
     "LibraryError",

@@ -6,7 +6,8 @@ import os
 import sys
 
 import gpupool
-from gpupool import _demo, _plot, _replay
+from gpupool import _demo, _replay
+from gpupool._plot import draw as _plot
 
 
 def main(arguments: list[str] | None = None) -> int:

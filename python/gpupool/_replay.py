@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import gpupool
-from gpupool import _native, _output, _timeline, _trace
-from gpupool._picture import AddressMap, Chart, Dash, Line, Picture
-from gpupool._pools import Pools
+from gpupool import _native, _trace
+from gpupool._plot import output as _output
+from gpupool._plot import timeline as _timeline
+from gpupool._plot.picture import AddressMap, Chart, Dash, Line, Picture
+from gpupool._plot.pools import Pools
 from gpupool._progress import Progress
 from gpupool._trace import Trace
 from gpupool._units import size

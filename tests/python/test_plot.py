@@ -3,12 +3,18 @@
 import json
 import re
 import sys
+from array import array
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from gpupool import _figure, _output, _picture, _plot, _sampling, _trace
+from gpupool import _trace
 from gpupool.__main__ import main
+from gpupool._plot import draw as _plot
+from gpupool._plot import figure as _figure
+from gpupool._plot import output as _output
+from gpupool._plot import picture as _picture
+from gpupool._plot import sampling as _sampling
 from snapshots import FRAMES, ZERO, block, entry, handle, segment, write
 
 DATA = Path(__file__).parents[1] / "data"
@@ -276,7 +282,7 @@ def test_blocks_too_small_to_be_seen_are_drawn_together(draw, tmp_path):
 
 
 def test_sampling_keeps_extremes_and_ends():
-    series = [_trace.array("q", [(place * 7919) % 1000 for place in range(10_000)])]
+    series = [array("q", [(place * 7919) % 1000 for place in range(10_000)])]
     series[0][1234] = 5000
     series[0][8000] = -1
     # Neither the least nor the most of its part.
@@ -285,7 +291,7 @@ def test_sampling_keeps_extremes_and_ends():
     assert {0, 1234, 8000, 9999} <= set(places)
     assert 600 < len(places) <= 910
     assert _sampling.kept(series, 10_000) == list(range(10_000))
-    assert _sampling.kept([_trace.array("q")], 10) == []
+    assert _sampling.kept([array("q")], 10) == []
 
 
 def test_snapshot_in_which_nothing_was_allocated(draw, tmp_path):

@@ -4,9 +4,9 @@ Of a snapshot the moment is that when it was written, for its segments are those
 tells what was live; free is there what the program used at another time.
 """
 
-from gpupool._picture import AddressMap, Place, Region, State
-from gpupool._pools import Pools
-from gpupool._timeline import Timeline, unpack
+from gpupool._plot.picture import AddressMap, Place, Region, State
+from gpupool._plot.pools import Pools
+from gpupool._plot.timeline import Timeline, unpack
 from gpupool._trace import FREE, Recording
 from gpupool._units import size
 

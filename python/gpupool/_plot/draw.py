@@ -4,11 +4,16 @@ import bisect
 import os
 
 import gpupool
-from gpupool import _address_map, _handle_chart, _output, _page, _replay, _timeline, _trace
-from gpupool._picture import AddressMap, Chart, Mark, Picture
-from gpupool._pools import Pools
+from gpupool import _replay, _trace
+from gpupool._plot import address_map as _address_map
+from gpupool._plot import handle_chart as _handle_chart
+from gpupool._plot import output as _output
+from gpupool._plot import page as _page
+from gpupool._plot import timeline as _timeline
+from gpupool._plot.picture import AddressMap, Chart, Mark, Picture
+from gpupool._plot.pools import Pools
+from gpupool._plot.timeline import Timeline
 from gpupool._progress import Progress
-from gpupool._timeline import Timeline
 from gpupool._trace import Recording
 from gpupool._units import duration, size
 

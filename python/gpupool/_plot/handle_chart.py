@@ -3,9 +3,9 @@
 from array import array
 from collections.abc import Iterable
 
-from gpupool._picture import COLOURS, Chart, Dash, Line
-from gpupool._sampling import kept
-from gpupool._trace_snapshot import HandleEvent
+from gpupool._plot.picture import COLOURS, Chart, Dash, Line
+from gpupool._plot.sampling import kept
+from gpupool._trace.snapshot import HandleEvent
 
 # Numbers that each line is drawn from, at most.
 MOST = 8_000

@@ -4,7 +4,7 @@ import os
 import tempfile
 
 import gpupool
-from gpupool._picture import Picture
+from gpupool._plot.picture import Picture
 
 SUFFIXES = (".html", ".png")
 
@@ -29,11 +29,11 @@ def check(path: str) -> None:
 def write(path: str, picture: Picture) -> None:
     """Write the picture, as a whole or not at all."""
     if path.lower().endswith(".png"):
-        from gpupool import _figure
+        from gpupool._plot import figure as _figure
 
         content = _figure.png(picture)
     else:
-        from gpupool import _page
+        from gpupool._plot import page as _page
 
         content = _page.html(picture).encode()
     try:

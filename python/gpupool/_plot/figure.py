@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from gpupool._picture import AddressMap, Chart, Picture, Place
+from gpupool._plot.picture import AddressMap, Chart, Picture, Place
 from gpupool._units import byte_unit, time_unit
 
 # The Okabe-Ito palette (https://jfly.uni-koeln.de/color/).

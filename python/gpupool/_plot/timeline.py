@@ -5,11 +5,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpupool._picture import Area, Chart, Dash, Line, Mark
-from gpupool._pools import Pools
-from gpupool._sampling import kept
+from gpupool._plot.picture import Area, Chart, Dash, Line, Mark
+from gpupool._plot.pools import Pools
+from gpupool._plot.sampling import kept
 from gpupool._trace import FREE, Trace
-from gpupool._trace_event import PoolId
+from gpupool._trace.event import PoolId
 from gpupool._units import size
 
 # Numbers that a chart is drawn from, at most, all its areas together: with more a page would not stay small.

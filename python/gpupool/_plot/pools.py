@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from gpupool._picture import COLOURS
-from gpupool._trace_event import PoolId
+from gpupool._plot.picture import COLOURS
+from gpupool._trace.event import PoolId
 
 
 class Pools:

@@ -5,7 +5,7 @@ import functools
 import io
 from collections.abc import Callable, Iterator
 
-from gpupool._trace_event import MAX_SIZE, Event, TraceError
+from gpupool._trace.event import MAX_SIZE, Event, TraceError
 
 _DAY = 86_400_000_000
 

@@ -8,9 +8,10 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool import _trace_log, _trace_snapshot
-from gpupool._trace_event import Event, PoolId, Reader, Stacks, TraceError, Watch
-from gpupool._trace_snapshot import HandleEvent, OutOfMemory, Segment
+from gpupool._trace import log as _trace_log
+from gpupool._trace import snapshot as _trace_snapshot
+from gpupool._trace.event import Event, PoolId, Reader, Stacks, TraceError, Watch
+from gpupool._trace.snapshot import HandleEvent, OutOfMemory, Segment
 
 __all__ = ["FREE", "Recording", "Trace", "TraceError", "read", "recording"]
 
