@@ -70,7 +70,6 @@ from gpupool._native import (
     stream,
     use_mem_pool,
 )
-from gpupool._snapshot import dump_snapshot
 
 # Type checkers take this for true; the typing module takes longer to import than it is worth here.
 TYPE_CHECKING = False
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpupool._info import Info, info
+    from gpupool._snapshot import dump_snapshot
     from gpupool._summary import MemorySummary, memory_summary
 
 __all__ = [
@@ -158,7 +158,13 @@ _logging.start()
 # Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
 # What comes from a module that is imported when first used.
-_NAMES = {"Info": "_info", "MemorySummary": "_summary", "info": "_info", "memory_summary": "_summary"}
+_NAMES = {
+    "Info": "_info",
+    "MemorySummary": "_summary",
+    "dump_snapshot": "_snapshot",
+    "info": "_info",
+    "memory_summary": "_summary",
+}
 
 
 def __getattr__(name: str) -> "Any":
