@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, frameworks.json and memory.json (one object a line). PYTHON chooses the
-# interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak; of that, ONLY=handles, frameworks or
-# memory does one part, and ONLY=memory also leaves out what is not about memory; TRACES names a folder with more logs to
-# replay than tests/data has.
+# leases.txt, and peers.json, workspaces.json, frameworks.json, history.json and memory.json (one object a line). PYTHON
+# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is
+# no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also leaves out what is not
+# about memory; TRACES names a folder with more logs to replay than tests/data has.
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -41,6 +41,9 @@ measure() {
 
 # Whether the figures and long tests of this kind are wanted.
 only() { [ -z "${ONLY:-}" ] || [ "$ONLY" = "$1" ]; }
+
+# Whether tests and examples are wanted.
+tests() { [ -z "${SKIP_TESTS:-}" ]; }
 
 # Where compute-sanitizer is, if anywhere.
 find_sanitizer() {
@@ -87,7 +90,27 @@ run_memcheck() {
 
 # What needs no Python: the promises about memory, then the figures.
 run_memory() {
-  local sanitizer traces work
+  local traces work
+  if tests; then
+    test_memory
+  fi
+  [ -z "${SKIP_BENCHES:-}" ] || return 0
+  if tests; then
+    GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda_memory --nocapture every_word
+  fi
+  traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
+  for work in pair c_abi "mix 1 2 4 8 16" random "history 1 16"; do
+    # shellcheck disable=SC2086 # several words
+    measure "bench-${work%% *}" timeout 120 bin/bench_memory $work
+  done
+  measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
+  measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
+  # shellcheck disable=SC2016 # for the inner shell
+  step history bash -c 'set -o pipefail; timeout 120 "$1" benches/history.py | tee "$2"' _ "$python" "$results/history.json"
+}
+
+test_memory() {
+  local sanitizer
   step memory-tests timeout 300 bin/test_cuda_memory --nocapture --test-threads 1
   step dead-streams timeout 120 bin/test_cuda_dead_stream --nocapture
   sanitizer=$(find_sanitizer)
@@ -98,19 +121,28 @@ run_memory() {
   else
     echo "no compute-sanitizer here"
   fi
-  [ -z "${SKIP_BENCHES:-}" ] || return 0
-  GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda_memory --nocapture every_word
-  traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
-  for work in pair c_abi "mix 1 2 4 8 16" random; do
-    # shellcheck disable=SC2086 # several words
-    measure "bench-${work%% *}" timeout 120 bin/bench_memory $work
+}
+
+run_tests() {
+  local parallel example
+  parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
+  step rust-tests bin/test_cuda
+  step cudarc_stream bin/cudarc_stream
+  # shellcheck disable=SC2086 # several words, or none
+  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
+  step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
+  # Finding libraries, and their doubles, are tested where there are none of them.
+  # shellcheck disable=SC2046 # several words
+  step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
+    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip info library_memory loader \
+      logging miopen numba nvmath nvtx platforms summary workspaces)
+  for example in examples/*.py; do
+    step "$(basename "$example" .py)" "$python" "$example"
   done
-  measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
-  measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
 }
 
 run_all() {
-  local site cudss parallel peers
+  local site cudss peers
   site=$(mktemp -d)
   "$python" -m pip install --quiet --no-index --no-deps --target "$site" ./gpupool-*.whl || return 1
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
@@ -119,9 +151,8 @@ run_all() {
   export VIRTUAL_ENV
   cudss=$("$python" -c 'import gpupool; print(gpupool.cudss.path if gpupool.cudss.available else "")')
   [ -n "$cudss" ] && export GPUPOOL_CUDSS_PATH=$cudss
-  parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
 
-  echo "${MEMCHECK:+MEMCHECK=1 }${ONLY:+ONLY=$ONLY }bash run.sh"
+  echo "${MEMCHECK:+MEMCHECK=1 }${SKIP_TESTS:+SKIP_TESTS=1 }${ONLY:+ONLY=$ONLY }bash run.sh"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   echo
   if [ -n "${MEMCHECK:-}" ]; then
@@ -133,23 +164,13 @@ run_all() {
     run_memory
   fi
   if [ "${ONLY:-}" = memory ]; then
-    step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,dlpack,replay}.py
+    tests && step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,dlpack,replay}.py
     finish
     return
   fi
-  step rust-tests bin/test_cuda
-  step cudarc_stream bin/cudarc_stream
-  # shellcheck disable=SC2086 # several words, or none
-  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
-  step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
-  # Finding libraries, and their doubles, are tested where there are none of them.
-  # shellcheck disable=SC2046 # several words
-  step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip library_memory loader miopen \
-      numba nvmath platforms workspaces)
-  for example in examples/*.py; do
-    step "$(basename "$example" .py)" "$python" "$example"
-  done
+  if tests; then
+    run_tests
+  fi
   if [ -z "${SKIP_BENCHES:-}" ] && only frameworks; then
     for peers in framework torch numba; do
       # shellcheck disable=SC2016 # for the inner shell
@@ -189,5 +210,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,history.json,memory.json}
 run_all | tee "$results/run.txt"

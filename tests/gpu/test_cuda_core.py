@@ -81,6 +81,8 @@ def test_memory_waits_for_the_stream_that_closed_it(device):
     result = torch.empty(8 * MIB, dtype=torch.int8, device="cuda")
     buffer = device.allocate(8 * MIB, stream=first)
     buffer.fill(1, stream=first)
+    # cuda.core's exports wait for nobody.
+    first.sync()
     view = torch.from_dlpack(buffer)
     # Loaded before a kernel is busy, which loading may wait for.
     assert int(result.copy_(view).sum(dtype=torch.int64)) == 8 * MIB
