@@ -180,6 +180,8 @@ assert device.frameworks == () and device.live_bytes >= 64 << 20, device
 def test_a_summary_spoils_no_capture():
     stream = cupy.cuda.Stream(non_blocking=True)
     array = cupy.zeros(1000)
+    # Written on the default stream, for which this one does not wait.
+    cupy.cuda.Device().synchronize()
     with stream:
         array += 1
     stream.synchronize()
