@@ -128,10 +128,10 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
     note_free(cache, offset, users.is_empty());
     if users.is_empty() {
         // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
-        let own = own.filter(|_| cache.is_recording() && (cache.is_owned_by(thread) || cache.is_large(offset)));
+        let own = own.filter(|_| cache.is_lending() && (cache.is_owned_by(thread) || cache.is_large(offset)));
         cache.free(thread, offset).map_err(|reason| refuse(cache, offset, reason))?;
         if let Some(own) = own {
-            let _ = cache.record(own, thread);
+            let _ = cache.note_work(own, thread);
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(cache, offset, reason))?;

@@ -214,8 +214,8 @@ impl Local {
         let service = Service { pool: Arc::clone(&pool), stream: stream.kept(), is_captured, stream_of };
         let cache = memory.new_cache(service, self.thread)?;
         pool.add_cache(cache);
-        if pool.is_recording() {
-            cache.record_if_foreign();
+        if pool.is_lending() {
+            cache.lend_if_foreign();
         }
         // Asked after the cache is known to the pool, so that whoever closes it sees the cache, or this sees the end.
         if pool.is_closed() {

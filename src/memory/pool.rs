@@ -43,8 +43,8 @@ pub(super) struct Pool {
     /// Captures whose graphs were not reset.
     captures: AtomicU32,
     is_closed: AtomicBool,
-    /// Whether what is freed on foreign streams is recorded.
-    is_recording: AtomicBool,
+    /// Whether free pages of foreign streams are lent.
+    is_lending: AtomicBool,
     /// Its physical bytes.
     pub(super) budget: Budget,
     /// Live bytes at the last time that a cache told, and the most they were at such a time.
@@ -89,7 +89,7 @@ impl Pool {
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
-            is_recording: AtomicBool::new(false),
+            is_lending: AtomicBool::new(false),
             budget: Budget::new(limit),
             live: AtomicU64::new(0),
             peak_live: AtomicU64::new(0),
@@ -150,13 +150,13 @@ impl Pool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Records what is freed on foreign streams from now on; false if that was so already.
-    pub(super) fn begin_recording(&self) -> bool {
-        !self.is_recording.swap(true, Ordering::AcqRel)
+    /// Lends free pages of foreign streams from now on; false if that was so already.
+    pub(super) fn begin_lending(&self) -> bool {
+        !self.is_lending.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn is_recording(&self) -> bool {
-        self.is_recording.load(Ordering::Acquire)
+    pub(super) fn is_lending(&self) -> bool {
+        self.is_lending.load(Ordering::Acquire)
     }
 
     pub(super) fn reset_peaks(&self) {

@@ -127,7 +127,7 @@ pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static 
         let is_abandoned = match service.stream.clones() {
             // Each cache holds one clone, and this list another.
             Some(clones) => clones == 2 * of(&service.stream),
-            None => cache.is_recording() && is_bare(cache, thread),
+            None => cache.is_lending() && is_bare(cache, thread),
         };
         if !is_abandoned {
             continue;

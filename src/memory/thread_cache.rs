@@ -10,13 +10,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::device_memory::DeviceMemory;
 use super::exchange::Exchange;
 use super::heap::{Heap, Invalid};
+use super::lending::LastWork;
 use super::local;
 use super::order::{User, Waiting};
 use super::owner_lock::OwnerGuard;
 use super::owner_lock::OwnerLock;
 use super::pages::{Entry, Mapping};
 use super::pool::Pool;
-use super::recorded::Recorded;
 use super::shared_list::SharedList;
 use super::trace::{self, Action, CacheTrace};
 use crate::runtime::Stream;
@@ -50,8 +50,8 @@ impl Service {
 
 /// The pool was dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
-/// What is freed is recorded on its stream.
-const RECORDING: u32 = 2;
+/// The work on its stream is noted when memory is freed there.
+const LENDING: u32 = 2;
 
 /// One cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(super) struct ThreadCache {
@@ -74,8 +74,8 @@ pub(super) struct ThreadCache {
     /// Pages that it lost to others and took back.
     pub(super) exchange: Exchange,
     /// The last work on a stream that may be gone.
-    pub(super) recorded: Recorded,
-    /// What there is to do when a block is freed: [`CLOSING`], [`RECORDING`].
+    pub(super) last_work: LastWork,
+    /// What there is to do when a block is freed: [`CLOSING`], [`LENDING`].
     duties: AtomicU32,
     /// What history knows of its blocks.
     pub(super) trace: CacheTrace,
@@ -102,7 +102,7 @@ impl ThreadCache {
             waiting: SharedList::default(),
             told: AtomicU64::new(0),
             exchange: Exchange::default(),
-            recorded: Recorded::default(),
+            last_work: LastWork::default(),
             duties: AtomicU32::new(0),
             trace: CacheTrace::default(),
         }
@@ -174,10 +174,10 @@ impl ThreadCache {
         self.duties.fetch_or(CLOSING, Ordering::Release);
     }
 
-    /// Records what is freed from now on, if its stream may be gone at any time.
-    pub(super) fn record_if_foreign(&self) {
+    /// Lends its free pages from now on, if its stream may be gone at any time.
+    pub(super) fn lend_if_foreign(&self) {
         if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
-            self.duties.fetch_or(RECORDING, Ordering::Relaxed);
+            self.duties.fetch_or(LENDING, Ordering::Relaxed);
         }
     }
 
@@ -191,8 +191,8 @@ impl ThreadCache {
         self.duties.load(Ordering::Acquire) & CLOSING != 0
     }
 
-    pub(super) fn is_recording(&self) -> bool {
-        self.duties.load(Ordering::Relaxed) & RECORDING != 0
+    pub(super) fn is_lending(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & LENDING != 0
     }
 
     /// Locks the heap; quick for the owner.

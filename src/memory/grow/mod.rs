@@ -15,10 +15,10 @@ mod segments;
 use place::{HANDLE_PAGES, Place, find_place, rivals, spare};
 
 use super::device_memory::DeviceMemory;
+use super::lending;
 use super::order::Until;
 use super::pages::{Mapping, PAGE};
 use super::pool::{Pool, Source};
-use super::recorded;
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
 use crate::activity::{Activity, target::MEMORY};
@@ -406,10 +406,10 @@ fn readiness(cache: &ThreadCache, other: &Service, asker: &Service, thread: u64,
         if effort >= Effort::Pool {
             return Ok(Readiness::AfterWork);
         }
-        if !other.pool.is_recording() && cache.lock(thread).unused() >= PAGE {
-            recorded::begin(other);
+        if !other.pool.is_lending() && cache.lock(thread).unused() >= PAGE {
+            lending::begin(other);
         }
-        return Ok(cache.recorded_turnover()?.map_or(Readiness::Never, Readiness::Done));
+        return Ok(cache.finished_turnover()?.map_or(Readiness::Never, Readiness::Done));
     }
     if other.stream.raw() == asker.stream.raw() {
         return Ok(Readiness::AfterWork);

@@ -1,4 +1,4 @@
-//! What was last recorded of a stream that may be gone by now.
+//! Lending: pages of a stream that may be gone by now, for other streams.
 //!
 //! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
 //! record an event there, and what is free then can serve other streams once the event is done, though nobody may ask the
@@ -23,9 +23,9 @@ struct Record {
 
 /// The last record of one cache. Taken out by whoever works with it, so that no driver call is made under the lock.
 #[derive(Debug, Default)]
-pub(super) struct Recorded(Mutex<Option<Record>>);
+pub(super) struct LastWork(Mutex<Option<Record>>);
 
-impl Recorded {
+impl LastWork {
     fn lock(&self) -> MutexGuard<'_, Option<Record>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,7 +51,7 @@ impl Recorded {
 impl ThreadCache {
     /// Records the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have
     /// changed since the last time. A refusal leaves the last record, which counts for nothing then.
-    pub(super) fn record(&self, stream: &Stream, thread: u64) -> Result<()> {
+    pub(super) fn note_work(&self, stream: &Stream, thread: u64) -> Result<()> {
         // Read first: what is freed after this is not in the record.
         let turnover = {
             let mut heap = self.lock(thread);
@@ -61,10 +61,10 @@ impl ThreadCache {
             }
             heap.turnover()
         };
-        if self.recorded.turnover() == Some(turnover) || stream.capture_status()? != CaptureStatus::None {
+        if self.last_work.turnover() == Some(turnover) || stream.capture_status()? != CaptureStatus::None {
             return Ok(());
         }
-        let event = match self.recorded.take() {
+        let event = match self.last_work.take() {
             Some(last) => {
                 last.event.record(stream)?;
                 last.event
@@ -76,7 +76,7 @@ impl ThreadCache {
     }
 
     fn put_record(&self, record: Record) {
-        let spare = self.recorded.put(record);
+        let spare = self.last_work.put(record);
         self.device.events.put_back(spare.map(|record| record.event));
     }
 
@@ -84,8 +84,8 @@ impl ThreadCache {
     ///
     /// # Errors
     /// `ErrorKind::Library`, also for an error of the recorded work.
-    pub(super) fn recorded_turnover(&self) -> Result<Option<u64>> {
-        let Some(mut record) = self.recorded.take() else { return Ok(None) };
+    pub(super) fn finished_turnover(&self) -> Result<Option<u64>> {
+        let Some(mut record) = self.last_work.take() else { return Ok(None) };
         if !record.is_done {
             // The question spoils captures as an allocation does.
             let _relaxed = RelaxedCapture::new(runtime::get()?)?;
@@ -97,9 +97,9 @@ impl ThreadCache {
     }
 }
 
-/// From now on what is freed on the pool's foreign streams is recorded.
+/// From now on the work on the pool's foreign streams is noted when memory is freed there.
 pub(super) fn begin(service: &Service) {
-    if service.pool.begin_recording() {
-        service.pool.caches().into_iter().for_each(ThreadCache::record_if_foreign);
+    if service.pool.begin_lending() {
+        service.pool.caches().into_iter().for_each(ThreadCache::lend_if_foreign);
     }
 }
