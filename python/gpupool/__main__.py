@@ -12,7 +12,7 @@ from gpupool._plot import draw as _plot
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools for GPU libraries.")
+    parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools and device memory for GPU programs.")
     parser.add_argument("--version", action="version", version=f"gpupool {gpupool.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser(

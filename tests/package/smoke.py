@@ -6,6 +6,7 @@ Usage: smoke.py, in the virtual environment that it is installed in.
 import os
 import subprocess
 import sysconfig
+import tempfile
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def commands_run() -> None:
     command = Path(sysconfig.get_path("scripts")) / "gpupool"
     for arguments in (["--version"], ["info"], ["demo", "--threads", "4", "--waves", "2"]):
         subprocess.run([command, *arguments], check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.csv"
+        log.write_text("Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,1024,0\n1,1,free,0x10,1024,0\n")
+        subprocess.run([command, "plot", log], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+        assert "<html" in (log.parent / "log.html").read_text()
 
 
 if __name__ == "__main__":
