@@ -4,6 +4,7 @@
 //! of this module: the switch is a bit of what [`lifecycle`] answers to hit paths anyway.
 
 mod ring;
+mod word_map;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,6 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::lifecycle;
 pub(crate) use ring::{Own, Ring, Timed};
+pub(crate) use word_map::WordMap;
 
 /// A call stack that whoever records can name; 0 is none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]

@@ -9,7 +9,6 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::os::unix::Library;
@@ -17,7 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::trace;
-use crate::history::{self, Stack};
+use crate::history::{self, Stack, WordMap};
 
 /// The innermost frames that a stack has at most.
 pub(crate) const DEPTH: usize = 64;
@@ -30,37 +29,9 @@ pub(crate) type Place = (Py<PyAny>, c_int);
 /// The same by the code object's address, as stacks are compared.
 type Key = Vec<(usize, c_int)>;
 
-#[derive(Clone, Copy, Default, Debug)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0 ^ self.0 >> 29
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    #[inline]
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-
-    #[inline]
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
-
-    #[inline]
-    fn write_i32(&mut self, value: i32) {
-        self.write_u64(value as u64);
-    }
-}
-
 #[derive(Debug, Default)]
 struct Stacks {
-    numbers: HashMap<Key, u32, BuildHasherDefault<KeyHasher>>,
+    numbers: WordMap<Key, u32>,
     places: HashMap<u32, Vec<Place>>,
     last: u32,
     /// How many there may be before those that nothing names are dropped.

@@ -4,10 +4,8 @@
 //! address have the order of what happened, and a snapshot that holds those locks sees neither more nor less than they
 //! say. A free is written before the block can be had again, an allocation once it cannot.
 
-use std::collections::HashMap;
 #[cfg(feature = "python")]
 use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::LazyLock;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +14,7 @@ use super::frozen::{Frozen, FrozenCache};
 use super::heap::BlockView;
 use super::id::PoolId;
 use super::thread_cache::ThreadCache;
-use crate::history::{self, Own, Ring, Settings, Stack, Timed};
+use crate::history::{self, Own, Ring, Settings, Stack, Timed, WordMap};
 use crate::lifecycle;
 use crate::runtime;
 use crate::stream::Device;
@@ -134,31 +132,11 @@ struct Known {
     freed: Option<Stack>,
 }
 
-/// A hash for addresses: their differences are in the middle bits.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    #[inline]
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-}
-
 /// What is recorded of one cache's blocks, by offset.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pool: PoolId,
-    blocks: HashMap<u64, Known, BuildHasherDefault<AddressHasher>>,
+    blocks: WordMap<u64, Known>,
 }
 
 /// The same, locked.
