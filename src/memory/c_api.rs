@@ -191,9 +191,3 @@ unsafe extern "C" fn gpupool_library_free(
         Ok(0)
     })
 }
-
-/// The device that a raw allocation is on, for the Python layer.
-#[allow(dead_code, reason = "used by the Python feature")]
-pub(crate) fn device_of(address: u64) -> Result<Device> {
-    super::allocator::find(address, None).map(|block| block.cache.device.device)
-}
