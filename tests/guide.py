@@ -6,7 +6,9 @@ that needs a package, `new` of one that begins a new process.
 """
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,19 @@ def missing(program: list[Sample]) -> list[str]:
     """The packages that a program needs and this interpreter lacks."""
     needs = {word.removeprefix("needs ") for sample in program for word in sample.told if word.startswith("needs ")}
     return sorted(name for name in needs if not is_installed(name))
+
+
+def run_apart(name: str, on_gpu: bool, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, and in this folder; skip the test where a package is missing."""
+    # Not where the program runs, which is this file too.
+    import pytest
+
+    lacks = missing(programs(on_gpu)[name])
+    if lacks:
+        pytest.skip(f"needs {', '.join(lacks)}")
+    command = [sys.executable, __file__, name, "gpu" if on_gpu else "host"]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=folder)
 
 
 def run(name: str, on_gpu: bool) -> None:

@@ -1,8 +1,6 @@
 """The samples of the guide and the README run, and the README's tables say what was measured."""
 
-import os
 import re
-import subprocess
 import sys
 import uuid
 
@@ -12,13 +10,9 @@ import pytest
 
 @pytest.mark.parametrize("name", guide.programs(on_gpu=False))
 def test_samples_run(name, tmp_path):
-    missing = guide.missing(guide.programs(on_gpu=False)[name])
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
-    command = [sys.executable, guide.__file__, name, "host"]
     # Ray shall tell nobody that it is used, and leave no token in the user's home.
-    variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    done = guide.run_apart(name, False, tmp_path, **variables)
     assert done.returncode == 0, done.stderr
 
 
