@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import gpupool
@@ -60,6 +60,15 @@ def make_actor():
     return Actor.remote()
 
 
+def kill(actor):
+    """Kill an actor. `ray.kill` only asks for it, so the actor may answer some calls yet."""
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        while True:
+            with suppress(ray.exceptions.ActorUnavailableError):
+                ray.get(actor.warm.remote(), timeout=100)
+
+
 def test_workers_have_what_they_are_to_have():
     settings = Settings(memory_bytes=8 * MIB, handle_limits={"host": 3}, warm={"host": 2})
     with cluster(worker_process_setup_hook=gpupool.ray.setup(settings)):
@@ -80,7 +89,7 @@ def test_workers_have_what_they_are_to_have():
             assert answer["handles"]["host"]["idle"] == 2
         assert stats[first._actor_id.hex()]["memory"][0]["peak_reserved_bytes"] == peak
 
-        ray.kill(second)
+        kill(second)
         stats = gpupool.ray.stats(actors)
         assert stats[first._actor_id.hex()]["failure"] is None
         assert "ActorDiedError" in stats[second._actor_id.hex()]["failure"]
