@@ -19,7 +19,16 @@ const SLOTS: usize = 1;
 /// A slot alone in its cache lines, so that threads do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Slot<T>(Mutex<Option<Arc<T>>>);
+struct Slot<T>(Mutex<Place<T>>);
+
+/// What is in a slot.
+#[derive(Debug)]
+struct Place<T> {
+    item: Option<Arc<T>>,
+    /// Whether a handle was given back here since a request last looked for a spare one: its thread is at work, and will
+    /// want it again.
+    is_active: bool,
+}
 
 /// What a request gets.
 #[derive(Debug)]
@@ -66,7 +75,7 @@ pub(super) struct Exchange<T> {
 impl<T> Default for Exchange<T> {
     fn default() -> Self {
         Self {
-            slots: std::array::from_fn(|_| Slot(Mutex::new(None))),
+            slots: std::array::from_fn(|_| Slot(Mutex::new(Place { item: None, is_active: false }))),
             waiting: AtomicUsize::new(0),
             state: Mutex::new(State { idle: Vec::new(), waiters: VecDeque::new(), live: 0, limit: None }),
         }
@@ -75,7 +84,7 @@ impl<T> Default for Exchange<T> {
 
 impl<T> Exchange<T> {
     fn take_slot(&self, slot: usize) -> Option<Arc<T>> {
-        lock(&self.slots[slot].0).take()
+        lock(&self.slots[slot].0).item.take()
     }
 
     /// The idle handle of a thread's own slot, if nobody waits. Whoever does not want it puts it back.
@@ -94,7 +103,11 @@ impl<T> Exchange<T> {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return self.put(item);
         }
-        let other = lock(&self.slots[near % SLOTS].0).replace(item);
+        let other = {
+            let mut place = lock(&self.slots[near % SLOTS].0);
+            place.is_active = true;
+            place.item.replace(item)
+        };
         if let Some(other) = other {
             self.put(other);
         }
@@ -119,13 +132,23 @@ impl<T> Exchange<T> {
 
     /// Takes a handle out of any slot, if it is a fit one. Only one: whoever loses its own has to come here too.
     fn take_any_slot(&self, is_fit: impl Fn(&T) -> bool) -> Option<Arc<T>> {
-        self.slots.iter().find_map(|slot| lock(&slot.0).take_if(|item| is_fit(item)))
+        self.slots.iter().find_map(|slot| lock(&slot.0).item.take_if(|item| is_fit(item)))
+    }
+
+    /// Takes a handle out of a slot, best of a thread that is no longer at work: one that is would come here at once, and
+    /// take another's.
+    fn take_spare_slot(&self) -> Option<Arc<T>> {
+        let take_unless_active = |slot: &Slot<T>| {
+            let mut place = lock(&slot.0);
+            if std::mem::take(&mut place.is_active) { None } else { place.item.take() }
+        };
+        self.slots.iter().find_map(take_unless_active).or_else(|| self.take_any_slot(|_| true))
     }
 
     /// Serves those who wait, in order, as far as there are handles or room.
     fn serve(&self, state: &mut State<T>) {
         while let Some(waiter) = state.waiters.front() {
-            let turn = match state.idle.pop().or_else(|| self.take_any_slot(|_| true)) {
+            let turn = match state.idle.pop().or_else(|| self.take_spare_slot()) {
                 Some(item) => Turn::Handle(item),
                 None if !state.is_full() => {
                     state.live += 1;
@@ -171,7 +194,7 @@ impl<T> Exchange<T> {
         preferred
             .or_else(|| self.take_any_slot(prefers))
             .or_else(|| state.idle.pop())
-            .or_else(|| self.take_any_slot(|_| true))
+            .or_else(|| self.take_spare_slot())
     }
 
     fn turn(&self, state: &mut State<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
@@ -242,7 +265,7 @@ impl<T> Exchange<T> {
 
     pub(super) fn idle_count(&self) -> usize {
         let state = self.lock();
-        state.idle.len() + self.slots.iter().filter(|slot| lock(&slot.0).is_some()).count()
+        state.idle.len() + self.slots.iter().filter(|slot| lock(&slot.0).item.is_some()).count()
     }
 
     pub(super) fn limit(&self) -> Option<usize> {
@@ -253,6 +276,54 @@ impl<T> Exchange<T> {
         let mut state = self.lock();
         state.limit = limit;
         self.serve(&mut state);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{Arc, Exchange, SLOTS};
+
+    /// A thread that leases again and again, a step at a time.
+    #[derive(Default)]
+    struct Worker {
+        leased: Option<Arc<usize>>,
+        /// Steps until a request that did not find its handle at once has reached the others' handles.
+        away: usize,
+    }
+
+    /// One more step of a worker; whether it took a handle out of another's slot.
+    fn step(exchange: &Exchange<usize>, worker: &mut Worker, near: usize) -> bool {
+        if let Some(handle) = worker.leased.take() {
+            exchange.put_near(near, handle);
+            return false;
+        }
+        if worker.away == 0 {
+            worker.leased = exchange.take_near(near);
+            worker.away = if worker.leased.is_none() { 20 } else { 0 };
+            return false;
+        }
+        worker.away -= 1;
+        if worker.away == 0 {
+            worker.leased = exchange.take_idle(|_| false);
+        }
+        worker.leased.is_some()
+    }
+
+    #[test]
+    fn handles_of_threads_that_are_gone_are_taken_before_those_of_threads_at_work() {
+        const WORKERS: usize = SLOTS / 2;
+        let exchange = Exchange::default();
+        (WORKERS..SLOTS).for_each(|gone| exchange.put_near(gone, Arc::new(gone)));
+        let mut workers: [Worker; WORKERS] = std::array::from_fn(|_| Worker::default());
+        let (mut random, mut taken) = (1_u64, 0);
+        for turn in 0..200_000 {
+            // Knuth's linear congruential generator, so that every run takes the same turns.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // They come one after another.
+            let near = (random >> 33) as usize % WORKERS.min(1 + turn / 100);
+            taken += usize::from(step(&exchange, &mut workers[near], near));
+        }
+        assert!((WORKERS..2 * WORKERS).contains(&taken), "{taken} handles were taken for {WORKERS} threads");
     }
 }
 
