@@ -260,8 +260,6 @@ impl Cuda {
         Some(Device::from_ordinal(ordinal as u32))
     }
 
-    /// The device of a current context that is not a primary one, or not yet known.
-    #[cold]
     /// The pool that serves the current device's `cuMemAllocAsync`.
     fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
         let handle = self.slot(self.current_device()?)?.handle;
@@ -271,6 +269,8 @@ impl Cuda {
         Ok(pool)
     }
 
+    /// The device of a current context that is not a primary one, or not yet known.
+    #[cold]
     fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
