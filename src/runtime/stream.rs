@@ -130,8 +130,8 @@ impl Stream {
         note_owned(&owned);
     }
 
-    /// Whether it can be used at any time: a stream of our own, the legacy default one, or one that was declared to last. Another foreign one may have been
-    /// destroyed since it was given, and no driver says so: it crashes.
+    /// Whether it can be used at any time: a stream of our own, the legacy default one, or one that was declared to last.
+    /// Another foreign one may have been destroyed since it was given, and no driver says so: it crashes.
     pub(crate) fn is_lasting(&self) -> bool {
         self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
     }

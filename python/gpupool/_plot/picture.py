@@ -1,4 +1,4 @@
-"""What a picture shows: panels of numbers and names, which `_page` and `_figure` draw.
+"""What a picture shows: panels of numbers and names, which `page` and `figure` draw.
 
 Bytes and microseconds are whole numbers. Colours are names of the Okabe-Ito palette, which colour-blind people tell
 apart too; the drawers know what they look like on light and dark.
