@@ -225,6 +225,11 @@ impl DeviceMemory {
         self.lock_pools().all.clone()
     }
 
+    /// Every cache that serves one of them.
+    pub(super) fn serving(&self) -> impl Iterator<Item = &'static ThreadCache> {
+        self.pools().into_iter().flat_map(|pool| pool.caches())
+    }
+
     /// The pools, and what those that are gone have counted.
     pub(super) fn pools_and_past(&self) -> (Vec<Arc<Pool>>, Counts) {
         let pools = self.lock_pools();

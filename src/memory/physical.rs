@@ -120,7 +120,6 @@ impl DeviceMemory {
 
     /// Every range that is mapped for a cache.
     fn mapped_ranges(&self) -> Vec<(u64, u64)> {
-        let caches = self.pools().into_iter().flat_map(|pool| pool.caches());
-        caches.flat_map(|cache| cache.lock(0).spans_below(self.room())).collect()
+        self.serving().flat_map(|cache| cache.lock(0).spans_below(self.room())).collect()
     }
 }

@@ -115,12 +115,7 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: u64) -> Result<()> {
 /// that streams made and dropped leave nothing behind: those that the thread owns, or nobody does, and in which nothing is
 /// live. Answers those that the thread must give up.
 pub(super) fn end_abandoned(device: &DeviceMemory, thread: u64) -> Vec<&'static ThreadCache> {
-    let serving: Vec<_> = device
-        .pools()
-        .into_iter()
-        .flat_map(|pool| pool.caches())
-        .filter_map(|cache| Some((cache, cache.service()?)))
-        .collect();
+    let serving: Vec<_> = device.serving().filter_map(|cache| Some((cache, cache.service()?))).collect();
     let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
     let mut ended = Vec::new();
     for (cache, service) in &serving {

@@ -107,7 +107,7 @@ pub(super) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
 
 fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
     let wanted = DeviceMemory::all().filter(|memory| device.is_none_or(|device| device == memory.device));
-    wanted.flat_map(DeviceMemory::pools).flat_map(|pool| pool.caches()).collect()
+    wanted.flat_map(DeviceMemory::serving).collect()
 }
 
 /// The memory of every pool of every device that was used.

@@ -269,7 +269,7 @@ pub(super) fn note_snapshot(device: Device, active: u64) -> Option<TraceEvent> {
 }
 
 fn caches() -> impl Iterator<Item = &'static ThreadCache> {
-    DeviceMemory::all().flat_map(DeviceMemory::pools).flat_map(|pool| pool.caches())
+    DeviceMemory::all().flat_map(DeviceMemory::serving)
 }
 
 /// Records from now on.
