@@ -7,7 +7,7 @@
 use crate::error::Result;
 use crate::handle::{self, HandleStats};
 use crate::memory::{self, MemoryStats, PoolSummary};
-use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
+use crate::runtime::{self, MemoryInfo, RelaxedCapture};
 use crate::stream::Device;
 
 /// What holds a device's memory.
@@ -60,11 +60,10 @@ pub fn memory_summary(device: Device) -> Result<MemorySummary> {
     Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
 }
 
+/// Also while a stream is captured.
 fn memory_info(device: Device) -> Result<MemoryInfo> {
-    let runtime = runtime::get()?;
-    let _bound = BoundDevice::new(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
-    runtime.memory_info().map_err(|e| e.on(device))
+    let _relaxed = RelaxedCapture::new(runtime::get()?).map_err(|e| e.on(device))?;
+    runtime::memory_info(device)
 }
 
 /// The devices whose memory this process has used, or on which it has made handles. It asks no driver.

@@ -10,7 +10,7 @@ use crate::activity::Activity;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::holders;
 use crate::library::{Library, RawHandle};
-use crate::runtime::{BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
+use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
 use crate::stream::Device;
 
 /// A handle just created.
@@ -101,33 +101,27 @@ pub(super) fn would_spoil_a_capture(
 
 /// Whether a refused creation is likely for want of memory: the library says so, or says "not initialized" while less
 /// is free than a handle takes.
-pub(super) fn is_for_want_of_memory(
-    runtime: &'static dyn Runtime,
-    library: &dyn Library,
-    device: Device,
-    error: &Error,
-) -> bool {
+pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error: &Error) -> bool {
     let ErrorKind::Library(refused) = error.kind() else { return false };
     match refused.kind {
         StatusKind::OutOfMemory => true,
-        StatusKind::NotInitialized => BoundDevice::new(runtime, device)
-            .and_then(|_bound| runtime.memory_info())
-            .is_ok_and(|memory| memory.free < library.handle_bytes()),
+        StatusKind::NotInitialized => {
+            runtime::memory_info(device).is_ok_and(|memory| memory.free < library.handle_bytes())
+        }
         StatusKind::Other => false,
     }
 }
 
 /// Turns a refusal for want of memory into an error that says what is needed and who holds it.
-pub(super) fn explain(runtime: &'static dyn Runtime, library: &dyn Library, device: Device, error: Error) -> Error {
-    if !is_for_want_of_memory(runtime, library, device, &error) {
+pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Error {
+    if !is_for_want_of_memory(library, device, &error) {
         return error;
     }
     let refused = match error.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let memory = BoundDevice::new(runtime, device).and_then(|_bound| runtime.memory_info());
-    let (free, total) = memory.map_or((0, 0), |memory| (memory.free, memory.total));
+    let (free, total) = runtime::memory_info(device).map_or((0, 0), |memory| (memory.free, memory.total));
     let holders = holders::all(device);
     let wanted = Wanted::Handle(library.handle_bytes());
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()

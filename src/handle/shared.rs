@@ -313,14 +313,13 @@ impl Shared {
         static TELLS: Once = Once::new();
         TELLS.call_once(|| holders::add(MemoryHolder { held, release }));
         let created = create::create(runtime, self.library, device).or_else(|error| {
-            if !create::is_for_want_of_memory(runtime, self.library, device, &error) {
+            if !create::is_for_want_of_memory(self.library, device, &error) {
                 return Err(error);
             }
             let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name()));
             info!(target: HANDLE, "giving back what nobody uses for a handle, as there was no memory for it: {error}");
             holders::release(device);
-            create::create(runtime, self.library, device)
-                .map_err(|error| create::explain(runtime, self.library, device, error))
+            create::create(runtime, self.library, device).map_err(|error| create::explain(self.library, device, error))
         });
         let created = match created {
             Ok(created) => created,

@@ -17,7 +17,7 @@ use super::{order, release, trace};
 use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::holders;
-use crate::runtime::{self, BoundDevice, MemoryInfo};
+use crate::runtime::{self, MemoryInfo};
 use crate::stream::Device;
 
 /// Asked when memory has run out: frees what it can of its own, and answers whether it freed anything.
@@ -225,11 +225,7 @@ fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Alloc
 
 /// What the driver says of a device's memory; nothing where it does not.
 fn memory_info(device: Device) -> MemoryInfo {
-    let info = runtime::get().and_then(|runtime| {
-        let _bound = BoundDevice::new(runtime, device)?;
-        runtime.memory_info()
-    });
-    info.unwrap_or(MemoryInfo { free: 0, total: 0 })
+    runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 })
 }
 
 /// Writes down that memory ran out, where somebody records; before callbacks are asked, which may take a snapshot.

@@ -1,6 +1,6 @@
 //! What a platform tells of a device, for people and their bug reports: one struct, one call.
 
-use super::{RelaxedCapture, get};
+use super::{BoundDevice, MemoryInfo, RelaxedCapture, get};
 use crate::error::Result;
 use crate::stream::Device;
 
@@ -34,6 +34,16 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
     let runtime = get()?;
     let _relaxed = RelaxedCapture::new(runtime)?;
     runtime.device_info(device).map_err(|error| error.on(device))
+}
+
+/// How much of the device's memory is free, and how much there is, in a context that this makes if there is none.
+///
+/// # Errors
+/// As [`device_info`].
+pub(crate) fn memory_info(device: Device) -> Result<MemoryInfo> {
+    let runtime = get()?;
+    let _bound = BoundDevice::new(runtime, device)?;
+    runtime.memory_info().map_err(|error| error.on(device))
 }
 
 /// A string that a driver wrote into a buffer, up to its final zero.

@@ -28,6 +28,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lifecycle;
 use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
 
+pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
