@@ -433,11 +433,7 @@ pub(crate) fn devices_in_use() -> Vec<Device> {
 
 /// Starts the peaks of every pool's counts on a device anew.
 pub(crate) fn reset_peak_stats(device: Device) {
-    for pool in all_pools() {
-        if let Some(pool) = pool.devices.get().and_then(|devices| devices.get(device.ordinal())) {
-            pool.reset_peaks();
-        }
-    }
+    all_pools().iter().filter_map(|pool| pool.on(device).ok()).for_each(DevicePool::reset_peaks);
 }
 
 /// The counts of every pool that has been used, by name, on one device or summed over all. Pools of one name are one line.

@@ -37,6 +37,11 @@ class Event(NamedTuple):
     """The bytes of the device that the recorded allocator has after the event."""
 
 
+def pointer(text: str) -> int:
+    """A pointer, or a stream, as logs write them: hexadecimal after 0x, else decimal. Raises ValueError for others."""
+    return int(text, 16 if text[:2].lower() == "0x" else 10)
+
+
 class Stacks:
     """Call stacks by number; 0 is the empty one."""
 

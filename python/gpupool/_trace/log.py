@@ -5,7 +5,7 @@ import functools
 import io
 from collections.abc import Callable, Iterator
 
-from gpupool._trace.event import MAX_SIZE, Event, TraceError
+from gpupool._trace.event import MAX_SIZE, Event, TraceError, pointer
 
 _DAY = 86_400_000_000
 
@@ -28,7 +28,7 @@ def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
         )
         time_column = names.index("time") if "time" in names else None
         time_of = _clock()
-        stream_of = functools.cache(_stream_of)
+        stream_of = functools.cache(pointer)
         for row in reader:
             if not row:
                 continue
@@ -52,10 +52,6 @@ def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
         raise TraceError(
             f"{path}: line {reader.line_num}: neither an allocation nor a free: {line!r}; correct or remove the line"
         ) from error
-
-
-def _stream_of(text: str) -> int:
-    return int(text, 16 if text[:2].lower() == "0x" else 10)
 
 
 def _clock() -> Callable[[str], int | None]:

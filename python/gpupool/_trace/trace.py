@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpupool._trace import log as _trace_log
 from gpupool._trace import snapshot as _trace_snapshot
-from gpupool._trace.event import Event, PoolId, Reader, Stacks, TraceError, Watch
+from gpupool._trace.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
 from gpupool._trace.snapshot import HandleEvent, OutOfMemory, Segment
 
 __all__ = ["FREE", "Recording", "Trace", "TraceError", "read", "recording"]
@@ -251,7 +251,7 @@ def _pack(
 
 def _address_of(block: str | int) -> int | None:
     try:
-        address = block if isinstance(block, int) else int(block, 16 if block[:2].lower() == "0x" else 10)
+        address = block if isinstance(block, int) else pointer(block)
     except ValueError:
         return None
     return address if 0 <= address < 1 << 64 else None
