@@ -25,6 +25,14 @@ def _no_faults() -> Iterator[None]:
     _native.host_set_create_cost(0.0)
 
 
+@pytest.fixture(autouse=True)
+def _no_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no GPUPOOL_HOST_MEMORY to the next test: commands set it for their process."""
+    # Noted as unset, so that it is afterwards.
+    monkeypatch.setenv("GPUPOOL_HOST_MEMORY", "")
+    monkeypatch.delenv("GPUPOOL_HOST_MEMORY")
+
+
 @pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run code in a new interpreter, with the variables given added to the environment; None removes one."""

@@ -22,13 +22,6 @@ LOG = str(DATA / "two_streams-1.csv.gz")
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """The command sets these for its process; after a test they are as before."""
-    monkeypatch.setenv("GPUPOOL_HOST_MEMORY", "")
-    monkeypatch.delenv("GPUPOOL_HOST_MEMORY")
-
-
 @pytest.fixture
 def snapshot(tmp_path):
     """PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""

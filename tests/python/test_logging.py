@@ -4,6 +4,7 @@ import re
 
 import pytest
 from machines import Machine
+from programs import HITS
 
 # Records are handed over by a thread: at the end of the process, or when a test waits for one, all of them are there.
 SETUP = """
@@ -180,13 +181,9 @@ def test_why_the_runtime_is_simulated_is_told(run_bare_python):
 
 def test_a_hit_is_not_told(run):
     run(
-        """
+        HITS
+        + """
 listen(logging.DEBUG)
-def hits():
-    for _ in range(100):
-        gpupool.host.handle()
-        gpupool.host.lease().release()
-        gpupool.empty(1000)
 hits()
 gpupool.host.warm(3)
 wait_for("handle 4 created")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from abi import build_nvtx
 from machines import Machine
+from programs import HITS
 
 SETUP = """
 import gpupool, os, threading
@@ -143,12 +144,8 @@ got.join()
 
 def test_a_hit_tells_nothing(profiler):
     profiler.run(
-        """
-def hits():
-    for _ in range(100):
-        gpupool.host.handle()
-        gpupool.host.lease().release()
-        gpupool.empty(1000)
+        HITS
+        + """
 hits()
 before = open(os.environ["NVTX_DOUBLE"]).read()
 hits()

@@ -21,13 +21,6 @@ DATA = Path(__file__).parents[1] / "data"
 KIB, MIB = 1 << 10, 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """The command sets these for its process; after a test they are as before."""
-    monkeypatch.setenv("GPUPOOL_HOST_MEMORY", "")
-    monkeypatch.delenv("GPUPOOL_HOST_MEMORY")
-
-
 @pytest.fixture
 def draw():
     """Make the picture of a file."""

@@ -78,9 +78,6 @@ def replayed(monkeypatch):
         )
 
     monkeypatch.setattr(_native, "replay", replay, raising=False)
-    # Restored after the test, for the command sets it.
-    monkeypatch.setenv("GPUPOOL_HOST_MEMORY", "")
-    monkeypatch.delenv("GPUPOOL_HOST_MEMORY")
     return calls
 
 
