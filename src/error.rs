@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// What every fallible call of the crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -51,8 +51,12 @@ pub enum ErrorKind {
     PoolExhausted(PoolExhausted),
     /// The process was forked after the GPU was first used, and this is the child.
     Forked,
-    /// An argument that cannot be right.
+    /// A mistake of the caller's: an argument that cannot be right, or a call at the wrong time.
     InvalidValue(String),
+    /// The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.
+    Unavailable(String),
+    /// A fault of gpupool's own.
+    InternalError(String),
 }
 
 /// How a status code is to be understood, beyond its name.
@@ -118,8 +122,19 @@ pub struct OutOfMemory {
     pub free: u64,
     /// The device's memory, in bytes.
     pub total: u64,
-    /// What gpupool holds on this device: pool, handles or blocks, bytes.
-    pub holders: Vec<(String, usize, u64)>,
+    /// What gpupool holds on this device.
+    pub users: Vec<MemoryUse>,
+}
+
+/// What one of gpupool's pools, of memory or of handles, has of a device's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryUse {
+    /// The pool's name.
+    pub pool: String,
+    /// Its live blocks, or its handles.
+    pub count: usize,
+    /// Device memory in bytes.
+    pub bytes: u64,
 }
 
 /// A pool without a handle for a request.
@@ -175,14 +190,26 @@ impl Error {
         ErrorKind::InvalidValue(what.into()).into()
     }
 
+    /// What the system refused, or what a table of a fixed size has no room for.
     #[cold]
-    pub(crate) fn unavailable(runtime: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(what: impl Into<String>) -> Self {
+        ErrorKind::Unavailable(what.into()).into()
+    }
+
+    /// A fault of gpupool's own.
+    #[cold]
+    pub(crate) fn internal(what: impl Into<String>) -> Self {
+        ErrorKind::InternalError(what.into()).into()
+    }
+
+    #[cold]
+    pub(crate) fn runtime_unavailable(runtime: &'static str, reason: impl Into<String>) -> Self {
         ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: false }.into()
     }
 
-    /// As [`Error::unavailable`], of a platform that is there and does not work.
+    /// As [`Error::runtime_unavailable`], of a platform that is there and does not work.
     #[cold]
-    pub(crate) fn broken(runtime: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn runtime_broken(runtime: &'static str, reason: impl Into<String>) -> Self {
         ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: true }.into()
     }
 
@@ -226,7 +253,10 @@ impl fmt::Display for Error {
                 "this process was forked after the GPU was first used, and neither CUDA nor HIP works in such a child. \
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
             ),
-            ErrorKind::InvalidValue(what) => f.write_str(what),
+            ErrorKind::InvalidValue(what) | ErrorKind::Unavailable(what) => f.write_str(what),
+            ErrorKind::InternalError(what) => {
+                write!(f, "a fault of gpupool's own: {what}; please report it at {}", env!("CARGO_PKG_REPOSITORY"))
+            }
         }
     }
 }
@@ -267,10 +297,10 @@ impl fmt::Display for OutOfMemory {
             }
         }
         write!(f, " Free: {} of {}. Held by gpupool:", Bytes(self.free), Bytes(self.total))?;
-        if self.holders.is_empty() {
+        if self.users.is_empty() {
             f.write_str(" nothing")?;
         }
-        for (index, (pool, count, bytes)) in self.holders.iter().enumerate() {
+        for (index, MemoryUse { pool, count, bytes }) in self.users.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             write!(f, "{comma} {pool} {count} ({})", Bytes(*bytes))?;
         }

@@ -49,7 +49,6 @@
 // No panic and no output reaches a user; tests and benches may do both.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
-mod activity;
 /// The Rust samples of the guide and the README, which run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/rust.md")]
@@ -58,25 +57,29 @@ mod guide {}
 
 mod error;
 mod handle;
-mod history;
-mod holders;
+mod ids;
 pub mod library;
-mod lifecycle;
 pub mod memory;
+mod memory_users;
+mod observe;
+mod process;
 #[cfg(feature = "python")]
 mod python;
 mod recording;
 pub mod runtime;
+mod shared_object;
 mod site_packages;
-mod stream;
 mod summary;
 mod sync;
 
-pub use error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted};
+pub use error::{
+    Cause, Error, ErrorKind, LibraryError, MemoryUse, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted,
+};
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
     HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
+pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
@@ -84,5 +87,4 @@ pub use memory::{
 };
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
-pub use stream::{CaptureMode, CaptureStatus, Device, RawStream};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -1,13 +1,14 @@
 //! Recording: what the allocator and the handle pools do from now on, to be looked at in a snapshot.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::handle::HandleEvent;
-use crate::history::{self, Settings};
+use crate::ids::Device;
 use crate::memory::{Action, MemorySnapshot};
-use crate::stream::Device;
-use crate::{handle, lifecycle, memory};
+use crate::observe::recording::{self, Settings};
+use crate::sync::lock;
+use crate::{handle, memory, process};
 
 /// Of what call stacks are recorded, where the program has some that can be: Python's.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -100,11 +101,11 @@ impl Recording {
     /// # Errors
     /// `ErrorKind::InvalidValue` for events without room for any; `ErrorKind::Forked` in a forked child.
     pub fn start(&self) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         if self.has_events && self.max_entries == 0 {
             return Err(Error::invalid_value("max_entries must be at least 1: 0 events are no history"));
         }
-        let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = lock(&CHANGING);
         if self.clears {
             memory::trace::clear(false);
             handle::clear_events();
@@ -125,9 +126,9 @@ impl Recording {
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
     pub fn stop() -> Result<()> {
-        lifecycle::refuse_forked()?;
-        let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-        history::stop();
+        process::refuse_forked()?;
+        let _changing = lock(&CHANGING);
+        recording::stop();
         memory::trace::clear(true);
         handle::clear_events();
         Ok(())

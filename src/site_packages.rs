@@ -2,8 +2,9 @@
 //!
 //! Kept apart from the loader, for a runtime may come in a wheel as well as a library.
 
+use crate::sync::lock;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -11,7 +12,7 @@ static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 ///
 /// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
 pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
-    let mut known = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&SITE_PACKAGES);
     for folder in folders {
         if !known.contains(&folder) {
             known.push(folder);
@@ -26,7 +27,7 @@ pub(crate) fn variables<const N: usize>(names: [&str; N]) -> impl Iterator<Item 
 
 /// The folders given, then those of the environment that the process was started in.
 pub(crate) fn all() -> Vec<PathBuf> {
-    let mut folders = SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut folders = lock(&SITE_PACKAGES).clone();
     for environment in variables(["VIRTUAL_ENV", "CONDA_PREFIX"]) {
         let Ok(entries) = environment.join("lib").read_dir() else { continue };
         let versions = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));

@@ -6,9 +6,9 @@
 
 use crate::error::Result;
 use crate::handle::{self, HandleStats};
+use crate::ids::Device;
 use crate::memory::{self, MemoryStats, PoolSummary};
 use crate::runtime::{self, MemoryInfo, RelaxedCapture};
-use crate::stream::Device;
 
 /// What holds a device's memory.
 #[derive(Debug)]

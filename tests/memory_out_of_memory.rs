@@ -10,8 +10,8 @@ use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fr
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    CaptureMode, CaptureStatus, DeviceBuffer, Error, ErrorKind, HostHandles, MemPool, MemPoolBuilder, PoolId, Pooled,
-    Result, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    CaptureMode, CaptureStatus, DeviceBuffer, Error, ErrorKind, HostHandles, MemPool, MemPoolBuilder, MemoryUse,
+    PoolId, Pooled, Result, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
 };
 
 const MIB: u64 = 1 << 20;
@@ -371,11 +371,11 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     assert_eq!((out.device, out.total), (device(0), MEMORY));
     // A handle is 1 MiB here.
     assert_eq!(out.free, MEMORY - 601 * MIB);
-    let mut holders = out.holders.clone();
-    holders.sort();
+    let mut users = out.users.clone();
+    users.sort_by(|one, other| one.pool.cmp(&other.pool));
     let name = |pool: &MemPool| format!("memory pool {}", pool.id());
     let wanted = [("default memory pool", 2, 400 * MIB), ("host", 1, MIB), (&name(&pool), 1, 200 * MIB)];
-    assert_eq!(holders, wanted.map(|(name, count, bytes)| (name.to_owned(), count, bytes)));
+    assert_eq!(users, wanted.map(|(name, count, bytes)| MemoryUse { pool: name.to_owned(), count, bytes }));
     assert_eq!(out.refused.function, "physical_create");
     for word in [
         "device 0",

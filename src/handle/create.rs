@@ -6,12 +6,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::activity::Activity;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
-use crate::holders;
+use crate::ids::Device;
 use crate::library::{Library, RawHandle};
+use crate::memory_users;
+use crate::observe::Activity;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
-use crate::stream::Device;
 
 /// A handle just created.
 pub(super) struct Created {
@@ -122,7 +122,7 @@ pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Er
         other => return other.into(),
     };
     let (free, total) = runtime::memory_info(device).map_or((0, 0), |memory| (memory.free, memory.total));
-    let holders = holders::all(device);
+    let users = memory_users::all(device);
     let wanted = Wanted::Handle(library.handle_bytes());
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

@@ -4,7 +4,7 @@
 //! a driver.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use log::info;
@@ -13,11 +13,12 @@ use super::exchange::{Exchange, Turn};
 use super::holder::{Hold, Holder};
 use super::record::Record;
 use super::stats::HandleStats;
-use crate::activity::{Activity, target::HANDLE};
+use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::memory::LibraryMemory;
+use crate::observe::{Activity, target::HANDLE};
 use crate::runtime::Stream;
-use crate::stream::RawStream;
+use crate::sync::lock;
 
 #[derive(Default)]
 pub(super) struct DevicePool {
@@ -86,7 +87,7 @@ impl Books {
 impl DevicePool {
     fn books(&self) -> MutexGuard<'_, Books> {
         // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.books)
     }
 
     /// The idle handle of a thread's own slot, if it last ran on this stream.

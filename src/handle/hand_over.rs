@@ -4,11 +4,11 @@
 //! waits for that first. What the former owner could change of the handle is set back.
 
 use super::record::Record;
-use crate::activity::Activity;
 use crate::error::Result;
+use crate::ids::{CaptureStatus, RawStream};
 use crate::library::Library;
+use crate::observe::Activity;
 use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
-use crate::stream::{CaptureStatus, RawStream};
 
 /// Makes an idle handle ready for the stream. False if it cannot be now: then another handle is to be had. With `at_all_costs`
 /// it is also made ready after a foreign stream that may be gone, whose work only the whole device's stands for: captures

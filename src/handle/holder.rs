@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::runtime::thread_number;
+use crate::sync::ThisThread;
 
 /// How a handle is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +33,13 @@ impl Holder {
 
     /// This thread's window, as bits.
     pub(super) fn window() -> u64 {
-        WINDOW | u64::from(thread_number())
+        WINDOW | u64::from(ThisThread::get().system_id())
     }
 
     /// A lease of this thread's, as bits.
     #[inline]
     pub(super) fn lease() -> u64 {
-        LEASE | u64::from(thread_number())
+        LEASE | u64::from(ThisThread::get().system_id())
     }
 
     /// Without the name.

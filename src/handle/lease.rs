@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::record::Record;
 use super::shared::Shared;
 use super::trace::{self, HandleAction};
-use crate::lifecycle;
-use crate::stream::Device;
+use crate::ids::Device;
+use crate::process;
 
 /// A handle that its holder alone uses until the lease is dropped, with its stream set.
 ///
@@ -58,7 +58,7 @@ impl fmt::Debug for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        let state = lifecycle::state();
+        let state = process::state();
         if let Some(record) = self.record.take()
             && !state.is_forked()
         {

@@ -8,8 +8,8 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -23,11 +23,13 @@ use super::stats::HandleStats;
 use super::trace::{self, HandleAction};
 use super::window;
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::library::{self, Library};
-use crate::lifecycle;
 use crate::memory::PoolToken;
-use crate::runtime::{self, Stream, nvtx};
-use crate::stream::Device;
+use crate::observe::nvtx;
+use crate::process;
+use crate::runtime::{self, Stream};
+use crate::sync::lock;
 
 /// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
 /// process.
@@ -101,7 +103,7 @@ impl HandlePool {
             )));
         };
         let shared: &'static Shared = Box::leak(Box::new(Shared::new(id, Box::leak(Box::new(library)))));
-        USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner).push(shared);
+        lock(&USER_POOLS).push(shared);
         Ok(Self(shared))
     }
 
@@ -163,7 +165,7 @@ impl HandlePool {
     /// [`HandlePool::obtain`].
     #[inline]
     pub(crate) fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
-        if lifecycle::is_forked() || self.0.is_closed.load(Ordering::Relaxed) {
+        if process::is_forked() || self.0.is_closed.load(Ordering::Relaxed) {
             return None;
         }
         let set = window::with_held(self.0, stream.device(), |record| {
@@ -271,7 +273,7 @@ impl HandlePool {
                 "a pool of at most 0 handles could serve nobody; give 1 or more, or none",
             ));
         }
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         self.0.limit.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
         self.0.devices.get().into_iter().flatten().for_each(|pool| pool.set_limit(limit));
         Ok(())
@@ -394,7 +396,7 @@ impl HandlePool {
     /// # Errors
     /// `ErrorKind::InvalidValue` for a device that does not exist; `ErrorKind::Forked` in a forked child.
     pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         if let Some(device) = device {
             self.0.make_devices(runtime::get()?);
             return self.0.stats(device);
@@ -409,7 +411,7 @@ impl HandlePool {
     /// # Errors
     /// As [`HandlePool::stats`].
     pub fn reset_peak_stats(&self, device: Option<Device>) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         match device {
             Some(device) => {
                 self.0.make_devices(runtime::get()?);
@@ -441,7 +443,7 @@ pub(crate) fn reset_peak_stats(device: Device) {
 /// # Errors
 /// As [`HandlePool::stats`].
 pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let mut all: Vec<(String, HandleStats)> = Vec::new();
     for pool in all_pools() {
         if pool.devices.get().is_none() {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::holder::Holder;
+use crate::ids::RawStream;
 use crate::library::RawHandle;
-use crate::stream::RawStream;
 
 /// A handle with the counters of whoever holds it. Only the holder writes to it, so plain stores suffice; others read the
 /// counters for statistics. Alone in its cache lines, so that threads at work on different handles do not slow each other

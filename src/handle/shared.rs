@@ -3,7 +3,7 @@
 //! No lock is held while a handle is created, destroyed, or made ready.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use log::info;
@@ -15,14 +15,15 @@ use super::record::Record;
 use super::stats::HandleStats;
 use super::trace::{self, HandleAction};
 use super::{built_in, create, hand_over, lease};
-use crate::activity::{Activity, Named, Took, target::HANDLE};
-use crate::error::{Bytes, Error, ErrorKind, PoolExhausted, Result};
-use crate::holders::{self, Held, MemoryHolder};
-use crate::library::Library;
-use crate::lifecycle;
+use crate::error::{Bytes, Error, ErrorKind, MemoryUse, PoolExhausted, Result};
+use crate::ids::Device;
+use crate::library::{Library, Named};
 use crate::memory::{LibraryMemory, PoolToken};
+use crate::memory_users::{self, MemoryUser};
+use crate::observe::{Activity, Took, target::HANDLE};
+use crate::process;
 use crate::runtime::{self, Runtime, Stream};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// What all users of a pool share.
 pub(super) struct Shared {
@@ -44,7 +45,7 @@ pub(super) static USER_POOLS: Mutex<Vec<&'static Shared>> = Mutex::new(Vec::new(
 
 /// Every pool of the process.
 pub(super) fn all_pools() -> Vec<&'static Shared> {
-    let user = USER_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let user = lock(&USER_POOLS);
     built_in::ALL.iter().copied().chain(user.iter().copied()).collect()
 }
 
@@ -130,7 +131,7 @@ impl Shared {
     /// The handle that a thread gave back last, if it last ran on this stream and nobody waits for one.
     #[inline]
     pub(super) fn take_near(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
-        let state = lifecycle::state();
+        let state = process::state();
         if state.is_forked() || self.is_closed.load(Ordering::Relaxed) {
             return None;
         }
@@ -148,7 +149,7 @@ impl Shared {
 
     /// An idle handle with the stream set, if there is one that needs neither a wait nor another in its place.
     pub(super) fn take_idle(&self, stream: &Stream) -> Option<Result<Arc<Record>>> {
-        if lifecycle::is_forked() || self.is_closed.load(Ordering::Relaxed) || self.library.keeps_scratch() {
+        if process::is_forked() || self.is_closed.load(Ordering::Relaxed) || self.library.keeps_scratch() {
             return None;
         }
         let pool = self.devices.get()?.get(stream.device().ordinal())?;
@@ -206,7 +207,7 @@ impl Shared {
 
     /// Takes back what nobody may have again.
     pub(super) fn retire(&self, device: Device, record: Arc<Record>) {
-        if !lifecycle::is_forked()
+        if !process::is_forked()
             && let Ok(pool) = self.on(device)
         {
             trace::note(self, device, HandleAction::Discard, &record);
@@ -294,7 +295,7 @@ impl Shared {
 
     /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
     pub(super) fn give_back(&self, device: Device, record: Arc<Record>) {
-        if !lifecycle::is_forked()
+        if !process::is_forked()
             && let Ok(pool) = self.on(device)
         {
             trace::note(self, device, HandleAction::GiveBack, &record);
@@ -311,14 +312,14 @@ impl Shared {
         device: Device,
     ) -> Result<Arc<Record>> {
         static TELLS: Once = Once::new();
-        TELLS.call_once(|| holders::add(MemoryHolder { held, release }));
+        TELLS.call_once(|| memory_users::add(MemoryUser { used, release }));
         let created = create::create(runtime, self.library, device).or_else(|error| {
             if !create::is_for_want_of_memory(self.library, device, &error) {
                 return Err(error);
             }
             let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name()));
             info!(target: HANDLE, "giving back what nobody uses for a handle, as there was no memory for it: {error}");
-            holders::release(device);
+            memory_users::release(device);
             create::create(runtime, self.library, device).map_err(|error| create::explain(self.library, device, error))
         });
         let created = match created {
@@ -373,13 +374,14 @@ fn release(device: Device) {
     }
 }
 
-/// What every pool's handles hold on a device: name, handles, bytes.
-fn held(device: Device) -> Vec<Held> {
-    let held = all_pools().into_iter().filter_map(|pool| {
+/// What the handles of every pool have of a device's memory.
+fn used(device: Device) -> Vec<MemoryUse> {
+    let used = all_pools().into_iter().filter_map(|pool| {
         let stats = pool.stats(device).ok()?;
         let handles = stats.idle + stats.held + stats.leased + stats.retired;
         let bytes = stats.device_bytes + stats.workspace_bytes;
-        (bytes > 0 || handles > 0).then(|| (pool.library.name().to_owned(), handles as usize, bytes))
+        let name = pool.library.name().to_owned();
+        (bytes > 0 || handles > 0).then_some(MemoryUse { pool: name, count: handles as usize, bytes })
     });
-    held.collect()
+    used.collect()
 }

@@ -4,11 +4,12 @@ use std::sync::LazyLock;
 
 use super::record::Record;
 use super::shared::Shared;
-use crate::history::{self, Own, Ring, Settings, Timed};
+use crate::ids::Device;
 use crate::library::RawHandle;
-use crate::lifecycle;
-use crate::runtime;
-use crate::stream::Device;
+use crate::observe::recording::{self, Settings};
+use crate::observe::{Own, Ring, Timed};
+use crate::process;
+use crate::sync::ThisThread;
 
 /// What happened to a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +60,7 @@ pub struct HandleEvent {
 impl HandleEvent {
     /// Microseconds since 1970.
     pub fn unix_micros(&self) -> u64 {
-        history::unix_micros(self.time)
+        recording::unix_micros(self.time)
     }
 }
 
@@ -83,7 +84,7 @@ pub(super) fn note(pool: &Shared, device: Device, action: HandleAction, record: 
 
 #[inline]
 pub(super) fn note_handle(pool: &Shared, device: Device, action: HandleAction, handle: &RawHandle) {
-    if lifecycle::state().is_recorded() {
+    if process::state().is_recorded() {
         write(pool, device, action, handle);
     }
 }
@@ -93,15 +94,15 @@ fn write(pool: &Shared, device: Device, action: HandleAction, handle: &RawHandle
     if !Settings::get().has_events {
         return;
     }
-    let (time, thread, library) = (history::now(), runtime::thread_number(), pool.library.name());
+    let (time, thread, library) = (recording::now(), ThisThread::get().system_id(), pool.library.name());
     let event = HandleEvent { time, thread, action, library, device, handle: handle.as_ptr().addr() };
-    RING.note(&OWN, event, history::most());
+    RING.note(&OWN, event, recording::most());
 }
 
 /// The events, in order.
 pub(crate) fn events() -> Vec<HandleEvent> {
-    if lifecycle::state().is_recorded() && Settings::get().has_events {
-        RING.newest(history::most())
+    if process::state().is_recorded() && Settings::get().has_events {
+        RING.newest(recording::most())
     } else {
         Vec::new()
     }

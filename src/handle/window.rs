@@ -12,7 +12,7 @@ use super::holder::Holder;
 use super::record::Record;
 use super::shared::Shared;
 use crate::error::{Error, Result};
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// How many devices have a place in the array; most machines have no more.
 const NEAR_DEVICES: usize = 8;

@@ -9,8 +9,8 @@ use super::cublaslt;
 use super::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
 use super::vendor::Vendor;
 use super::workspace::Workspaces;
+use crate::ids::Device;
 use crate::runtime::{self, Kind};
-use crate::stream::Device;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublas",

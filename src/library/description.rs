@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use super::component::Component;
 use super::workspace::Workspaces;
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// What tells one library from another.
 #[derive(Debug)]

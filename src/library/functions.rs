@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 
 use super::RawHandle;
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::RawStream;
+use crate::ids::RawStream;
 
 type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type DestroyFn = unsafe extern "C" fn(*mut c_void) -> c_int;

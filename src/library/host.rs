@@ -12,9 +12,9 @@ use std::time::Duration;
 use super::workspace::{HandleWorkspaces, Workspaces};
 use super::{Library, RawHandle, Version};
 use crate::error::Result;
+use crate::ids::Device;
 use crate::runtime::host::{self, Call, check};
 use crate::runtime::{Kind, Stream};
-use crate::stream::Device;
 
 /// The simulated library.
 #[derive(Debug)]

@@ -9,14 +9,15 @@
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::component::{Component, Variant};
 use super::origin::Origin;
 use super::places::Place;
 use crate::error::{Error, ErrorKind, Result};
-use crate::runtime::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
 use crate::runtime::{self, Kind};
+use crate::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
+use crate::sync::lock;
 
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
@@ -272,7 +273,7 @@ fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
 static PRELOADED: Mutex<Vec<(PathBuf, Origin)>> = Mutex::new(Vec::new());
 
 fn preloaded_from(path: &Path) -> Option<Origin> {
-    let preloaded = PRELOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let preloaded = lock(&PRELOADED);
     preloaded.iter().find(|(file, _)| file == path).map(|(_, origin)| *origin)
 }
 
@@ -294,7 +295,7 @@ fn preload(component: &Component, cuda: Option<u32>) {
             continue;
         };
         let file = file.canonicalize().unwrap_or(file);
-        PRELOADED.lock().unwrap_or_else(PoisonError::into_inner).push((file, place.origin()));
+        lock(&PRELOADED).push((file, place.origin()));
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }

@@ -17,6 +17,7 @@ pub(crate) mod functions;
 pub mod host;
 mod loader;
 mod miopen;
+mod named;
 mod origin;
 mod places;
 mod vendor;
@@ -27,8 +28,8 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use crate::error::Result;
+use crate::ids::Device;
 use crate::runtime::{Kind, Stream};
-use crate::stream::Device;
 
 pub use cublas::CUBLAS;
 pub use cublaslt::CUBLASLT;
@@ -38,6 +39,7 @@ pub use cusolver::CUSOLVER;
 pub use cusparse::CUSPARSE;
 pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use miopen::MIOPEN;
+pub(crate) use named::Named;
 pub use origin::Origin;
 pub use vendor::Vendor;
 use workspace::HandleWorkspaces;

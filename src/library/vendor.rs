@@ -11,11 +11,11 @@ use log::info;
 use super::description::{Description, Reset, StatusNames, VersionCall};
 use super::loader::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace};
-use super::{DeviceMemHandler, Library, Origin, RawHandle, Version};
-use crate::activity::{Activity, Named, target::LIBRARY};
+use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
+use crate::ids::{Device, RawStream};
+use crate::observe::{Activity, target::LIBRARY};
 use crate::runtime::{self, BoundDevice, Kind, Stream};
-use crate::stream::{Device, RawStream};
 
 type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;

@@ -7,20 +7,16 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Result;
+use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream};
-use crate::stream::{CaptureStatus, Device, RawStream};
+use crate::sync::lock;
 
 /// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for nobody tells when
 /// a stream is gone and its workspace free for another.
 const STREAMS: usize = 8;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks can panic but for want of memory.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What stands for a capture that the driver does not tell apart from others.
 const UNTOLD: u64 = u64::MAX;

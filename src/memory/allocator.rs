@@ -6,10 +6,10 @@ use super::order::User;
 use super::thread_cache::ThreadCache;
 use super::{local, oom, order, release, trace};
 use crate::error::{Error, Result};
-use crate::history::{self, Purpose};
-use crate::lifecycle;
+use crate::ids::Device;
+use crate::observe::recording::{self, Purpose};
+use crate::process;
 use crate::runtime::{self, Stream};
-use crate::stream::Device;
 
 /// A block that somebody holds.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Allocation {
 /// or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
-    if !lifecycle::state().is_plain() {
+    if !process::state().is_plain() {
         return allocate_recorded(bytes, stream);
     }
     let (cache, thread) = local::cache_for(stream)?;
@@ -47,7 +47,7 @@ pub(super) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
 #[cfg(feature = "python")]
 #[inline]
 pub(super) fn allocate_cached(bytes: u64, stream: &Stream) -> Result<Option<Allocation>> {
-    if !lifecycle::state().is_plain() {
+    if !process::state().is_plain() {
         return allocate_cached_recorded(bytes, stream);
     }
     let (cache, thread) = local::cache_for(stream)?;
@@ -58,8 +58,8 @@ pub(super) fn allocate_cached(bytes: u64, stream: &Stream) -> Result<Option<Allo
 /// [`allocate`] while somebody records.
 #[cold]
 fn allocate_recorded(bytes: u64, stream: &Stream) -> Result<Allocation> {
-    lifecycle::refuse_forked()?;
-    let _stack = history::hold_stack(Purpose::Allocation);
+    process::refuse_forked()?;
+    let _stack = recording::hold_stack(Purpose::Allocation);
     let (cache, thread) = local::cache_for(stream)?;
     match cache.allocate(thread, bytes) {
         Some(offset) => Ok(Allocation { cache, offset }),
@@ -71,8 +71,8 @@ fn allocate_recorded(bytes: u64, stream: &Stream) -> Result<Allocation> {
 #[cfg(feature = "python")]
 #[cold]
 fn allocate_cached_recorded(bytes: u64, stream: &Stream) -> Result<Option<Allocation>> {
-    lifecycle::refuse_forked()?;
-    let _stack = history::hold_stack(Purpose::Allocation);
+    process::refuse_forked()?;
+    let _stack = recording::hold_stack(Purpose::Allocation);
     let (cache, thread) = local::cache_for(stream)?;
     Ok(cache.allocate(thread, bytes).map(|offset| Allocation { cache, offset }))
 }
@@ -103,7 +103,7 @@ fn invalid(device: Device, address: u64, reason: Invalid) -> Error {
 pub(super) fn free(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
     if cache.has_uses()
         || cache.has_duties()
-        || !lifecycle::state().is_plain()
+        || !process::state().is_plain()
         || on.is_some_and(|stream| !cache.is_of(stream))
     {
         return free_slowly(cache, offset, on);
@@ -118,7 +118,7 @@ fn refuse(cache: &ThreadCache, offset: u64, reason: Invalid) -> Error {
 
 #[cold]
 fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let thread = local::thread();
     let (own, other) = on.map_or((None, None), |on| if cache.is_of(on) { (Some(on), None) } else { (None, Some(on)) });
@@ -146,7 +146,7 @@ fn free_slowly(cache: &'static ThreadCache, offset: u64, on: Option<&Stream>) ->
 /// Writes a free down before anybody else can have the block, where somebody records.
 fn note_free(cache: &ThreadCache, offset: u64, is_completed: bool) {
     if trace::is_on() {
-        let _stack = history::hold_stack(Purpose::Free);
+        let _stack = recording::hold_stack(Purpose::Free);
         cache.trace_free(offset, is_completed);
     }
 }
@@ -156,7 +156,7 @@ fn note_free(cache: &ThreadCache, offset: u64, is_completed: bool) {
 /// # Errors
 /// As [`free`].
 pub(super) fn free_after_all_work(cache: &'static ThreadCache, offset: u64) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     cache.check_live(offset).map_err(|reason| refuse(cache, offset, reason))?;
     let users = cache.take_uses(offset);
     note_free(cache, offset, false);
@@ -187,7 +187,7 @@ fn user(cache: &ThreadCache, offset: u64, stream: &Stream) -> Result<User> {
 /// Whether a block can be freed on this stream.
 #[cfg(feature = "python")]
 pub(super) fn check_stream(block: Allocation, stream: &Stream) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     user(block.cache, block.offset, stream).map(drop)
 }
 

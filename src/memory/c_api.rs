@@ -8,10 +8,10 @@ use std::ptr;
 
 use super::LibraryMemory;
 use crate::error::Result;
+use crate::ids::Device;
 use crate::library::DeviceMemHandler;
-use crate::lifecycle;
+use crate::process;
 use crate::runtime::{self, Runtime, Stream};
-use crate::stream::Device;
 
 /// The functions' addresses. The layout only grows, and `version` with it.
 #[repr(C)]
@@ -63,7 +63,7 @@ pub(super) fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
 
 /// Runs what must neither panic nor fail across C.
 pub(super) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
-    if lifecycle::is_forked() {
+    if process::is_forked() {
         return otherwise;
     }
     match catch_unwind(run) {

@@ -3,9 +3,9 @@
 use super::allocator::{self, Allocation};
 use super::id::PoolId;
 use crate::error::Result;
-use crate::lifecycle;
+use crate::ids::Device;
+use crate::process;
 use crate::runtime::Stream;
-use crate::stream::Device;
 
 /// Device memory, aligned to 512 bytes, freed in stream order when dropped.
 ///
@@ -84,7 +84,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         match self.block {
             Some(block) => allocator::record_stream(block.cache, block.offset, stream),
             None => Ok(()),
@@ -94,7 +94,7 @@ impl DeviceBuffer {
     /// As [`DeviceBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
     #[cfg(feature = "python")]
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         self.block.map_or(Ok(()), |block| allocator::record_consumer(block, stream))
     }
 
@@ -120,7 +120,7 @@ impl DeviceBuffer {
     }
 
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         self.block.take().map_or(Ok(()), |block| allocator::free(block.cache, block.offset, on))
     }
 

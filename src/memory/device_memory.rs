@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, RwLock};
 
 use super::address_space::AddressSpace;
 use super::budget::Budget;
@@ -16,13 +16,14 @@ use super::pages::{PAGE, Pages};
 use super::pool::{Pool, Rules, Source};
 use super::retired::Retired;
 use super::segment::DriverSegments;
-use super::table::Table;
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::{Error, Result};
-use crate::holders::{self, MemoryHolder};
-use crate::lifecycle;
+use crate::ids::Device;
+use crate::memory_users::{self, MemoryUser};
+use crate::process;
 use crate::runtime;
-use crate::stream::Device;
+use crate::sync::Table;
+use crate::sync::{lock, read};
 
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later.
 const ROOM: u64 = 16;
@@ -95,7 +96,7 @@ impl DeviceMemory {
     /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
     /// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
     pub(super) fn of(device: Device) -> Result<&'static Self> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         match DEVICES.get(device.ordinal()).and_then(OnceLock::get) {
             Some(memory) => Ok(memory),
             None => Self::make(device),
@@ -134,7 +135,7 @@ impl DeviceMemory {
             memory.free_addresses();
         }
         static TELLS: Once = Once::new();
-        TELLS.call_once(|| holders::add(MemoryHolder { held: super::stats::held, release: super::stats::release }));
+        TELLS.call_once(|| memory_users::add(MemoryUser { used: super::stats::used, release: super::stats::release }));
         Ok(kept)
     }
 
@@ -191,7 +192,7 @@ impl DeviceMemory {
 
     /// The offset of an address, if it lies in one of this device's segments.
     pub(super) fn segment_offset(&self, address: u64) -> Option<u64> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segments = read(&self.segments);
         let (start, segment) = segments.range(..=address).next_back()?;
         (address - start < segment.bytes).then(|| segment.offset + (address - start))
     }
@@ -217,7 +218,7 @@ impl DeviceMemory {
     }
 
     fn lock_pools(&self) -> MutexGuard<'_, Pools> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pools)
     }
 
     /// Every pool that has, or can have, memory. The default pool is the first.
@@ -264,7 +265,7 @@ impl DeviceMemory {
     /// A cache that serves this from now on, owned by the thread.
     pub(super) fn new_cache(&'static self, service: Service, thread: u64) -> Result<&'static ThreadCache> {
         let left = {
-            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut left = lock(&self.left);
             let place = left.iter().position(|cache| cache.adopt(thread));
             place.map(|place| left.swap_remove(place))
         };
@@ -284,7 +285,7 @@ impl DeviceMemory {
 
     /// Takes empty caches that no pool knows any more.
     pub(super) fn let_go(&self, caches: Vec<&'static ThreadCache>) {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(caches);
+        lock(&self.left).extend(caches);
     }
 
     fn reserve(device: Device) -> Result<Self> {

@@ -6,7 +6,7 @@
 //! used again once all work on the device so far is done. They never wait for the GPU while there is other memory.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use super::allocator;
 use super::c_api::{guard, pointer, stream_of};
@@ -17,8 +17,9 @@ use super::pool::Pool;
 use super::scope::PoolToken;
 use super::segment::{AllocateFunction, FreeFunction};
 use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device};
 use crate::runtime::{self, RelaxedCapture, Stream};
-use crate::stream::{CaptureStatus, Device};
+use crate::sync::{lock, read, write};
 
 /// The pools that have a function. C functions carry no state, so there are a fixed number of them.
 static FED: RwLock<Vec<Arc<Pool>>> = RwLock::new(Vec::new());
@@ -46,7 +47,7 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
             pool.id
         )));
     }
-    let mut fed = FED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut fed = write(&FED);
     let place = match fed.iter().position(|other| Arc::ptr_eq(other, pool)) {
         Some(place) => place,
         None => match fed.iter().position(|other| other.is_closed()) {
@@ -77,13 +78,13 @@ static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 /// The address of that stream, if anything was ever allocated on it: what is live there feeds another allocator.
 pub(super) fn stream_address(device: Device) -> Option<usize> {
-    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let streams = lock(&STREAMS);
     streams.iter().find(|stream| stream.device() == device).map(|stream| stream.raw().address())
 }
 
 /// That stream.
 fn idle_stream(device: Device) -> Result<Stream> {
-    let known = || STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = || lock(&STREAMS);
     let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();
     if let Some(stream) = find(&known()) {
         return Ok(stream);
@@ -115,7 +116,7 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<u64> {
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
         let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
-        let pool = FED.read().unwrap_or_else(PoisonError::into_inner).get(PLACE).cloned();
+        let pool = read(&FED).get(PLACE).cloned();
         let pool = pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?;
         allocate(&pool, size, &stream_of(device, stream)?).map(pointer)
     })

@@ -9,14 +9,16 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::trace;
-use crate::history::{self, Stack, WordMap};
+use crate::observe::recording::{self, Stack};
+use crate::sync::lock;
+use rustc_hash::FxHashMap;
 
 /// The innermost frames that a stack has at most.
 pub(crate) const DEPTH: usize = 64;
@@ -31,7 +33,7 @@ type Key = Vec<(usize, c_int)>;
 
 #[derive(Debug, Default)]
 struct Stacks {
-    numbers: WordMap<Key, u32>,
+    numbers: FxHashMap<Key, u32>,
     places: HashMap<u32, Vec<Place>>,
     last: u32,
     /// How many there may be before those that nothing names are dropped.
@@ -41,8 +43,8 @@ struct Stacks {
 static STACKS_TAKEN: Mutex<Option<Stacks>> = Mutex::new(None);
 
 /// Never while the GIL might change hands: nothing that runs under this lock calls Python.
-fn lock() -> MutexGuard<'static, Option<Stacks>> {
-    STACKS_TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+fn stacks_taken() -> MutexGuard<'static, Option<Stacks>> {
+    lock(&STACKS_TAKEN)
 }
 
 type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
@@ -135,7 +137,7 @@ fn number(py: Python<'_>, key: &Key) -> Stack {
     if key.is_empty() {
         return Stack::NONE;
     }
-    let known = lock().as_ref().and_then(|stacks| stacks.numbers.get(key).copied());
+    let known = stacks_taken().as_ref().and_then(|stacks| stacks.numbers.get(key).copied());
     known.map_or_else(|| add(py, key), Stack)
 }
 
@@ -148,7 +150,7 @@ fn add(py: Python<'_>, key: &Key) -> Stack {
         (unsafe { Bound::from_borrowed_ptr(py, code) }.unbind(), lasti)
     };
     let places: Vec<Place> = key.iter().map(place).collect();
-    let mut stacks = lock();
+    let mut stacks = stacks_taken();
     let stacks = stacks.get_or_insert_default();
     stacks.last = stacks.last.wrapping_add(1).max(1);
     stacks.numbers.insert(key.clone(), stacks.last);
@@ -158,12 +160,12 @@ fn add(py: Python<'_>, key: &Key) -> Stack {
 
 /// Drops the stacks that neither an event nor a block names, once there are many.
 fn drop_unnamed() {
-    if lock().as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
+    if stacks_taken().as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
         return;
     }
     let named = trace::stacks_in_use();
     let unnamed: Vec<_> = {
-        let mut stacks = lock();
+        let mut stacks = stacks_taken();
         let Some(stacks) = stacks.as_mut() else { return };
         stacks.numbers.retain(|_, number| named.contains(&Stack(*number)));
         stacks.room = 2 * stacks.numbers.len();
@@ -175,18 +177,18 @@ fn drop_unnamed() {
 
 /// The places of a stack, the innermost first; none if nothing is known of it.
 pub(crate) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
-    let stacks = lock();
+    let stacks = stacks_taken();
     let places = stacks.as_ref().and_then(|stacks| stacks.places.get(&stack.0));
     places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()
 }
 
 /// Takes stacks from now on, where somebody records.
 pub(crate) fn install() {
-    history::set_take_stack(take);
+    recording::set_take_stack(take);
 }
 
 /// Forgets all stacks. With the GIL held, so that their code objects end here.
 pub(crate) fn clear(_py: Python<'_>) {
-    let forgotten = lock().take();
+    let forgotten = stacks_taken().take();
     drop(forgotten);
 }

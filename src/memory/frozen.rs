@@ -1,12 +1,13 @@
 //! Caches that stand still: what a look at several of them at once needs, so that it sees one moment.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::heap::Heap;
-use super::owner_lock::OwnerGuard;
 use super::thread_cache::ThreadCache;
 use super::trace::LiveGuard;
-use crate::history;
+use crate::observe::recording;
+use crate::sync::OwnerGuard;
+use crate::sync::lock;
 
 /// One of them.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl Frozen {
     /// Stops the caches that `list` answers, also those that are made meanwhile.
     pub(super) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = lock(&ALONE);
         let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
         loop {
             let before = frozen.caches.len();
@@ -45,7 +46,7 @@ impl Frozen {
             if frozen.caches.len() == before {
                 return frozen;
             }
-            frozen.time = history::now();
+            frozen.time = recording::now();
         }
     }
 }

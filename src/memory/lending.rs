@@ -5,12 +5,13 @@
 //! stream any more: for as long as the cache's free pages stay as they were. Nothing is recorded before a request has
 //! passed over such pages, so that a program with one stream pays nothing.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::thread_cache::{Service, ThreadCache};
 use crate::error::Result;
+use crate::ids::CaptureStatus;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
-use crate::stream::CaptureStatus;
+use crate::sync::lock;
 
 /// The stream's work at a time when the cache's heap was as it was.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(super) struct LastWork(Mutex<Option<Record>>);
 
 impl LastWork {
     fn lock(&self) -> MutexGuard<'_, Option<Record>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn turnover(&self) -> Option<u64> {

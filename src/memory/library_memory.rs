@@ -3,15 +3,16 @@
 //! A library frees by whichever function its handle has when it frees, so this takes back what it did not give out too:
 //! memory of a former pool, and plain memory that the library had from the driver before it was told of this.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::pool_use::PoolUse;
 use super::scope::{self, PoolToken};
 use super::{allocator, c_api};
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::library::DeviceMemHandler;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl LibraryMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<PoolUse>> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pool)
     }
 
     /// Whether there is a pool.

@@ -2,12 +2,13 @@
 //!
 //! It asks no driver for anything, so that a launcher can set it before it is known which devices a process gets.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::device_memory::DeviceMemory;
 use crate::error::{Error, Result};
-use crate::lifecycle;
-use crate::stream::Device;
+use crate::ids::Device;
+use crate::process;
+use crate::sync;
 
 /// The most that the process may reserve on a device; of two limits the lesser counts.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -30,7 +31,7 @@ static LIMIT: Mutex<MemoryLimit> = Mutex::new(MemoryLimit { fraction: None, byte
 
 /// The limit, which stays as it is while a device joins those in use. No driver is called meanwhile.
 pub(super) fn lock() -> MutexGuard<'static, MemoryLimit> {
-    LIMIT.lock().unwrap_or_else(PoisonError::into_inner)
+    sync::lock(&LIMIT)
 }
 
 pub(super) fn refuse_no_fraction(fraction: f64) -> Result<()> {
@@ -47,7 +48,7 @@ pub(super) fn refuse_no_fraction(fraction: f64) -> Result<()> {
 /// `ErrorKind::InvalidValue` for a part outside 0 to 1; `ErrorKind::Forked`.
 pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let mut current = lock();
     for memory in DeviceMemory::all() {
         memory.budget.set_limit(limit.on(memory.total()));
@@ -60,7 +61,7 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 /// # Errors
 /// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     Ok(DeviceMemory::all().map(|memory| memory.device).collect())
 }
 

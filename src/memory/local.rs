@@ -15,8 +15,8 @@ use super::pool_use::PoolUse;
 use super::release;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::Stream;
-use crate::stream::{CaptureStatus, Device, RawStream};
 
 /// What a cache is found by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

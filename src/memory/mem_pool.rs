@@ -1,7 +1,7 @@
 //! Private pools of device memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::capture::CaptureScope;
 use super::device_memory::DeviceMemory;
@@ -14,9 +14,10 @@ use super::snapshot::{self, SegmentView};
 use super::stats::{self, PoolStats};
 use super::{local, release};
 use crate::error::{Error, Result};
-use crate::lifecycle;
+use crate::ids::Device;
+use crate::process;
 use crate::runtime::{self, Stream};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// A private pool of one device's memory.
 ///
@@ -192,7 +193,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
     pub fn stats(&self) -> Result<PoolStats> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         Ok(PoolStats::of(self.pool()))
     }
 
@@ -201,7 +202,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
     pub fn reset_peak_stats(&self) -> Result<()> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         stats::reset_peaks(self.pool());
         Ok(())
     }
@@ -212,7 +213,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
     pub fn trim(&self) -> Result<u64> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         release::trim(self.pool(), local::thread(), false)
     }
 
@@ -221,7 +222,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
     pub fn snapshot(&self) -> Result<Vec<SegmentView>> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         Ok(snapshot::of_pool(self.pool()))
     }
 }
@@ -242,7 +243,7 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let memory = DeviceMemory::of(device)?;
     // Two threads that begin at once get one pool.
     static BEGINNING: Mutex<()> = Mutex::new(());
-    let beginning = BEGINNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let beginning = lock(&BEGINNING);
     let is_captured = id.is_of_graph();
     let mut known = memory.pools().into_iter().filter(|pool| pool.id == id);
     let in_use = match known.find_map(|pool| PoolUse::new(&pool, is_captured).ok()) {

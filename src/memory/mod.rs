@@ -28,7 +28,6 @@ mod local;
 mod mem_pool;
 mod oom;
 mod order;
-mod owner_lock;
 mod pages;
 mod physical;
 mod pool;
@@ -38,11 +37,9 @@ mod replay;
 mod retired;
 pub(crate) mod scope;
 mod segment;
-mod shared_list;
 pub(crate) mod snapshot;
 mod stats;
 mod summary;
-mod table;
 mod thread_cache;
 #[cfg(feature = "python")]
 pub(crate) mod torch;
@@ -53,9 +50,9 @@ mod torch_stream;
 pub(crate) mod trace;
 
 use crate::error::Result;
-use crate::lifecycle;
+use crate::ids::Device;
+use crate::process;
 use crate::runtime::{self, Stream};
-use crate::stream::Device;
 
 pub use crate::library::DeviceMemHandler;
 pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER};
@@ -100,7 +97,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 /// driver refuses to take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let block = allocator::find(address, None)?;
     allocator::free(block.cache, block.offset, on)
 }
@@ -111,7 +108,7 @@ pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block that somebody holds.
 pub fn record_stream(address: u64, stream: &Stream) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let block = allocator::find(address, None)?;
     allocator::record_stream(block.cache, block.offset, stream)
 }

@@ -4,7 +4,7 @@
 //! anything wait for the GPU.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use log::info;
 
@@ -14,11 +14,12 @@ use super::heap::BLOCK_BYTES_MAX;
 use super::pool::Source;
 use super::thread_cache::{Service, ThreadCache, normalized};
 use super::{order, release, trace};
-use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
-use crate::holders;
+use crate::ids::Device;
+use crate::memory_users;
+use crate::observe::{Activity, target::MEMORY};
 use crate::runtime::{self, MemoryInfo};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// Asked when memory has run out: frees what it can of its own, and answers whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
@@ -43,7 +44,7 @@ impl Drop for OomGuard {
 }
 
 fn lock_callbacks() -> std::sync::MutexGuard<'static, Vec<(u64, OomCallback)>> {
-    CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CALLBACKS)
 }
 
 /// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
@@ -248,6 +249,6 @@ fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
         other => return other.into(),
     };
     let wanted = Wanted::Memory { bytes, pool: service.pool.id.to_string(), limit: service.pool.budget.limit() };
-    let (device, holders) = (device.device, holders::all(device.device));
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, holders }).into()
+    let (device, users) = (device.device, memory_users::all(device.device));
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

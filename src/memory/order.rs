@@ -3,14 +3,15 @@
 //! A block used on its own stream alone waits for nothing. One that other streams used waits for an event on each; events
 //! are pooled, and asked about only when a request finds no free block.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::device_memory::DeviceMemory;
 use super::thread_cache::{Service, ThreadCache};
 use super::trace;
 use crate::error::Result;
+use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
-use crate::stream::{CaptureStatus, Device, RawStream};
+use crate::sync::lock;
 
 /// A stream that uses a block.
 #[derive(Clone, Debug)]
@@ -78,7 +79,7 @@ impl EventPool {
 
     fn take(&self, device: Device) -> Result<Event> {
         let idle = {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = lock(&self.idle);
             // A stream of a peer device takes an event of its own device.
             let place = idle.iter().rposition(|event| event.device() == device);
             place.map(|place| idle.swap_remove(place))
@@ -87,7 +88,7 @@ impl EventPool {
     }
 
     pub(super) fn put_back(&self, events: impl IntoIterator<Item = Event>) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(events);
+        lock(&self.idle).extend(events);
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 
 use super::heap::ALIGNMENT;
 use super::heap::slab::Slabs;
-use super::table::Table;
 use crate::runtime::Physical;
+use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The unit of physical memory and of mapping, in bytes.

@@ -1,13 +1,13 @@
 //! Physical memory and its mapping, through the runtime: each call bound to the device, safe in a stream capture, counted.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::device_memory::DeviceMemory;
 use super::pages::{Mapping, PAGE};
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// Runs a driver call with the device bound and no capture at risk.
 fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
@@ -70,7 +70,7 @@ impl DeviceMemory {
     /// Lets the device and its peers read and write mapped memory.
     pub(super) fn set_access(&self, start: u64, bytes: u64) -> Result<()> {
         let mut devices = vec![self.device];
-        devices.extend_from_slice(&self.peers.lock().unwrap_or_else(PoisonError::into_inner));
+        devices.extend_from_slice(&lock(&self.peers));
         let address = self.base() + start;
         // SAFETY: the whole range is mapped.
         self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, &devices) })
@@ -99,7 +99,7 @@ impl DeviceMemory {
             )));
         }
         {
-            let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut peers = lock(&self.peers);
             if peers.contains(&peer) {
                 return Ok(());
             }
@@ -108,14 +108,14 @@ impl DeviceMemory {
         let outcome = self.mapped_ranges().into_iter().try_for_each(|(start, bytes)| self.set_access(start, bytes));
         if outcome.is_err() {
             // So that asking again does it again.
-            self.peers.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != peer);
+            lock(&self.peers).retain(|other| *other != peer);
         }
         outcome
     }
 
     /// Whether another device was let in.
     pub(super) fn is_peer(&self, device: Device) -> bool {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+        lock(&self.peers).contains(&device)
     }
 
     /// Every range that is mapped for a cache.

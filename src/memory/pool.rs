@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::budget::Budget;
 use super::device_memory::DeviceMemory;
@@ -10,6 +10,7 @@ use super::heap::Counts;
 use super::id::PoolId;
 use super::segment::SegmentSource;
 use super::thread_cache::ThreadCache;
+use crate::sync::lock;
 
 /// Where a pool's memory comes from.
 #[derive(Clone, Debug, Default)]
@@ -176,7 +177,7 @@ impl Pool {
     }
 
     fn lock_caches(&self) -> MutexGuard<'_, Caches> {
-        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.caches)
     }
 
     pub(super) fn caches(&self) -> Vec<&'static ThreadCache> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::pool::Pool;
 use super::{local, release};
 use crate::error::{Error, Result};
-use crate::lifecycle;
+use crate::process;
 
 /// Counts among the pool's uses until it is dropped. With the last the pool's memory goes.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl PoolUse {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool is gone; `ErrorKind::Forked` in a forked child.
     pub(super) fn new(pool: &Arc<Pool>, is_captured: bool) -> Result<Self> {
-        lifecycle::refuse_forked()?;
+        process::refuse_forked()?;
         if !pool.acquire() {
             return Err(Error::invalid_value(format!(
                 "pool {} was dropped; keep the MemPool as long as it is used",
@@ -68,7 +68,7 @@ impl PoolUse {
     /// back.
     pub(super) fn abandon(mut self) {
         self.is_over = true;
-        if !lifecycle::is_forked() && self.release() {
+        if !process::is_forked() && self.release() {
             release::mark_closed(&self.pool);
         }
     }
@@ -84,7 +84,7 @@ impl PoolUse {
 
 impl Drop for PoolUse {
     fn drop(&mut self) {
-        if !self.is_over && !lifecycle::is_forked() && self.release() {
+        if !self.is_over && !process::is_forked() && self.release() {
             // What the driver refuses to take back now is tried again whenever memory is given back.
             let _ = release::close(&self.pool, local::thread());
         }

@@ -10,8 +10,8 @@ use super::pool::{Pool, Source};
 use super::retired::Remains;
 use super::stats;
 use super::thread_cache::{Service, ThreadCache};
-use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Bytes, Result};
+use crate::observe::{Activity, target::MEMORY};
 use crate::runtime::Stream;
 
 /// Takes all that is free out of a cache, to go once the stream is done.

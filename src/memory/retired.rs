@@ -3,7 +3,7 @@
 //! So neither moving pages nor giving them back ever waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::device_memory::DeviceMemory;
 use super::order::Until;
@@ -11,6 +11,7 @@ use super::pages::Mapping;
 use super::pool::{Pool, Source};
 use crate::error::Result;
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 /// What is to be done with it.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(super) struct Retired {
 
 impl Retired {
     pub(super) fn push(&self, remains: Remains, until: Until, pool: &Arc<Pool>) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         entries.push(Entry { remains, until, pool: Arc::clone(pool) });
         self.len.store(entries.len(), Ordering::Release);
     }
@@ -55,7 +56,7 @@ impl DeviceMemory {
             return Ok(0);
         }
         let entries = {
-            let mut entries = self.retired.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut entries = lock(&self.retired.entries);
             self.retired.len.store(0, Ordering::Release);
             std::mem::take(&mut *entries)
         };
@@ -84,7 +85,7 @@ impl DeviceMemory {
             }
         }
         if !kept.is_empty() {
-            let mut entries = self.retired.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut entries = lock(&self.retired.entries);
             entries.splice(0..0, kept.into_iter().rev());
             self.retired.len.store(entries.len(), Ordering::Release);
         }
@@ -134,7 +135,7 @@ impl DeviceMemory {
         let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(Vec::new()) };
         let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
         self.unmap(first, pages)?;
-        self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        lock(&self.space).put_back(first, pages);
         Ok(mappings.split_off(from))
     }
 }

@@ -8,9 +8,9 @@ use super::local;
 use super::pool::Pool;
 use super::pool_use::PoolUse;
 use crate::error::Result;
+use crate::ids::Device;
 #[cfg(feature = "python")]
 use crate::runtime::Stream;
-use crate::stream::Device;
 
 /// A pool that the calling thread's allocations go to until this is dropped.
 #[must_use = "allocations go to the pool only while this lives"]

@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::pages::PAGE;
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
-use crate::stream::Device;
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
 pub trait SegmentSource: Send + Sync + fmt::Debug {

@@ -10,9 +10,9 @@ use super::pool::Pool;
 use super::thread_cache::ThreadCache;
 use super::trace::{self, Action, TraceEvent};
 use crate::error::Result;
-use crate::history::{self, Stack};
-use crate::lifecycle;
-use crate::stream::Device;
+use crate::ids::Device;
+use crate::observe::recording::{self, Stack};
+use crate::process;
 
 /// Memory without a gap, and the blocks in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -115,7 +115,7 @@ fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
 pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     Ok(segments(&Frozen::new(|| caches(None))))
 }
 
@@ -124,7 +124,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
 pub(crate) fn take(device: Option<Device>) -> Result<MemorySnapshot> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let frozen = Frozen::new(|| caches(device));
     let mut segments = segments(&frozen);
     if !trace::is_on() {
@@ -140,7 +140,7 @@ pub(crate) fn take(device: Option<Device>) -> Result<MemorySnapshot> {
         events.extend(trace::note_snapshot(device, active));
     }
     drop(frozen);
-    events.drain(..events.len().saturating_sub(history::most()));
+    events.drain(..events.len().saturating_sub(recording::most()));
     name_stacks(&mut segments, &events);
     Ok(MemorySnapshot { segments, events })
 }

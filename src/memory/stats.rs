@@ -8,8 +8,8 @@ use super::heap::Counts;
 use super::pool::Pool;
 use super::summary::{self, PoolSummary};
 use super::{local, release};
-use crate::error::Result;
-use crate::stream::Device;
+use crate::error::{MemoryUse, Result};
+use crate::ids::Device;
 
 /// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -110,7 +110,7 @@ pub(super) fn reset_peaks(pool: &Pool) {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub fn empty_cache() -> Result<u64> {
-    crate::lifecycle::refuse_forked()?;
+    crate::process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
     for memory in DeviceMemory::all() {
@@ -130,14 +130,14 @@ pub(super) fn release(device: Device) {
     }
 }
 
-/// What holds the device's memory, for an error: pool, blocks, physical bytes.
-pub(super) fn held(device: Device) -> Vec<(String, usize, u64)> {
+/// What each pool has of the device's memory.
+pub(super) fn used(device: Device) -> Vec<MemoryUse> {
     let Some(memory) = DeviceMemory::all().find(|memory| memory.device == device) else { return Vec::new() };
     let describe = |pool: &Arc<Pool>| {
         let stats = PoolStats::of(pool);
         let name =
             if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
-        (name, stats.live_blocks as usize, stats.reserved_bytes)
+        MemoryUse { pool: name, count: stats.live_blocks as usize, bytes: stats.reserved_bytes }
     };
-    memory.pools().iter().map(describe).filter(|(_, _, bytes)| *bytes > 0).collect()
+    memory.pools().iter().map(describe).filter(|used| used.bytes > 0).collect()
 }

@@ -9,7 +9,7 @@ use super::id::PoolId;
 use super::pool::Pool;
 use super::stats::{MemoryStats, PoolStats};
 use super::{feed, local};
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// What a pool holds for the requests of one stream, whichever threads they come from.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use super::device_memory::DeviceMemory;
 use super::exchange::Exchange;
@@ -13,15 +13,16 @@ use super::heap::{Heap, Invalid};
 use super::lending::LastWork;
 use super::local;
 use super::order::{User, Waiting};
-use super::owner_lock::OwnerGuard;
-use super::owner_lock::OwnerLock;
 use super::pages::{Entry, Mapping};
 use super::pool::Pool;
-use super::shared_list::SharedList;
 use super::trace::{self, Action, CacheTrace};
+use crate::ids::RawStream;
 use crate::runtime::Stream;
-use crate::stream::RawStream;
+use crate::sync::OwnerGuard;
+use crate::sync::OwnerLock;
+use crate::sync::SharedList;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{read, write};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -116,19 +117,19 @@ impl ThreadCache {
         self.told.store(0, Ordering::Relaxed);
         self.trace.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
-        *self.service.write().unwrap_or_else(PoisonError::into_inner) = Some(service);
+        *write(&self.service) = Some(service);
     }
 
     /// Makes an empty cache serve nobody, and let its stream go.
     pub(super) fn end_service(&self) {
-        let ended = self.service.write().unwrap_or_else(PoisonError::into_inner).take();
+        let ended = write(&self.service).take();
         // Outside the lock: the last clone of a stream destroys it.
         drop(ended);
     }
 
     /// What it serves, if anything.
     pub(super) fn service(&self) -> Option<Service> {
-        self.service.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.service).clone()
     }
 
     /// Whether its blocks are used in the order of this stream, as the calling thread names it.
@@ -404,7 +405,7 @@ mod models {
     use super::super::heap::Counts;
     use super::super::pages::PAGE;
     use super::*;
-    use crate::stream::Device;
+    use crate::ids::Device;
     use crate::sync::{AtomicBool, Ordering};
 
     const OWNER: u64 = 1;

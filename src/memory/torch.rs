@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::c_api::{guard, pointer, stream_of};
 use super::id::PoolId;
@@ -15,9 +15,10 @@ use super::pool::{Pool, Rules};
 use super::pool_use::PoolUse;
 use super::{allocator, device_memory::DeviceMemory, local, mem_pool, torch_error, torch_stream};
 use crate::error::{Error, Result};
-use crate::lifecycle;
+use crate::ids::{CaptureStatus, Device};
+use crate::process;
 use crate::runtime::{self, KnownCapture, Stream, note_capture};
-use crate::stream::{CaptureStatus, Device};
+use crate::sync::lock;
 
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
 type TorchId = (u64, u64);
@@ -97,7 +98,7 @@ static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs { pools: Vec::new(), routes: Ve
 static ROUTES: AtomicUsize = AtomicUsize::new(0);
 
 fn graphs() -> MutexGuard<'static, Graphs> {
-    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&GRAPHS)
 }
 
 /// The pool of the capture that the stream is in, if it is in one of PyTorch's.
@@ -151,7 +152,7 @@ fn forget_failed() -> Result<()> {
 }
 
 fn begin(device: c_int, id: TorchId) -> Result<()> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     let device = device_of(device)?;
     forget_failed()?;
     let is_known = graphs().pools.iter().any(|pool| pool.is(device, id));

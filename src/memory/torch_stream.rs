@@ -10,8 +10,8 @@ use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::ids::{Device, RawStream};
 use crate::runtime::Stream;
-use crate::stream::{Device, RawStream};
 
 /// `c10::cuda::CUDAStream`.
 #[repr(C)]

@@ -7,17 +7,20 @@
 #[cfg(feature = "python")]
 use std::collections::HashSet;
 use std::sync::LazyLock;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::device_memory::DeviceMemory;
 use super::frozen::{Frozen, FrozenCache};
 use super::heap::BlockView;
 use super::id::PoolId;
 use super::thread_cache::ThreadCache;
-use crate::history::{self, Own, Ring, Settings, Stack, Timed, WordMap};
-use crate::lifecycle;
-use crate::runtime;
-use crate::stream::Device;
+use crate::ids::Device;
+use crate::observe::recording::{self, Settings, Stack};
+use crate::observe::{Own, Ring, Timed};
+use crate::process;
+use crate::sync::ThisThread;
+use crate::sync::lock;
+use rustc_hash::FxHashMap;
 
 /// What the allocator did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +105,7 @@ pub struct TraceEvent {
 impl TraceEvent {
     /// Microseconds since 1970.
     pub fn unix_micros(&self) -> u64 {
-        history::unix_micros(self.time)
+        recording::unix_micros(self.time)
     }
 
     /// Nanoseconds of the clock that orders events.
@@ -136,7 +139,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pool: PoolId,
-    blocks: WordMap<u64, Known>,
+    blocks: FxHashMap<u64, Known>,
 }
 
 /// The same, locked.
@@ -148,7 +151,7 @@ pub(super) struct CacheTrace(Mutex<Live>);
 
 impl CacheTrace {
     pub(super) fn lock(&self) -> LiveGuard<'_> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(super) fn set_pool(&self, pool: PoolId) {
@@ -199,15 +202,15 @@ fn note(event: TraceEvent) -> Option<TraceEvent> {
     if !settings.has_events || settings.skipped & event.action.bit() != 0 {
         return None;
     }
-    let event = TraceEvent { time: history::now(), thread: runtime::thread_number(), ..event };
-    RING.note(&OWN, event, history::most());
+    let event = TraceEvent { time: recording::now(), thread: ThisThread::get().system_id(), ..event };
+    RING.note(&OWN, event, recording::most());
     Some(event)
 }
 
 /// The stack, if this kind of event is to name one.
 #[inline]
 fn stack_if(is_wanted: bool) -> Stack {
-    if is_wanted { history::held_stack() } else { Stack::NONE }
+    if is_wanted { recording::held_stack() } else { Stack::NONE }
 }
 
 impl ThreadCache {
@@ -275,7 +278,7 @@ fn caches() -> impl Iterator<Item = &'static ThreadCache> {
 /// Records from now on.
 pub(crate) fn begin(settings: Settings, most: usize) {
     let mut frozen = Frozen::new(|| caches().collect());
-    history::start(settings, most);
+    recording::start(settings, most);
     for FrozenCache { cache, live, heap } in &mut frozen.caches {
         live.begin(heap.views(&cache.device.pages).into_iter().flatten());
     }
@@ -283,7 +286,7 @@ pub(crate) fn begin(settings: Settings, most: usize) {
 
 /// The events, in order.
 pub(super) fn events() -> Vec<TraceEvent> {
-    if Settings::get().has_events { RING.newest(history::most()) } else { Vec::new() }
+    if Settings::get().has_events { RING.newest(recording::most()) } else { Vec::new() }
 }
 
 /// Forgets events, and with `blocks` what is known of live blocks.
@@ -315,5 +318,5 @@ pub(crate) fn stacks_in_use() -> HashSet<Stack> {
 /// Whether anything is recorded.
 #[inline]
 pub(super) fn is_on() -> bool {
-    lifecycle::state().is_recorded()
+    process::state().is_recorded()
 }

@@ -4,10 +4,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
+use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream, raw_handle};
 use crate::library::{Library, RawHandle};
 use crate::runtime::Stream;
-use crate::stream::Device;
 
 /// A Python callable, or a C function.
 enum Function<C> {

@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 
+use crate::ids::Device;
 use crate::runtime::{Runtime, device as existing, get as chosen, is_chosen};
-use crate::stream::Device;
 
 /// Chooses the runtime without the GIL: the first call initialises the driver, which takes a while.
 #[inline]

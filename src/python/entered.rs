@@ -1,9 +1,10 @@
 //! What `with` blocks of one object entered, each on its thread.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// What each thread entered and has not left. One object may be entered again, also by another thread.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ impl<T> Entered<T> {
     }
 
     fn stack(&self) -> MutexGuard<'_, Vec<(ThreadId, T)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Notes what the calling thread entered.

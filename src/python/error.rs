@@ -16,6 +16,8 @@ struct Exceptions {
     pool_exhausted: Py<PyType>,
     forked: Py<PyType>,
     invalid_value: Py<PyType>,
+    unavailable: Py<PyType>,
+    internal: Py<PyType>,
 }
 
 static EXCEPTIONS: PyOnceLock<Exceptions> = PyOnceLock::new();
@@ -63,9 +65,15 @@ impl Exceptions {
             forked: derived("Forked", "The process was forked after the GPU was first used, and this is the child.")?,
             invalid_value: also(
                 "InvalidValue",
-                "An argument that cannot be right. Also a ValueError.",
+                "A mistake of the caller's: an argument that cannot be right, or a call at the wrong time. Also a \
+                 ValueError.",
                 py.get_type::<PyValueError>(),
             )?,
+            unavailable: derived(
+                "Unavailable",
+                "The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.",
+            )?,
+            internal: derived("InternalError", "A fault of gpupool's own. Please report it.")?,
             base: base.unbind(),
         })
     }
@@ -81,7 +89,9 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("OutOfMemory", &exceptions.out_of_memory)?;
     module.add("PoolExhausted", &exceptions.pool_exhausted)?;
     module.add("Forked", &exceptions.forked)?;
-    module.add("InvalidValue", &exceptions.invalid_value)
+    module.add("InvalidValue", &exceptions.invalid_value)?;
+    module.add("Unavailable", &exceptions.unavailable)?;
+    module.add("InternalError", &exceptions.internal)
 }
 
 fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> PyResult<()> {
@@ -116,6 +126,8 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         ErrorKind::PoolExhausted(_) => &exceptions.pool_exhausted,
         ErrorKind::Forked => &exceptions.forked,
         ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
+        ErrorKind::Unavailable(_) => &exceptions.unavailable,
+        ErrorKind::InternalError(_) => &exceptions.internal,
     };
     let exception = PyErr::from_type(kind.bind(py).clone(), error.to_string());
     let refused = match error.kind() {

@@ -1,11 +1,12 @@
 //! `pool.lease()`: a handle for a `with` block.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::handle::Lease;
+use crate::sync::lock;
 
 /// A handle that is its holder's alone until the block ends.
 #[pyclass(name = "Lease", module = "gpupool", frozen)]
@@ -25,7 +26,7 @@ impl PyLease {
     }
 
     fn end(&self) -> Option<Lease> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.lease).take()
     }
 }
 
@@ -42,7 +43,7 @@ impl PyLease {
     }
 
     fn __index__(&self) -> PyResult<usize> {
-        if self.lease.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+        if lock(&self.lease).is_some() {
             return Ok(self.address);
         }
         let over = format!("this lease of a {} handle is over; use the handle inside the with block", self.library);

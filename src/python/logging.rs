@@ -13,8 +13,9 @@ use std::time::SystemTime;
 use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
-use crate::activity::target;
-use crate::runtime::thread_number;
+use crate::observe::target;
+use crate::sync::ThisThread;
+use crate::sync::lock;
 
 /// Logger, level as `logging` numbers it, file, line, message, seconds since 1970, thread as `gettid` numbers it.
 type Entry = (String, u8, &'static str, u32, String, f64, u32);
@@ -64,7 +65,7 @@ impl Queue {
 
     /// Waits for entries and takes them all; none once the queue is ended.
     fn take(&self) -> Vec<Entry> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         while entries.is_empty() && !self.is_ended.load(Ordering::Relaxed) {
             entries = self.has_entries.wait(entries).unwrap_or_else(PoisonError::into_inner);
         }
@@ -87,7 +88,7 @@ impl Queue {
 /// An entry of now and of this thread.
 fn entry(target: &str, level: log::Level, file: &'static str, line: u32, message: String) -> Entry {
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
-    (target.replace("::", "."), python_level(level), file, line, message, time, thread_number())
+    (target.replace("::", "."), python_level(level), file, line, message, time, ThisThread::get().system_id())
 }
 
 const fn python_level(level: log::Level) -> u8 {

@@ -12,9 +12,9 @@ use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
 use crate::handle::HandlePool;
+use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::runtime;
-use crate::stream::Device;
 
 #[pyclass(name = "HandlePool", module = "gpupool", frozen)]
 #[derive(Debug)]

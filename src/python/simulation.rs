@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 
 use super::stream::resolve;
 use crate::error::{Error, StatusKind};
+use crate::ids::{CaptureMode, Device};
 use crate::library::host as library;
 use crate::runtime::host::{self, Call, Fault};
-use crate::stream::{CaptureMode, Device};
 
 #[pyfunction]
 #[pyo3(signature = (call, kind = "other", after = 0, times = 1))]

@@ -7,8 +7,8 @@ use pyo3::types::{PyInt, PyTuple};
 use super::entered::Entered;
 use super::{device, stream_source};
 use crate::error::Error;
+use crate::ids::Device;
 use crate::runtime::{self, Stream};
-use crate::stream::Device;
 
 #[pyclass(name = "Stream", module = "gpupool", frozen)]
 #[derive(Debug)]

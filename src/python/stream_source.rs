@@ -1,13 +1,14 @@
 //! Where a thread's current stream comes from when no `gpupool.stream` says so: from the framework that was enabled last.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
 use crate::error::Error;
+use crate::ids::Device;
 use crate::runtime::{Stream, scoped};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// `source(device) -> address`.
 static SOURCE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
@@ -18,7 +19,7 @@ static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 #[pyfunction]
 #[pyo3(signature = (source))]
 pub(super) fn set_stream_source(source: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
-    let mut place = SOURCE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut place = lock(&SOURCE);
     HAS_SOURCE.store(source.is_some(), Ordering::Relaxed);
     std::mem::replace(&mut *place, source)
 }
@@ -34,7 +35,7 @@ pub(super) fn current(py: Python<'_>, device: Device) -> PyResult<Stream> {
 
 fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
     let source = {
-        let place = SOURCE.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = lock(&SOURCE);
         place.as_ref().map(|source| source.clone_ref(py))
     };
     let Some(source) = source else { return Ok(Stream::current_on(device)) };

@@ -6,8 +6,8 @@ use pyo3::types::PyDict;
 use super::device;
 use super::memory::{PyMemoryStats, PyPoolStats, pair};
 use super::stats::PyHandleStats;
+use crate::ids::Device;
 use crate::memory::{PoolSummary, StreamStats};
-use crate::stream::Device;
 use crate::summary;
 
 fn stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyDict>> {

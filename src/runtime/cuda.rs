@@ -14,12 +14,10 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::{
-    Capture, Context, Kind, MemoryInfo, Physical, PoolReserved, RawEvent, RawGraph, Runtime, no_such_device,
-    shared_object,
-};
+use super::{Capture, Context, Kind, MemoryInfo, Physical, PoolReserved, RawEvent, RawGraph, Runtime, no_such_device};
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::shared_object;
 
 /// Every symbol called below, so that a driver without one is refused with its name.
 const SYMBOLS: &[&CStr] = &[
@@ -112,7 +110,7 @@ fn refused(function: &'static str, status: sys::CUresult) -> Error {
 }
 
 fn no_device() -> Error {
-    Error::unavailable("cuda", "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES")
+    Error::runtime_unavailable("cuda", "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES")
 }
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
@@ -184,7 +182,7 @@ impl Cuda {
             let reason = format!(
                 "no NVIDIA driver was found ({reason}); install the driver, or run on a machine with an NVIDIA GPU"
             );
-            Error::unavailable("cuda", reason)
+            Error::runtime_unavailable("cuda", reason)
         })?;
         if let Some(symbol) = shared_object::missing_symbol(&library, SYMBOLS) {
             let reason = format!(
@@ -192,7 +190,7 @@ impl Cuda {
                  front; CUDA 12 or later is needed",
                 symbol.to_string_lossy()
             );
-            return Err(Error::broken("cuda", reason));
+            return Err(Error::runtime_broken("cuda", reason));
         }
         let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
         let has_context_events = has(&[c"cuCtxRecordEvent", c"cuCtxWaitEvent"]);
@@ -206,7 +204,7 @@ impl Cuda {
             return Err(no_device());
         }
         check("cuInit", status).map_err(|e| {
-            Error::broken("cuda", format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
+            Error::runtime_broken("cuda", format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
         })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.

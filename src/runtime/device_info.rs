@@ -2,7 +2,7 @@
 
 use super::{BoundDevice, MemoryInfo, RelaxedCapture, get};
 use crate::error::Result;
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// What a platform tells of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]

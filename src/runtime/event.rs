@@ -2,7 +2,7 @@
 
 use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// An event's address, as the vendor's API sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::{Context, Runtime};
 use crate::error::Result;
-use crate::stream::{CaptureMode, Device};
+use crate::ids::{CaptureMode, Device};
 
 /// A device's primary context made current for this thread until the guard is dropped.
 #[must_use = "the previous context comes back when this is dropped"]

@@ -8,25 +8,21 @@
 mod cuda;
 mod device_info;
 mod event;
-mod fork;
 mod guard;
 mod hip;
 pub mod host;
-pub(crate) mod nvtx;
 mod scope;
-pub(crate) mod shared_object;
 mod stream;
-mod thread;
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use log::info;
 
-use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lifecycle;
-use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::observe::target::RUNTIME;
+use crate::process;
 
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
@@ -37,7 +33,6 @@ pub use scope::StreamScope;
 pub(crate) use scope::{Entered, enter, leave, scoped};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
-pub(crate) use thread::thread_number;
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
@@ -333,7 +328,7 @@ pub fn passed_over() -> &'static [PassedOver] {
 /// asked for has no device, or the variable names none.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
-    lifecycle::refuse_forked()?;
+    process::refuse_forked()?;
     match CHOSEN.get() {
         Some(runtime) => Ok(runtime.as_ref()),
         None => choose(),
@@ -390,7 +385,7 @@ impl PassedOver {
 
 /// Makes this the process's runtime, unless there is one already.
 fn install(runtime: Box<dyn Runtime>) {
-    fork::watch();
+    process::watch_forks();
     let (kind, devices, driver) = (runtime.kind(), runtime.device_count(), runtime.driver_version());
     if CHOSEN.set(runtime).is_ok() {
         let driver = driver.map_or_else(String::new, |(major, minor)| format!(", driver {major}.{minor}"));
@@ -420,7 +415,7 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
             runtime.kind()
         ),
     };
-    Err(Error::unavailable(kind.name(), reason))
+    Err(Error::runtime_unavailable(kind.name(), reason))
 }
 
 /// The device with this ordinal.

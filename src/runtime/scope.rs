@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use super::{Context, Stream, get};
 use crate::error::Result;
-use crate::stream::{Device, RawStream};
+use crate::ids::{Device, RawStream};
 
 thread_local! {
     /// Indexed by device.

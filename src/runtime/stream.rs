@@ -1,11 +1,13 @@
 //! Streams: our own, or views of other people's.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use super::{BoundDevice, Capture, Event, Kind, Runtime, StreamScope, get, nvtx, scope};
+use super::{BoundDevice, Capture, Event, Kind, Runtime, StreamScope, get, scope};
 use crate::error::{Error, Result};
-use crate::stream::{CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureStatus, Device, RawStream};
+use crate::observe::nvtx;
+use crate::sync::lock;
 
 /// A stream and the device it belongs to.
 ///
@@ -119,7 +121,7 @@ impl Stream {
     #[cfg(feature = "python")]
     pub(crate) fn declare_lasting(&self) {
         let owned = {
-            let mut lasting = LASTING.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lasting = lock(&LASTING);
             if self.is_lasting() || lasting.iter().any(|other| other.raw == self.raw && other.device == self.device) {
                 return;
             }
@@ -141,7 +143,7 @@ impl Stream {
         if self.owned.is_some() {
             return self.clone();
         }
-        let all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&OWNED);
         let mut alive = all.iter().filter_map(Weak::upgrade);
         let owned = alive.find(|stream| stream.raw == self.raw && stream.device == self.device);
         Self { owned, ..self.view() }
@@ -257,7 +259,7 @@ impl Stream {
 }
 
 fn note_owned(owned: &Arc<Owned>) {
-    let mut all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&OWNED);
     all.retain(|stream| stream.strong_count() > 0);
     all.push(Arc::downgrade(owned));
 }
@@ -271,7 +273,7 @@ pub(crate) struct KnownCapture(u64);
 
 /// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
 pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
-    let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut captured = lock(&CAPTURED);
     let number = captured.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
     captured.push((number, stream.clone()));
     KnownCapture(number)
@@ -280,7 +282,7 @@ pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
 impl Drop for KnownCapture {
     fn drop(&mut self) {
         let ended = {
-            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut captured = lock(&CAPTURED);
             let place = captured.iter().position(|(number, _)| *number == self.0);
             place.map(|place| captured.swap_remove(place))
         };
@@ -297,11 +299,11 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
         return Ok(true);
     }
     let owned: Vec<_> = {
-        let all = OWNED.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&OWNED);
         all.iter().filter_map(Weak::upgrade).filter(|stream| stream.device == device).collect()
     };
     let noted: Vec<_> = {
-        let captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+        let captured = lock(&CAPTURED);
         captured.iter().map(|(_, stream)| stream.clone()).filter(|stream| stream.device == device).collect()
     };
     let noted = noted.iter().map(|stream| stream.raw);

@@ -4,8 +4,8 @@
 //! then from others, as far as the effort goes. The old mappings stay until their streams have passed, so nothing here
 //! waits for the GPU unless memory has run out. No lock is held during a driver call.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use log::debug;
 
@@ -21,10 +21,11 @@ use super::pages::{Mapping, PAGE};
 use super::pool::{Pool, Source};
 use super::retired::Remains;
 use super::thread_cache::{Service, ThreadCache};
-use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Bytes, Error, ErrorKind, Result, StatusKind};
+use crate::ids::CaptureStatus;
+use crate::observe::{Activity, target::MEMORY};
 use crate::runtime::{self, RelaxedCapture, Stream};
-use crate::stream::CaptureStatus;
+use crate::sync::lock;
 
 /// How far a request goes to find pages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -447,6 +448,6 @@ fn claimed<R>(device: &DeviceMemory, pool: &Pool, bytes: u64, supply: impl FnOnc
 
 impl DeviceMemory {
     fn put_back_pages(&self, first: u32, pages: u32) {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        lock(&self.space).put_back(first, pages);
     }
 }

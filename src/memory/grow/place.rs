@@ -1,12 +1,11 @@
 //! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of need.
 
-use std::sync::PoisonError;
-
 use super::Effort;
 use crate::memory::device_memory::DeviceMemory;
 use crate::memory::heap::Heap;
 use crate::memory::pages::PAGE;
 use crate::memory::pool::Pool;
+use crate::sync::lock;
 
 /// The fewest and the most pages of a handle.
 pub(super) const HANDLE_PAGES: (u32, u32) = (4, 16);
@@ -47,7 +46,7 @@ pub(super) fn find_place(
         let free = found.map_or(0, |place| tails[place].1);
         u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()
     };
-    let mut space = device.space.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut space = lock(&device.space);
     let holes = space.holes().map(|(first, room)| (u64::from(first) * PAGE, room));
     let ends =
         tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));

@@ -1,13 +1,12 @@
 //! Growth by a segment of the pool's own source, and the table of a device's segments.
 
 use std::collections::BTreeMap;
+use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, RwLockReadGuard};
 
 use log::debug;
 
 use super::{claimed, out_of_addresses};
-use crate::activity::{Activity, target::MEMORY};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::device_memory::{DeviceMemory, Segment};
 use crate::memory::heap::ALIGNMENT;
@@ -15,6 +14,8 @@ use crate::memory::local;
 use crate::memory::pages::PAGE;
 use crate::memory::segment::{SegmentSource, segment_bytes};
 use crate::memory::thread_cache::{Service, ThreadCache};
+use crate::observe::{Activity, target::MEMORY};
+use crate::sync::{lock, read, write};
 
 /// Adds a segment of the pool's own source.
 pub(super) fn grow_segment(
@@ -57,7 +58,7 @@ impl DeviceMemory {
         // A page stays unused after each segment, so that segments never join.
         let pages = u32::try_from(bytes.div_ceil(PAGE) + 1).map_err(|_| out_of_addresses(self))?;
         let first = {
-            let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut windows = lock(&self.windows);
             let hole = windows.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
             let first = hole.or_else(|| windows.far(pages)).ok_or_else(|| out_of_addresses(self))?;
             windows.take(first, pages);
@@ -65,7 +66,7 @@ impl DeviceMemory {
         };
         let offset = u64::from(first) * PAGE;
         if let Err(error) = self.insert_segment(address, Segment { bytes, offset }) {
-            self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+            lock(&self.windows).put_back(first, pages);
             return Err(error);
         }
         self.pages.set_segment(offset, bytes, address);
@@ -85,7 +86,7 @@ impl DeviceMemory {
         if DeviceMemory::all().any(|device| device.overlaps(&device.read_segments(), address, end)) {
             return Err(overlaps());
         }
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = write(&self.segments);
         if self.overlaps(&segments, address, end) {
             return Err(overlaps());
         }
@@ -94,7 +95,7 @@ impl DeviceMemory {
     }
 
     fn read_segments(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Segment>> {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.segments)
     }
 
     /// Whether any of these segments, or the device's reserved range, has an address of `address..end`.
@@ -112,9 +113,9 @@ impl DeviceMemory {
     /// Forgets a segment; its address, for its source.
     pub(in crate::memory) fn remove_segment(&self, offset: u64, bytes: u64) -> u64 {
         let address = self.address(offset);
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        write(&self.segments).remove(&address);
         let (first, pages) = ((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner).put_back(first, pages);
+        lock(&self.windows).put_back(first, pages);
         address
     }
 }

@@ -4,7 +4,7 @@
 //! their own, which the owner collects, so neither waits for the other.
 
 use super::size_class::{SLOTS_MAX, SizeClass};
-use crate::memory::table::Table;
+use crate::sync::Table;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use std::array;
 

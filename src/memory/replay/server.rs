@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{ReplayAllocator, Slots};
 use crate::error::Result;
+use crate::ids::Device;
 use crate::memory::allocator::{self, Allocation};
 use crate::memory::device_memory::DeviceMemory;
 use crate::memory::stats::{empty_cache, reset_peak_memory_stats};
 use crate::runtime::{self, Stream};
-use crate::stream::Device;
 
 /// A block of whichever allocator.
 #[derive(Clone, Copy, Debug)]

@@ -8,12 +8,13 @@ use pyo3::types::PyDict;
 
 use super::{Id, pair};
 use crate::error::Error;
-use crate::history::{Purpose, hold_stack};
+use crate::ids::Device;
 use crate::memory::{self, DeviceBuffer, dlpack};
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::stream;
 use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// A buffer.
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
@@ -71,7 +72,7 @@ impl PyDeviceBuffer {
     }
 
     fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
-        let buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffer = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
         Ok(buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
     }
@@ -125,7 +126,7 @@ impl PyDeviceBuffer {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
-        let mut place = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
         if let (Some(buffer), Some(stream)) = (place.as_deref(), &stream) {
             // A refusal leaves the buffer as it is.

@@ -1,6 +1,6 @@
 //! `MemPool.capture`: the memory of a graph, for the `with` block in which it is captured.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::memory::capture::{Entered, leave};
 use crate::memory::{GraphMemory, PoolToken};
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 /// Allocations of a `with` block that become parts of a graph.
 #[pyclass(name = "Capture", module = "gpupool", frozen)]
@@ -41,7 +42,7 @@ impl PyCapture {
 #[pymethods]
 impl PyCapture {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyGraphMemory>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.is_some() {
             return Err(Error::invalid_value("this capture was entered before; call MemPool.capture for each").into());
         }
@@ -60,14 +61,14 @@ impl PyCapture {
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         let left = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.state);
             state.take_if(|(thread, _, _)| *thread == thread::current().id())
         };
         let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
         let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;
         let memory = leave(&entered)?;
         if kind.is_none() {
-            *place.get().memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory);
+            *lock(&place.get().memory) = Some(memory);
         } else {
             // The capture failed, so there will be no graph.
             py.detach(|| drop(memory));
@@ -84,7 +85,7 @@ impl PyGraphMemory {
     }
 
     fn reset(&self, py: Python<'_>) {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let memory = lock(&self.memory).take();
         py.detach(|| drop(memory));
     }
 }

@@ -1,6 +1,6 @@
 //! `MemPool`, and pools by their ids.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -11,10 +11,11 @@ use super::scope::PyPoolToken;
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
-use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, MemPool};
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
+use crate::sync::lock;
 
 #[pyclass(name = "MemPool", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl PyMemPool {
 
     #[getter]
     fn allocator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let allocator = self.allocator.lock().unwrap_or_else(PoisonError::into_inner);
+        let allocator = lock(&self.allocator);
         allocator.as_ref().map(|allocator| allocator.clone_ref(py))
     }
 

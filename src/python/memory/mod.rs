@@ -4,8 +4,8 @@ mod allocator;
 mod buffer;
 mod capture;
 mod functions;
-mod history;
 mod mem_pool;
+mod recording;
 mod replaying;
 mod scope;
 mod snapshot;
@@ -14,10 +14,10 @@ mod stats;
 pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
-pub(super) use history::record_memory_history;
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
+pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use snapshot::memory_snapshot;

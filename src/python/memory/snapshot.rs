@@ -10,11 +10,12 @@ use pyo3::types::{PyDict, PyList};
 
 use super::pair;
 use crate::handle::HandleEvent;
-use crate::history::Stack;
+use crate::ids::Device;
 use crate::memory::{Action, BlockView, SegmentView, TraceEvent, frames};
+use crate::observe::recording::Stack;
 use crate::python::device;
+use crate::recording;
 use crate::runtime::{get, is_chosen};
-use crate::{recording, stream::Device};
 
 /// Blocks up to this size are what PyTorch calls small, and the segments of its small blocks are this large.
 const SMALL_SEGMENT: u64 = 2 << 20;

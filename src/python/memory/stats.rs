@@ -1,16 +1,17 @@
 //! Statistics, limits and callbacks of device memory.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Error;
-use crate::history::{Purpose, hold_stack};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::counts::counts_class;
 use crate::python::device;
 use crate::python::whole::Whole;
+use crate::sync::lock;
 
 counts_class! {
     PyPoolStats = "PoolStats" from stats: PoolStats {
@@ -94,7 +95,7 @@ pub(in crate::python) struct PyOomCallback(Mutex<Option<OomGuard>>);
 #[pymethods]
 impl PyOomCallback {
     fn remove(&self, py: Python<'_>) {
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let guard = lock(&self.0).take();
         py.detach(|| drop(guard));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::runtime::shared_object::{IF_LOADED, Library, NOW, open};
+use crate::shared_object::{IF_LOADED, Library, NOW, open};
 use crate::site_packages;
 
 /// The names, newest first.

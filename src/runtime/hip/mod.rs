@@ -18,7 +18,7 @@ use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
 use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device};
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
 /// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, `hipErrorNotSupported` and
 /// `hipErrorStreamCaptureImplicit`.

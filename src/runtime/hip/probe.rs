@@ -15,7 +15,7 @@ const NO_DEVICE: Status = 100;
 impl Hip {
     fn no_device(&self) -> Error {
         self.forget_last_error();
-        Error::unavailable(
+        Error::runtime_unavailable(
             "hip",
             "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this user may open \
              /dev/kfd",
@@ -30,7 +30,7 @@ impl Hip {
         let (library, file) = file::open_first().map_err(|tried| {
             let reason =
                 format!("no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU");
-            Error::unavailable("hip", reason)
+            Error::runtime_unavailable("hip", reason)
         })?;
         // SAFETY: the file has the name of HIP's library, which is kept loaded for the life of the process below.
         let symbols = unsafe { Symbols::of(&library) }.map_err(|symbol| {
@@ -39,7 +39,7 @@ impl Hip {
                 file.display(),
                 symbol.to_string_lossy()
             );
-            Error::broken("hip", reason)
+            Error::runtime_broken("hip", reason)
         })?;
         std::mem::forget(library);
 
@@ -49,7 +49,7 @@ impl Hip {
                 "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP \
                  cannot use it"
             );
-            Error::broken("hip", reason)
+            Error::runtime_broken("hip", reason)
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
         match unsafe { (hip.symbols.init)(0) } {

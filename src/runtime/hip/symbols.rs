@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::runtime::shared_object::{Library, missing_symbol};
+use crate::shared_object::{Library, missing_symbol};
 
 /// `hipError_t`, a number: newer libraries know codes that this file does not.
 pub(super) type Status = c_int;

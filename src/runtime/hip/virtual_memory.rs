@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
 use crate::error::Result;
+use crate::ids::Device;
 use crate::runtime::{Physical, Runtime};
-use crate::stream::Device;
+use crate::sync::lock;
 
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`.
 const SUPPORTED: c_int = 89;
@@ -29,16 +30,16 @@ pub(super) struct Mappings(Mutex<BTreeMap<u64, u64>>);
 
 impl Mappings {
     fn add(&self, address: u64, bytes: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+        lock(&self.0).insert(address, bytes);
     }
 
     fn remove(&self, address: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        lock(&self.0).remove(&address);
     }
 
     /// Those that begin in a range. A copy, so that no call is made under the lock.
     fn within(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
-        let mappings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mappings = lock(&self.0);
         mappings.range(address..address.saturating_add(bytes)).map(|(&address, &bytes)| (address, bytes)).collect()
     }
 }

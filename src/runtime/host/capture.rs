@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 
 use super::{refused, timeline};
 use crate::error::{Result, StatusKind};
-use crate::stream::CaptureMode;
+use crate::ids::CaptureMode;
 
 /// The error of a call that a capture forbids.
 pub(super) const UNSUPPORTED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);

@@ -1,10 +1,11 @@
 //! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::refused;
 use crate::error::{Result, StatusKind};
+use crate::sync::lock;
 
 /// A call that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,14 +101,14 @@ static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
 
 /// Makes a call fail, for every thread of the process.
 pub fn inject(fault: Fault) {
-    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut faults = lock(&FAULTS);
     faults.push(fault);
     ARMED.store(true, Ordering::Release);
 }
 
 /// Takes back every fault that has not come yet, and answers how many calls were still to fail.
 pub fn clear_faults() -> u32 {
-    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut faults = lock(&FAULTS);
     ARMED.store(false, Ordering::Release);
     faults.drain(..).fold(0, |left, fault| left.saturating_add(fault.times))
 }
@@ -120,7 +121,7 @@ pub(crate) fn check(call: Call) -> Result<()> {
 
 #[cold]
 fn check_armed(call: Call) -> Result<()> {
-    let mut faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut faults = lock(&FAULTS);
     let Some(fault) = faults.iter_mut().find(|fault| fault.call == call && fault.times > 0) else { return Ok(()) };
     if fault.after > 0 {
         fault.after -= 1;

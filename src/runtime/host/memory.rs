@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{no_such_device, refused};
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::Device;
+use crate::ids::Device;
 
 /// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
 #[derive(Debug)]

@@ -13,11 +13,12 @@ mod virtual_memory;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::{Context, DeviceInfo, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::sync::lock;
 use memory::Memory;
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
@@ -52,7 +53,7 @@ static DRIVER_CALLS: AtomicU64 = AtomicU64::new(0);
 static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
 
 fn timeline() -> MutexGuard<'static, Timeline> {
-    TIMELINE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TIMELINE)
 }
 
 fn number(variable: &str, default: u64) -> Result<u64> {
@@ -124,7 +125,7 @@ pub(crate) fn synchronize_and_free(device: Device, bytes: u64) -> Result<()> {
 
 fn not_chosen() -> Error {
     let reason = "no simulated device exists; set GPUPOOL_RUNTIME=host before the process starts";
-    Error::unavailable(Kind::Host.name(), reason)
+    Error::runtime_unavailable(Kind::Host.name(), reason)
 }
 
 /// A stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::capture::{self, Capture};
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
-use crate::stream::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
 /// A stream, told apart also where its address names a default stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

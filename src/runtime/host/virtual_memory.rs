@@ -10,12 +10,13 @@ use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::memory::{Memory, Store, out_of_memory, system_error};
 use super::{Physical, refused};
 use crate::error::{Error, Result, StatusKind};
-use crate::stream::Device;
+use crate::ids::Device;
+use crate::sync::lock;
 
 /// The granularity of physical memory and of mappings, as on NVIDIA GPUs.
 pub(super) const PAGE: u64 = 2 << 20;
@@ -44,7 +45,7 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
 });
 
 pub(super) fn space() -> MutexGuard<'static, Space> {
-    SPACE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SPACE)
 }
 
 /// Where in a device's store some bytes are.

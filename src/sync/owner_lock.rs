@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
-pub(super) struct OwnerLock<T> {
+pub(crate) struct OwnerLock<T> {
     /// Whether the owner is at work on the value.
     inside: AtomicBool,
     /// Whether another thread wants to be, or is.
@@ -29,14 +29,14 @@ unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
 /// The value, locked.
 #[derive(Debug)]
-pub(super) struct OwnerGuard<'a, T> {
+pub(crate) struct OwnerGuard<'a, T> {
     lock: &'a OwnerLock<T>,
     /// None where the owner came in by the short way.
     visitor: Option<MutexGuard<'a, ()>>,
 }
 
 impl<T> OwnerLock<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self {
             inside: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
@@ -53,7 +53,7 @@ impl<T> OwnerLock<T> {
     /// Only one thread at a time is the owner, this one is it, it holds no guard of this lock, and becoming the owner
     /// happens after the former owner's last unlock.
     #[inline]
-    pub(super) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
+    pub(crate) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
         self.inside.store(true, Ordering::Relaxed);
         barrier::light();
         // Acquire: what a visitor did is seen once it has taken its announcement back.
@@ -72,7 +72,7 @@ impl<T> OwnerLock<T> {
 
     /// Locks for any thread, the owner too.
     #[cold]
-    pub(super) fn lock(&self) -> OwnerGuard<'_, T> {
+    pub(crate) fn lock(&self) -> OwnerGuard<'_, T> {
         let visitor = lock(&self.visitors);
         self.wanted.store(true, Ordering::Relaxed);
         barrier::heavy();

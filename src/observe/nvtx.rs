@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use log::info;
 
-use super::shared_object::open;
-use crate::activity::target::RUNTIME;
-use crate::stream::RawStream;
+use super::target::RUNTIME;
+use crate::ids::RawStream;
+use crate::shared_object::open;
+use crate::sync::ThisThread;
 
 /// The environment variable that switches it on: `1`.
 const SWITCH: &str = "GPUPOOL_NVTX";
@@ -280,13 +281,13 @@ pub(crate) fn name_thread(name: &str) {
         if let Some(name_thread) = unsafe { function::<NameThread>(NAME_OS_THREAD) } {
             let name = c_string(format_args!("{name}"));
             // SAFETY: as above.
-            unsafe { name_thread(super::thread_number(), name.as_ptr()) };
+            unsafe { name_thread(ThisThread::get().system_id(), name.as_ptr()) };
         }
     }
 }
 
 /// Names a stream of CUDA's.
-pub(super) fn name_stream(stream: RawStream, name: &CStr) {
+pub(crate) fn name_stream(stream: RawStream, name: &CStr) {
     if is_on() {
         // SAFETY: the type is that of nvtxNameCuStreamA, and the name is a string, which the profiler copies.
         if let Some(name_stream) = unsafe { function::<NameStream>(NAME_CU_STREAM) } {

@@ -6,12 +6,13 @@
 //! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use log::info;
 
-use crate::activity::target::RUNTIME;
 use crate::error::{Error, ErrorKind, Result};
+use crate::observe::target::RUNTIME;
 
 const FORKED: u8 = 1;
 const RECORDED: u8 = 2;
@@ -20,9 +21,9 @@ static STATE: AtomicU8 = AtomicU8::new(0);
 
 /// What is out of the ordinary in this process, read at once, so that a hit path asks one question.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct State(u8);
+pub(crate) struct ProcessState(u8);
 
-impl State {
+impl ProcessState {
     /// Whether nothing is.
     #[inline]
     pub(crate) const fn is_plain(self) -> bool {
@@ -35,7 +36,7 @@ impl State {
         self.0 & FORKED != 0
     }
 
-    /// Whether somebody records what is done; see [`crate::history`].
+    /// Whether somebody records what is done; see [`crate::observe::recording`].
     #[inline]
     pub(crate) const fn is_recorded(self) -> bool {
         self.0 & RECORDED != 0
@@ -44,13 +45,22 @@ impl State {
 
 /// What is out of the ordinary now.
 #[inline]
-pub(crate) fn state() -> State {
-    State(STATE.load(Ordering::Relaxed))
+pub(crate) fn state() -> ProcessState {
+    ProcessState(STATE.load(Ordering::Relaxed))
 }
 
-/// Marks this process as the child of one that had used a GPU. Called by the fork handler alone. Nothing is recorded any
-/// more: the locks of the history may be held for ever.
-pub(crate) fn set_forked() {
+/// Installs the handler of forks, once. Called when a runtime is chosen, so a child forked earlier may use the GPU.
+pub(crate) fn watch_forks() {
+    static INSTALLED: Once = Once::new();
+    // SAFETY: the child handler only stores to an atomic, which is allowed between fork and exec.
+    INSTALLED.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+}
+
+/// Marks this process as the child of one that had used a GPU. Nothing is recorded any more: the locks of a recording may
+/// be held for ever.
+extern "C" fn in_child() {
     STATE.store(FORKED, Ordering::Relaxed);
 }
 

@@ -8,20 +8,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::library::Library;
-use crate::runtime::nvtx::Range;
-
-/// The targets of records; in Python `logging` the names of loggers, with dots.
-pub(crate) mod target {
-    /// Which GPU platform is used; forks.
-    pub(crate) const RUNTIME: &str = "gpupool::runtime";
-    /// Loading of libraries.
-    pub(crate) const LIBRARY: &str = "gpupool::library";
-    /// Handle pools.
-    pub(crate) const HANDLE: &str = "gpupool::handle";
-    /// Device memory.
-    pub(crate) const MEMORY: &str = "gpupool::memory";
-}
+use super::nvtx::Range;
 
 /// Work under way: a range until this is dropped, also if the work fails.
 #[must_use = "the range ends when this is dropped"]
@@ -67,19 +54,6 @@ impl fmt::Display for Took {
             1.0.. => write!(f, "{seconds:.1} s"),
             1e-4.. => write!(f, "{:.1} ms", seconds * 1e3),
             _ => write!(f, "{:.0} us", seconds * 1e6),
-        }
-    }
-}
-
-/// A library by its name, and its version if it tells one.
-pub(crate) struct Named<'a>(pub(crate) &'a dyn Library);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name())?;
-        match self.0.version() {
-            Ok(Some((major, minor, patch))) => write!(f, " {major}.{minor}.{patch}"),
-            _ => Ok(()),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::thread::LocalKey;
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
 /// Events that a thread writes before it takes the lock that all share.
-pub(crate) const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
+const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// What a ring can hold.
 pub(crate) trait Timed {
@@ -168,8 +168,8 @@ impl<T: Timed + Clone> Own<T> {
 impl<T: Timed + Clone> Drop for Own<T> {
     fn drop(&mut self) {
         // In a forked child any of the locks may be held for ever.
-        if !crate::lifecycle::is_forked() {
-            self.ring.end(&self.writer, super::most());
+        if !crate::process::is_forked() {
+            self.ring.end(&self.writer, super::recording::most());
         }
     }
 }

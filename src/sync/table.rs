@@ -7,23 +7,23 @@ use std::sync::OnceLock;
 
 /// Up to a fixed number of entries, 2^`BITS` to a chunk; memory is taken for those chunks that were used.
 #[derive(Debug)]
-pub(super) struct Table<T, const BITS: u32> {
+pub(crate) struct Table<T, const BITS: u32> {
     chunks: Box<[OnceLock<Box<[T]>>]>,
 }
 
 impl<T: Default, const BITS: u32> Table<T, BITS> {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         Self { chunks: (0..capacity.div_ceil(1 << BITS)).map(|_| OnceLock::new()).collect() }
     }
 
     /// The entry, if its chunk was ever used.
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&T> {
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.chunks.get(index >> BITS)?.get()?.get(index & ((1 << BITS) - 1))
     }
 
     /// The entry, its chunk made if need be; none beyond the capacity.
-    pub(super) fn get_or_make(&self, index: usize) -> Option<&T> {
+    pub(crate) fn get_or_make(&self, index: usize) -> Option<&T> {
         let chunk = self.chunks.get(index >> BITS)?;
         chunk.get_or_init(|| (0..1 << BITS).map(|_| T::default()).collect()).get(index & ((1 << BITS) - 1))
     }

@@ -7,19 +7,19 @@ use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
 /// Items, and how many there are.
 #[derive(Debug, Default)]
-pub(super) struct SharedList<T> {
+pub(crate) struct SharedList<T> {
     len: AtomicUsize,
     items: Mutex<T>,
 }
 
 impl<T> SharedList<T> {
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
     /// Changes the items; `f` answers how many there are then, and a result.
-    pub(super) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
+    pub(crate) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
         let mut items = lock(&self.items);
         let (len, result) = f(&mut items);
         // Before the lock is let go, or a later change's count could be overwritten by this one.

@@ -1,10 +1,7 @@
 //! What threads did, kept while somebody records it: the switch, the clock, and the stacks that events name.
 //!
 //! The allocator and the handle pools write their events to a [`Ring`] of their own. Where nobody records they ask nothing
-//! of this module: the switch is a bit of what [`lifecycle`] answers to hit paths anyway.
-
-mod ring;
-mod word_map;
+//! of this module: the switch is a bit of what [`process`] answers to hit paths anyway.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,9 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::lifecycle;
-pub(crate) use ring::{Own, Ring, Timed};
-pub(crate) use word_map::WordMap;
+use crate::process;
 
 /// A call stack that whoever records can name; 0 is none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
@@ -70,12 +65,12 @@ pub(crate) fn start(settings: Settings, most: usize) {
     SETTINGS.store(settings.bits(), Ordering::Relaxed);
     MOST.store(most, Ordering::Relaxed);
     LazyLock::force(&CLOCK);
-    lifecycle::set_recorded(true);
+    process::set_recorded(true);
 }
 
 /// Records no more.
 pub(crate) fn stop() {
-    lifecycle::set_recorded(false);
+    process::set_recorded(false);
 }
 
 /// How many events of a kind are kept.
@@ -143,7 +138,7 @@ pub(crate) struct HeldStack {
 /// Takes the stack if it is wanted and the thread does not hold one already.
 #[inline]
 pub(crate) fn hold_stack(purpose: Purpose) -> Option<HeldStack> {
-    if lifecycle::state().is_recorded() { take_stack(purpose) } else { None }
+    if process::state().is_recorded() { take_stack(purpose) } else { None }
 }
 
 #[cold]

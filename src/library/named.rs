@@ -1,0 +1,18 @@
+//! A library's name as logs and errors write it.
+
+use std::fmt;
+
+use super::Library;
+
+/// A library by its name, and its version if it tells one.
+pub(crate) struct Named<'a>(pub(crate) &'a dyn Library);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name())?;
+        match self.0.version() {
+            Ok(Some((major, minor, patch))) => write!(f, " {major}.{minor}.{patch}"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Locking: of data that is whole at any time, also after a panic.
+//!
+//! No code under gpupool's locks can panic but for want of memory, so a poisoned lock is taken like any other.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
+
+use super::{Condvar, MutexGuard};
+
+/// A mutex of `std`, or in a model one of loom.
+pub(crate) trait Lock {
+    /// What holds the lock.
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// Locks, whether a thread panicked under the lock or not.
+    fn lock_whole(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Lock for std::sync::Mutex<T> {
+    type Guard<'a>
+        = std::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn lock_whole(&self) -> Self::Guard<'_> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(loom)]
+impl<T> Lock for loom::sync::Mutex<T> {
+    type Guard<'a>
+        = loom::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn lock_whole(&self) -> Self::Guard<'_> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Locks a mutex.
+#[inline]
+pub(crate) fn lock<M: Lock>(mutex: &M) -> M::Guard<'_> {
+    mutex.lock_whole()
+}
+
+/// Locks for reading.
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for writing.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the condition until the deadline. Returns the guard as an error once the deadline has passed. In a model no
+/// time passes, and a deadline is over at once or never.
+pub(crate) fn wait_until<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    deadline: Instant,
+) -> Result<MutexGuard<'a, T>, MutexGuard<'a, T>> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(guard);
+    }
+    #[cfg(not(loom))]
+    let guard = condition.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+    #[cfg(loom)]
+    let guard = condition.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    Ok(guard)
+}

@@ -1,0 +1,92 @@
+//! The calling thread: its number, and what the operating system calls it.
+//!
+//! gpupool numbers threads by itself, for the system gives a number again once its thread has ended. A [`ThisThread`] is
+//! made by nothing but this module and never leaves its thread, so a function that takes one knows who calls it.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A thread's number: 1, 2, ... in the order in which threads first came to gpupool, never given twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct ThreadNumber(u64);
+
+impl ThreadNumber {
+    /// The number as a word that is kept where threads share it; 0 is no thread's.
+    #[inline]
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The thread with this number, if it is one's.
+    #[inline]
+    pub(crate) const fn from_word(word: u64) -> Option<Self> {
+        if word == 0 { None } else { Some(Self(word)) }
+    }
+}
+
+/// Proof that the code that has it runs on the thread with this number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThisThread {
+    number: u64,
+    is_not_sent: PhantomData<*mut ()>,
+}
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    // Neither has a destructor, so both can be read until the thread is gone.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+    static SYSTEM_ID: Cell<u32> = const { Cell::new(0) };
+}
+
+impl ThisThread {
+    /// The calling thread.
+    #[inline]
+    pub(crate) fn get() -> Self {
+        let number = match NUMBER.get() {
+            0 => begin(),
+            known => known,
+        };
+        Self { number, is_not_sent: PhantomData }
+    }
+
+    /// Its number.
+    #[inline]
+    pub(crate) const fn number(self) -> ThreadNumber {
+        ThreadNumber(self.number)
+    }
+
+    /// What the operating system calls it (`gettid`), for people who look for it in a debugger or in `/proc`.
+    #[inline]
+    pub(crate) fn system_id(self) -> u32 {
+        match SYSTEM_ID.get() {
+            0 => ask(),
+            known => known,
+        }
+    }
+
+    /// A thread of a model, which loom runs as a coroutine of one thread.
+    ///
+    /// # Safety
+    /// The caller keeps the promise of the type by itself.
+    #[cfg(all(test, loom))]
+    pub(crate) const unsafe fn of_model(number: u64) -> Self {
+        Self { number, is_not_sent: PhantomData }
+    }
+}
+
+#[cold]
+fn begin() -> u64 {
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    NUMBER.set(number);
+    number
+}
+
+#[cold]
+fn ask() -> u32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    let id = unsafe { libc::gettid() }.cast_unsigned();
+    SYSTEM_ID.set(id);
+    id
+}
