@@ -107,7 +107,7 @@ impl Recording {
         }
         let _changing = lock(&CHANGING);
         if self.clears {
-            memory::trace::clear(false);
+            memory::cache::event::clear(false);
             handle::clear_events();
         }
         let settings = Settings {
@@ -117,7 +117,7 @@ impl Recording {
             has_free_stacks: self.context >= StackContext::All,
             skipped: self.skipped,
         };
-        memory::trace::begin(settings, self.max_entries);
+        memory::cache::event::begin(settings, self.max_entries);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Recording {
         process::refuse_forked()?;
         let _changing = lock(&CHANGING);
         recording::stop();
-        memory::trace::clear(true);
+        memory::cache::event::clear(true);
         handle::clear_events();
         Ok(())
     }
@@ -150,7 +150,7 @@ pub struct Snapshot {
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
 pub fn snapshot(device: Option<Device>) -> Result<Snapshot> {
-    let memory = memory::snapshot::take(device)?;
+    let memory = memory::report::snapshot::take(device)?;
     let mut handle_events = handle::events();
     handle_events.retain(|event| device.is_none_or(|device| device == event.device));
     Ok(Snapshot { memory, handle_events })

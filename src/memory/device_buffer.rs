@@ -1,9 +1,9 @@
 //! A block of device memory that frees itself.
 
-use super::allocator::{self, Allocation};
-use super::id::PoolId;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::pool::id::PoolId;
+use crate::memory::serve::allocate::{self as allocator, Allocation};
 use crate::process;
 use crate::runtime::Stream;
 

@@ -15,7 +15,7 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::trace;
+use crate::memory::cache::event as trace;
 use crate::observe::recording::{self, Stack};
 use crate::sync::lock;
 use rustc_hash::FxHashMap;

@@ -4,50 +4,19 @@
 //! pages move or grow (`grow`), and only where there are none left do the steps of `oom` follow. Freed blocks are
 //! used again in stream order (`order`). Nothing here touches the memory itself.
 
-mod address_space;
-mod allocator;
-mod budget;
-mod c_api;
-pub(crate) mod capture;
+pub(crate) mod cache;
+mod device;
 mod device_buffer;
-mod device_memory;
 #[cfg(feature = "python")]
 pub(crate) mod dlpack;
-mod exchange;
-mod feed;
 #[cfg(feature = "python")]
 pub(crate) mod frames;
-mod frozen;
-mod grow;
-mod heap;
-mod id;
-mod lending;
-mod library_memory;
-mod limit;
-mod local;
 mod mem_pool;
-mod oom;
-mod order;
-mod pages;
-mod physical;
-mod pool;
-mod pool_use;
-mod release;
+pub(crate) mod plug;
+pub(crate) mod pool;
 mod replay;
-mod retired;
-pub(crate) mod scope;
-mod segment;
-pub(crate) mod snapshot;
-mod stats;
-mod summary;
-mod thread_cache;
-#[cfg(feature = "python")]
-pub(crate) mod torch;
-#[cfg(feature = "python")]
-mod torch_error;
-#[cfg(feature = "python")]
-mod torch_stream;
-pub(crate) mod trace;
+pub(crate) mod report;
+mod serve;
 
 use crate::error::Result;
 use crate::ids::Device;
@@ -55,30 +24,33 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 pub use crate::library::DeviceMemHandler;
-pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER};
-pub use capture::{CaptureScope, GraphMemory};
+pub use cache::event::{Action, TraceEvent};
+use device::device_memory::DeviceMemory;
+pub use device::segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::empty_if_cached;
 pub use device_buffer::{DeviceBuffer, empty};
-pub use feed::feed;
-pub use id::{PoolId, graph_pool_handle};
-pub(crate) use library_memory::LibraryMemory;
-pub(crate) use limit::devices_in_use;
-pub use limit::{MemoryLimit, set_memory_limit};
 pub use mem_pool::{
     MemPool, MemPoolBuilder, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
 };
-pub use oom::{OomCallback, OomGuard, on_oom};
-#[cfg(feature = "python")]
-pub(crate) use order::fence;
+pub use plug::c_api::{Api, C_API, DEVICE_MEM_HANDLER};
+pub use plug::feed::feed;
+pub(crate) use plug::library_memory::LibraryMemory;
+pub use pool::capture::{CaptureScope, GraphMemory};
+pub use pool::id::{PoolId, graph_pool_handle};
+use pool::limit;
+pub(crate) use pool::limit::devices_in_use;
+pub use pool::limit::{MemoryLimit, set_memory_limit};
+pub use pool::scope::{PoolScope, PoolToken};
 pub use replay::{ReplayAllocator, ReplayEvent, ReplayResult, replay, replay_reserved};
-pub use scope::{PoolScope, PoolToken};
-pub use segment::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
-pub use stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
-pub(crate) use summary::pool_summaries;
-pub use summary::{PoolSummary, StreamStats};
-pub use trace::{Action, TraceEvent};
+pub use report::snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
+pub use report::stats::{MemoryStats, PoolStats, empty_cache, memory_stats, reset_peak_memory_stats};
+pub(crate) use report::summary::pool_summaries;
+pub use report::summary::{PoolSummary, StreamStats};
+use serve::allocate as allocator;
+pub use serve::miss::{OomCallback, OomGuard, on_oom};
+#[cfg(feature = "python")]
+pub(crate) use serve::settle::fence;
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
 ///
@@ -119,7 +91,7 @@ pub fn record_stream(address: u64, stream: &Stream) -> Result<()> {
 /// `ErrorKind::InvalidValue` for a part outside 0 to 1, or an unknown device.
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
     limit::refuse_no_fraction(fraction)?;
-    let memory = device_memory::DeviceMemory::of(device)?;
+    let memory = DeviceMemory::of(device)?;
     let total = runtime::get()?.total_memory(device)?;
     memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));
     Ok(())
@@ -130,7 +102,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
 pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
-    let limit = device_memory::DeviceMemory::of(device)?.budget.limit();
+    let limit = DeviceMemory::of(device)?.budget.limit();
     let total = runtime::get()?.total_memory(device)?;
     Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
 }
@@ -141,5 +113,5 @@ pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
 /// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses.
 pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
     runtime::device(peer.ordinal() as i64)?;
-    device_memory::DeviceMemory::of(device)?.enable_peer(peer)
+    DeviceMemory::of(device)?.enable_peer(peer)
 }

@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use self::server::{Block, Server};
 use self::watch::{Progress, watched};
-use super::stats::memory_stats;
 use crate::error::{Error, Result};
+use crate::memory::memory_stats;
 use crate::runtime::{self, BoundDevice, Stream};
 
 pub use self::reserved::replay_reserved;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{ReplayAllocator, Slots};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::allocator::{self, Allocation};
-use crate::memory::device_memory::DeviceMemory;
-use crate::memory::stats::{empty_cache, reset_peak_memory_stats};
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::report::stats::{empty_cache, reset_peak_memory_stats};
+use crate::memory::serve::allocate::{self as allocator, Allocation};
 use crate::runtime::{self, Stream};
 
 /// A block of whichever allocator.

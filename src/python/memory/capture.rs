@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::capture::{Entered, leave};
+use crate::memory::pool::capture::{Entered, leave};
 use crate::memory::{GraphMemory, PoolToken};
 use crate::runtime::Stream;
 use crate::sync::lock;

@@ -32,7 +32,8 @@ impl PyCApi {
 /// The functions for PyTorch's pluggable allocator.
 #[pyfunction]
 pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let functions = memory::torch::functions(|symbol| address_of.call1((symbol,))?.extract::<usize>())?;
+    let functions =
+        memory::plug::torch::functions::functions(|symbol| address_of.call1((symbol,))?.extract::<usize>())?;
     let dict = PyDict::new(address_of.py());
     for (name, address) in functions {
         dict.set_item(name, address)?;

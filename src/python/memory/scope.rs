@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::{PoolToken, scope};
+use crate::memory::PoolToken;
+use crate::memory::pool::scope;
 use crate::python::entered::Entered;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]

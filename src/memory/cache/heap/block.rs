@@ -1,0 +1,104 @@
+//! A block: a run of bytes that is free, held by a caller, or cut into slots.
+
+use crate::memory::device::size_class::ALIGNMENT;
+
+/// No block.
+pub(super) const NONE: u32 = u32::MAX;
+/// In place of a neighbour's number: there is none, and the rest is the number of the span that ends here.
+pub(super) const EDGE: u32 = 1 << 31;
+
+/// The largest block, in bytes: no device has as much memory.
+pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = u32::MAX as u64 * ALIGNMENT;
+
+/// What a block is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum State {
+    Free,
+    /// Held by a caller.
+    Live,
+    /// Cut into slots for small blocks.
+    Slab,
+    /// This record stands for no block.
+    Vacant,
+}
+
+/// A block and its neighbours by address. As small as can be: there is one for each block that is live.
+#[derive(Clone, Debug)]
+pub(in crate::memory) struct Block {
+    /// Offset in the device's memory, in bytes.
+    pub(super) start: u64,
+    /// In units of 512 bytes.
+    units: u32,
+    /// The neighbours, or [`EDGE`] and the span's number.
+    pub(super) previous: u32,
+    pub(super) next: u32,
+    pub(super) state: State,
+    /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant record.
+    payload: [u32; 2],
+}
+
+impl Block {
+    pub(super) const fn free(start: u64, size: u64) -> Self {
+        let units = (size / ALIGNMENT) as u32;
+        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: State::Free }
+    }
+
+    /// In bytes.
+    #[inline]
+    pub(super) const fn size(&self) -> u64 {
+        self.units as u64 * ALIGNMENT
+    }
+
+    #[inline]
+    pub(super) fn set_size(&mut self, size: u64) {
+        self.units = (size / ALIGNMENT) as u32;
+    }
+
+    #[inline]
+    pub(super) const fn end(&self) -> u64 {
+        self.start + self.size()
+    }
+
+    #[inline]
+    pub(super) fn set_bin_links(&mut self, previous: u32, next: u32) {
+        self.payload = [previous, next];
+    }
+
+    #[inline]
+    pub(super) fn bin_links(&self) -> (u32, u32) {
+        (self.payload[0], self.payload[1])
+    }
+
+    #[inline]
+    pub(super) fn set_bin_previous(&mut self, previous: u32) {
+        self.payload[0] = previous;
+    }
+
+    #[inline]
+    pub(super) fn set_bin_next(&mut self, next: u32) {
+        self.payload[1] = next;
+    }
+
+    #[inline]
+    pub(super) fn set_number(&mut self, number: u32) {
+        self.payload[0] = number;
+    }
+
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        self.payload[0]
+    }
+
+    /// Notes the bytes that were asked for.
+    #[inline]
+    pub(super) fn set_requested(&mut self, bytes: u64) {
+        let unused = self.size() - bytes;
+        self.payload = [unused as u32, (unused >> 32) as u32];
+    }
+
+    /// The bytes that were asked for.
+    #[inline]
+    pub(super) fn requested(&self) -> u64 {
+        self.size() - (u64::from(self.payload[1]) << 32 | u64::from(self.payload[0]))
+    }
+}

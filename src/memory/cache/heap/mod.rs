@@ -1,0 +1,327 @@
+//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
+//!
+//! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small blocks
+//! are slots of slabs, every other is cut to size. One heap belongs to one thread cache, which also locks it.
+
+mod block;
+mod counts;
+mod free_index;
+mod slots;
+mod span;
+mod transfer;
+mod view;
+
+use crate::memory::device::pages::{BLOCKS_MAX, Entry, Pages};
+pub(in crate::memory) use crate::memory::device::size_class::ALIGNMENT;
+use crate::memory::device::size_class::{CLASSES, SMALL_MAX, SizeClass};
+use crate::memory::device::slab::Slab;
+pub(in crate::memory) use block::BLOCK_BYTES_MAX;
+use block::{Block, EDGE, NONE, State};
+pub(in crate::memory) use counts::Counts;
+use free_index::FreeIndex;
+use span::Spans;
+pub(in crate::memory) use view::BlockView;
+
+/// Why an address cannot be freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Invalid {
+    /// No block starts there.
+    NotABlock,
+    /// It was freed already.
+    Freed,
+}
+
+/// The blocks of one thread cache.
+#[derive(Debug)]
+pub(in crate::memory) struct Heap {
+    blocks: Vec<Block>,
+    /// The first vacant record.
+    vacant: u32,
+    free: FreeIndex,
+    /// For each small size the slabs with a free slot; the last is tried first.
+    slabs: [Vec<&'static Slab>; CLASSES],
+    spans: Spans,
+    /// Bytes of pages that are mapped here.
+    mapped: u64,
+    is_split: bool,
+    counts: Counts,
+    /// How often memory was cut off what is free, or joined it.
+    turnover: u64,
+}
+
+impl Heap {
+    /// A heap that cuts blocks to size, or hands out each span whole.
+    pub(in crate::memory) fn new(is_split: bool) -> Self {
+        Self {
+            blocks: Vec::new(),
+            vacant: NONE,
+            free: FreeIndex::new(),
+            slabs: [const { Vec::new() }; CLASSES],
+            spans: Spans::default(),
+            mapped: 0,
+            is_split,
+            counts: Counts::default(),
+            turnover: 0,
+        }
+    }
+
+    /// Makes it a new heap, but for the turnover, which is never the same twice.
+    pub(in crate::memory) fn restart(&mut self, is_split: bool) {
+        *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
+    }
+
+    /// A number that stays as long as free pages stay as they are, or are taken out.
+    pub(in crate::memory) fn turnover(&self) -> u64 {
+        self.turnover
+    }
+
+    pub(in crate::memory) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub(in crate::memory) fn reset_peak(&mut self) {
+        self.counts.peak = self.counts.live;
+    }
+
+    pub(in crate::memory) fn mapped(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Bytes of pages in which nothing is live.
+    pub(in crate::memory) fn unused(&self) -> u64 {
+        self.mapped - self.counts.live
+    }
+
+    /// What a request really takes: a multiple of 512 bytes, for small ones that of their class.
+    pub(in crate::memory) fn round(&self, bytes: u64) -> u64 {
+        if self.is_split && bytes <= SMALL_MAX {
+            u64::from(SizeClass::of(bytes.max(1)).bytes())
+        } else {
+            bytes.max(1).div_ceil(ALIGNMENT) * ALIGNMENT
+        }
+    }
+
+    /// What must be free in one piece for a request of this size to be served.
+    pub(in crate::memory) fn needed_for(&self, bytes: u64) -> u64 {
+        if self.is_split && bytes <= SMALL_MAX {
+            // A slab starts at a multiple of 64 KiB.
+            SizeClass::of(bytes.max(1)).slab_bytes() + SMALL_MAX
+        } else {
+            self.round(bytes)
+        }
+    }
+
+    /// A block of at least this many bytes; none if nothing fits, and for 0 bytes.
+    #[inline]
+    pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+        // 0 is not small here: it wraps.
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.is_split {
+            self.take_slot(pages, bytes)
+        } else {
+            self.take_block(pages, bytes)
+        }
+    }
+
+    /// A free block with room for `bytes` at a multiple of 64 KiB.
+    fn find_aligned(&self, bytes: u64) -> Option<u32> {
+        let fits = |id: u32| {
+            let block = self.blocks.get(id as usize)?;
+            (block.start.next_multiple_of(SMALL_MAX) + bytes <= block.end()).then_some(id)
+        };
+        let exact = self.free.find(&self.blocks, bytes);
+        fits(exact).or_else(|| fits(self.free.find(&self.blocks, bytes + SMALL_MAX)))
+    }
+
+    #[inline]
+    fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
+        let id = self.free.find(&self.blocks, size);
+        let block = self.blocks.get(id as usize)?;
+        let (start, whole) = (block.start, block.size());
+        let size = if self.is_split { size } else { whole };
+        let id = self.cut(id, start, size)?;
+        let block = &mut self.blocks[id as usize];
+        block.state = State::Live;
+        block.set_requested(bytes);
+        pages.set_block(start, id);
+        self.counts.allocate(size, bytes);
+        Some(start)
+    }
+
+    /// Takes `size` bytes at `start` out of a free block; what is left before and after stays free.
+    #[inline]
+    fn cut(&mut self, id: u32, start: u64, size: u64) -> Option<u32> {
+        let whole = self.blocks[id as usize].clone();
+        let (before, after) = (start - whole.start, whole.end() - (start + size));
+        // So that running out of records leaves everything as it was.
+        let mut spare = [NONE; 2];
+        if before > 0 {
+            spare[0] = self.new_record()?;
+        }
+        if after > 0 {
+            spare[1] = match self.new_record() {
+                Some(record) => record,
+                None => {
+                    if before > 0 {
+                        self.drop_record(spare[0]);
+                    }
+                    return None;
+                }
+            };
+        }
+        self.turnover += 1;
+        self.free.remove(&mut self.blocks, id);
+        let block = &mut self.blocks[id as usize];
+        block.start = start;
+        block.set_size(size);
+        if before > 0 {
+            self.insert_beside(spare[0], Block::free(whole.start, before), whole.previous, id);
+        }
+        if after > 0 {
+            self.insert_beside(spare[1], Block::free(start + size, after), id, whole.next);
+        }
+        Some(id)
+    }
+
+    /// Puts a free block between two neighbours, or at the edge of a span.
+    #[inline]
+    fn insert_beside(&mut self, id: u32, mut block: Block, previous: u32, next: u32) {
+        block.previous = previous;
+        block.next = next;
+        self.set_next(previous, id);
+        self.set_previous(next, id);
+        self.blocks[id as usize] = block;
+        self.free.insert(&mut self.blocks, id);
+    }
+
+    /// Tells a block, or a span, what comes after it, or first.
+    #[inline]
+    fn set_next(&mut self, id: u32, next: u32) {
+        match self.blocks.get_mut(id as usize) {
+            Some(block) => block.next = next,
+            None => self.spans.get_mut(id & !EDGE).first = next,
+        }
+    }
+
+    /// Tells a block, or a span, what comes before it, or last.
+    #[inline]
+    fn set_previous(&mut self, id: u32, previous: u32) {
+        match self.blocks.get_mut(id as usize) {
+            Some(block) => block.previous = previous,
+            None => self.spans.get_mut(id & !EDGE).last = previous,
+        }
+    }
+
+    #[inline]
+    fn new_record(&mut self) -> Option<u32> {
+        if let Some(record) = self.blocks.get(self.vacant as usize) {
+            return Some(std::mem::replace(&mut self.vacant, record.number()));
+        }
+        let id = u32::try_from(self.blocks.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
+        if self.blocks.len() == self.blocks.capacity() {
+            // By a quarter rather than by half: there is a record for each live block.
+            self.blocks.reserve_exact(self.blocks.len() / 4 + 64);
+        }
+        self.blocks.push(Block::free(0, 0));
+        Some(id)
+    }
+
+    #[inline]
+    fn drop_record(&mut self, id: u32) {
+        let vacant = std::mem::replace(&mut self.vacant, id);
+        let record = &mut self.blocks[id as usize];
+        record.state = State::Vacant;
+        record.set_number(vacant);
+    }
+
+    /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`].
+    ///
+    /// # Errors
+    /// [`Invalid`] if there is none.
+    #[inline]
+    pub(in crate::memory) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
+        match pages.entry(offset) {
+            Entry::Block(id) => {
+                self.free_block(pages, id);
+                Ok(())
+            }
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
+                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
+                if !slab.is_live(slot) {
+                    return Err(Invalid::Freed);
+                }
+                self.free_slot(pages, slab, slot);
+                Ok(())
+            }
+            Entry::Freed(_) => Err(Invalid::Freed),
+            Entry::Nothing => Err(Invalid::NotABlock),
+        }
+    }
+
+    /// Frees a block that was marked as freed, or a slot and those that were freed since.
+    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
+        match pages.entry(offset) {
+            Entry::Freed(id) => self.free_block(pages, id),
+            Entry::Slab(number) => {
+                let Some(slab) = pages.slabs.get(number) else { return };
+                let Some(slot) = slab.slot_at(offset) else { return };
+                for slot in slab.collect(slot) {
+                    self.free_slot(pages, slab, slot);
+                }
+            }
+            Entry::Block(_) | Entry::Nothing => {}
+        }
+    }
+
+    /// Frees a block that waited for streams.
+    pub(in crate::memory) fn release(&mut self, pages: &'static Pages, offset: u64) {
+        match pages.entry(offset) {
+            Entry::Freed(id) => self.free_block(pages, id),
+            Entry::Slab(number) => {
+                let Some(slab) = pages.slabs.get(number) else { return };
+                let Some(slot) = slab.slot_at(offset) else { return };
+                slab.end_waiting(slot);
+                self.free_slot(pages, slab, slot);
+            }
+            Entry::Block(_) | Entry::Nothing => {}
+        }
+    }
+
+    #[inline]
+    fn free_block(&mut self, pages: &'static Pages, id: u32) {
+        let block = &self.blocks[id as usize];
+        pages.clear(block.start);
+        self.counts.free(block.size(), block.requested());
+        self.join(id);
+    }
+
+    /// Makes a block free and joins it with free neighbours.
+    #[inline]
+    fn join(&mut self, id: u32) {
+        self.turnover += 1;
+        let mut block = self.blocks[id as usize].clone();
+        let mut keep = id;
+        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == State::Free) {
+            let (gone, size, beyond) = (block.next, next.size(), next.next);
+            self.free.remove(&mut self.blocks, gone);
+            self.drop_record(gone);
+            block.set_size(block.size() + size);
+            block.next = beyond;
+            self.set_previous(block.next, keep);
+        }
+        if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == State::Free) {
+            let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
+            self.free.remove(&mut self.blocks, kept);
+            self.drop_record(keep);
+            block.start = start;
+            block.set_size(block.size() + size);
+            block.previous = before;
+            keep = kept;
+            self.set_previous(block.next, keep);
+        }
+        block.state = State::Free;
+        self.blocks[keep as usize] = block;
+        self.free.insert(&mut self.blocks, keep);
+    }
+}

@@ -1,0 +1,82 @@
+//! Small blocks: slots of slabs, which are blocks that the heap cuts once for many.
+
+use super::Heap;
+use super::block::State;
+use crate::memory::device::pages::Pages;
+use crate::memory::device::size_class::{CLASSES, SMALL_MAX, SizeClass};
+use crate::memory::device::slab::Slab;
+
+impl Heap {
+    #[inline]
+    pub(super) fn take_slot(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+        let class = SizeClass::of(bytes);
+        let slab = match self.slabs[class.index()].last() {
+            Some(slab) => slab,
+            None => self.new_slab(pages, class)?,
+        };
+        let slot = slab.take(bytes as u32)?;
+        if slab.is_full() {
+            self.slabs[class.index()].pop();
+            slab.set_listed(false);
+        }
+        self.counts.allocate(u64::from(class.bytes()), bytes);
+        Some(slab.offset_of(slot))
+    }
+
+    #[cold]
+    fn new_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
+        let bytes = class.slab_bytes();
+        let id = self.find_aligned(bytes)?;
+        let slab = pages.slabs.acquire()?;
+        let start = self.blocks[id as usize].start.next_multiple_of(SMALL_MAX);
+        let Some(id) = self.cut(id, start, bytes) else {
+            pages.slabs.release(slab);
+            return None;
+        };
+        slab.reset(start, class, id);
+        slab.set_listed(true);
+        self.blocks[id as usize].state = State::Slab;
+        self.blocks[id as usize].set_number(slab.number());
+        pages.set_slab(start, bytes, Some(slab.number()));
+        self.slabs[class.index()].push(slab);
+        Some(slab)
+    }
+
+    #[inline]
+    pub(super) fn free_slot(&mut self, pages: &'static Pages, slab: &'static Slab, slot: usize) {
+        let class = slab.class();
+        let requested = slab.put_back(slot);
+        self.counts.free(u64::from(class.bytes()), requested.into());
+        let listed = &mut self.slabs[class.index()];
+        if !slab.is_listed() {
+            slab.set_listed(true);
+            listed.push(slab);
+        }
+        // One empty slab of each size stays, so that a pair of requests does not make and end one each time.
+        if listed.len() > 1 && slab.is_empty() {
+            listed.retain(|other| !std::ptr::eq(*other, slab));
+            self.drop_slab(pages, slab);
+        }
+    }
+
+    #[cold]
+    fn drop_slab(&mut self, pages: &'static Pages, slab: &'static Slab) {
+        let id = slab.block();
+        let block = &self.blocks[id as usize];
+        pages.set_slab(block.start, block.size(), None);
+        pages.slabs.release(slab);
+        self.join(id);
+    }
+
+    /// Gives every empty slab back.
+    pub(in crate::memory) fn drop_empty_slabs(&mut self, pages: &'static Pages) {
+        for class in 0..CLASSES {
+            let (empty, kept) = self.slabs[class].drain(..).partition(|slab| slab.is_empty());
+            let empty: Vec<_> = empty;
+            self.slabs[class] = kept;
+            for slab in empty {
+                self.drop_slab(pages, slab);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Memory that comes into a heap and leaves it: spans, and the mappings in them.
+
+use super::Heap;
+use super::block::{Block, EDGE, NONE, State};
+use super::span::Span;
+use crate::memory::device::pages::{Mapping, PAGE, Pages};
+
+impl Heap {
+    /// Where each span ends, and the bytes before its end that join what is added there; by address.
+    pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
+        // Memory handed out whole is not joined.
+        let free =
+            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free && self.is_split);
+        let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
+        let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
+        tails.sort_unstable();
+        tails
+    }
+
+    /// Each span that starts below an offset: start and bytes.
+    pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<(u64, u64)> {
+        let spans = self.spans.iter().filter(|(_, span)| span.start < limit);
+        spans.map(|(_, span)| (span.start, span.end - span.start)).collect()
+    }
+
+    /// Adds free memory, joined with what is free beside it. False if there are too many blocks.
+    pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
+        let Some(id) = self.new_record() else { return false };
+        let end = start + size;
+        // Memory handed out whole is not joined.
+        let left = self.spans.ending_at(start).filter(|_| self.is_split);
+        let right = self.spans.starting_at(end).filter(|_| self.is_split);
+        let (previous, next) = match (left, right) {
+            (None, None) => {
+                let edge = EDGE | self.spans.add(Span { start, end, first: id, last: id });
+                (edge, edge)
+            }
+            (Some(left), None) => {
+                let span = self.spans.get_mut(left);
+                span.end = end;
+                (span.last, EDGE | left)
+            }
+            (None, Some(right)) => {
+                let span = self.spans.get_mut(right);
+                span.start = start;
+                (EDGE | right, span.first)
+            }
+            (Some(left), Some(right)) => {
+                let gone = *self.spans.get_mut(right);
+                self.spans.remove(right);
+                let span = self.spans.get_mut(left);
+                let previous = span.last;
+                span.end = gone.end;
+                span.last = gone.last;
+                self.set_next(gone.last, EDGE | left);
+                (previous, gone.first)
+            }
+        };
+        self.insert_beside(id, Block::free(start, size), previous, next);
+        self.free.remove(&mut self.blocks, id);
+        self.join(id);
+        self.mapped += size;
+        true
+    }
+
+    /// Takes spans that are wholly free out of the heap: start and bytes of each.
+    pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages) -> Vec<(u64, u64)> {
+        let is_whole = |(_, span): (u32, Span)| {
+            let block = self.blocks.get(span.first as usize)?;
+            let is_free = block.state == State::Free && span.first == span.last;
+            is_free.then_some((span.first, block.start, block.size()))
+        };
+        let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();
+        for &(id, start, size) in &whole {
+            self.cut_out(id, start, start + size);
+            pages.set_cache(start, start + size, None);
+        }
+        whole.into_iter().map(|(_, start, size)| (start, size)).collect()
+    }
+
+    /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there are.
+    /// The block that ends at `kept` is left alone.
+    pub(in crate::memory) fn take_mappings(
+        &mut self,
+        pages: &'static Pages,
+        wanted: u64,
+        slack: u64,
+        kept: u64,
+    ) -> Vec<Mapping> {
+        let mut taken: Vec<(u32, Mapping)> = Vec::new();
+        let mut spare: Vec<(u32, Mapping)> = Vec::new();
+        let mut left = wanted;
+        let mut candidates = self.free.at_least(&self.blocks, PAGE);
+        // The lowest first, so that what is left stays together.
+        candidates.sort_unstable_by_key(|&id| self.blocks[id as usize].start);
+        for id in candidates {
+            let block = &self.blocks[id as usize];
+            let mut at = if block.end() == kept { kept } else { block.start.next_multiple_of(PAGE) };
+            while at < block.end() {
+                let Some(mapping) = pages.mapping(at) else { break };
+                if mapping.start() >= block.start && mapping.end() <= block.end() {
+                    if mapping.bytes() <= left {
+                        left -= mapping.bytes();
+                        taken.push((id, mapping));
+                    } else {
+                        spare.push((id, mapping));
+                    }
+                }
+                at = mapping.end();
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        if left > 0
+            && let Some(smallest) = spare.into_iter().min_by_key(|(_, mapping)| mapping.pages)
+            && smallest.1.bytes() <= left.saturating_add(slack)
+        {
+            taken.push(smallest);
+        }
+        taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.first));
+        let mut index = 0;
+        while index < taken.len() {
+            // Mappings in a row are cut out together.
+            let (id, first) = taken[index];
+            let mut end = first.end();
+            index += 1;
+            while index < taken.len() && taken[index].0 == id && taken[index].1.start() == end {
+                end = taken[index].1.end();
+                index += 1;
+            }
+            // What is left after the cut has a number of its own.
+            let rest = self.cut_out(id, first.start(), end);
+            for (id_of_later, _) in &mut taken[index..] {
+                if *id_of_later == id {
+                    *id_of_later = rest;
+                }
+            }
+            pages.set_cache(first.start(), end, None);
+        }
+        taken.into_iter().map(|(_, mapping)| mapping).collect()
+    }
+
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Answers the number of
+    /// the free block after it.
+    fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
+        let Some(number) = self.spans.with(start) else { return NONE };
+        let whole = self.blocks[id as usize].clone();
+        let old = *self.spans.get_mut(number);
+        self.free.remove(&mut self.blocks, id);
+        self.mapped -= end - start;
+        // The part before keeps the span, if there is one.
+        let mut span = Some(number);
+        let mut record = Some(id);
+        if start > old.start {
+            span = None;
+            self.spans.get_mut(number).end = start;
+            self.spans.get_mut(number).last = whole.previous;
+            if start > whole.start {
+                record = None;
+                self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
+            } else {
+                self.set_next(whole.previous, EDGE | number);
+            }
+        }
+        let mut rest = NONE;
+        if end < old.end {
+            let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
+            let number = match span.take() {
+                Some(number) => {
+                    *self.spans.get_mut(number) = after;
+                    number
+                }
+                None => self.spans.add(after),
+            };
+            let edge = EDGE | number;
+            let next = if whole.next & EDGE == 0 { whole.next } else { edge };
+            if next != edge {
+                self.set_next(old.last, edge);
+                self.set_previous(next, edge);
+            }
+            if end < whole.end() {
+                match record.take().or_else(|| self.new_record()) {
+                    Some(id) => {
+                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
+                        rest = id;
+                    }
+                    // Records run out at eight million blocks; what is left of the block is then lost to use.
+                    None => self.spans.get_mut(number).start = whole.end(),
+                }
+            }
+        }
+        if let Some(number) = span {
+            self.spans.remove(number);
+        }
+        if let Some(id) = record {
+            self.drop_record(id);
+        }
+        rest
+    }
+}

@@ -1,0 +1,77 @@
+//! The physical bytes that a pool or a device has reserved, and how many it may.
+//!
+//! A request claims its bytes before the driver is asked, so that no two together pass the limit. Only what the driver then
+//! gives counts as reserved, so that a refused request leaves no mark on the peak.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(in crate::memory) struct Budget {
+    /// `u64::MAX` for none.
+    limit: AtomicU64,
+    /// Reserved bytes, and those being asked for.
+    claimed: AtomicU64,
+    reserved: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Budget {
+    pub(in crate::memory) const fn new(limit: Option<u64>) -> Self {
+        let limit = match limit {
+            Some(limit) => limit,
+            None => u64::MAX,
+        };
+        Self {
+            limit: AtomicU64::new(limit),
+            claimed: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+        }
+    }
+
+    pub(in crate::memory) fn limit(&self) -> Option<u64> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        (limit != u64::MAX).then_some(limit)
+    }
+
+    pub(in crate::memory) fn set_limit(&self, limit: Option<u64>) {
+        self.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(in crate::memory) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that were reserved at once.
+    pub(in crate::memory) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::memory) fn reset_peak(&self) {
+        self.peak.store(self.reserved(), Ordering::Relaxed);
+    }
+
+    /// Claims bytes that the driver is to be asked for; false if the limit forbids it.
+    pub(in crate::memory) fn claim(&self, bytes: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let add = |claimed: u64| claimed.checked_add(bytes).filter(|&sum| sum <= limit);
+        self.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    /// Takes a claim back: the driver refused.
+    pub(in crate::memory) fn withdraw(&self, bytes: u64) {
+        self.claimed.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts claimed bytes as reserved: the driver gave them.
+    pub(in crate::memory) fn settle(&self, bytes: u64) {
+        let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+    }
+
+    /// Counts reserved bytes out: they went back.
+    pub(in crate::memory) fn release(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+        self.claimed.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,292 @@
+//! What stands at each 2 MiB of a device's address range: whose it is, the physical memory behind it, and the blocks in it.
+//!
+//! From an address to its page and from the page to the block are two array loads, for any thread, without a lock. An
+//! address that holds no block is always recognised.
+
+use std::sync::OnceLock;
+
+use crate::memory::device::size_class::ALIGNMENT;
+use crate::memory::device::slab::Slabs;
+use crate::runtime::Physical;
+use crate::sync::Table;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The unit of physical memory and of mapping, in bytes.
+pub(in crate::memory) const PAGE: u64 = 2 << 20;
+/// Two large blocks never start within one unit, nor do a large block and a slab.
+const UNIT: u64 = 64 << 10;
+const UNITS: usize = (PAGE / UNIT) as usize;
+/// Pages are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
+const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 10 };
+
+/// One page of the address range.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Page {
+    /// The number of the thread cache that holds it, plus one; 0 where nothing is mapped.
+    cache: AtomicU32,
+    /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.
+    first: AtomicU32,
+    pages: AtomicU32,
+    /// The physical memory; where the page cannot be moved, address minus offset.
+    place: AtomicU64,
+    /// The first block that starts in it: its unit plus one in the upper half, and what `units` would say of it.
+    only: AtomicU64,
+    /// The further blocks that start in it; made when there are any.
+    units: OnceLock<Box<[AtomicU32; UNITS]>>,
+}
+
+/// Physical memory and the pages it stands at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Mapping {
+    pub(in crate::memory) first: u32,
+    pub(in crate::memory) pages: u32,
+    pub(in crate::memory) physical: Physical,
+}
+
+impl Mapping {
+    pub(in crate::memory) const fn start(self) -> u64 {
+        self.first as u64 * PAGE
+    }
+
+    pub(in crate::memory) const fn bytes(self) -> u64 {
+        self.pages as u64 * PAGE
+    }
+
+    pub(in crate::memory) const fn end(self) -> u64 {
+        self.start() + self.bytes()
+    }
+}
+
+/// What starts at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Entry {
+    Nothing,
+    /// The block with this number in its cache.
+    Block(u32),
+    /// The same, freed by another thread or waiting for streams.
+    Freed(u32),
+    /// A slot of the slab with this number.
+    Slab(u32),
+}
+
+const TAG: u32 = 3 << 30;
+const BLOCK: u32 = 1 << 30;
+const FREED: u32 = 2 << 30;
+const SLAB: u32 = 3 << 30;
+/// A block's number has as many bits as its place in the unit leaves.
+const NUMBER: u32 = (1 << 23) - 1;
+/// How many blocks a cache can have.
+pub(in crate::memory) const BLOCKS_MAX: u32 = NUMBER;
+
+/// The place in its unit, so that an address inside a block is told from its start.
+#[inline]
+const fn place(offset: u64) -> u32 {
+    ((offset % UNIT / ALIGNMENT) as u32) << 23
+}
+
+/// The unit of its page that an offset lies in.
+#[inline]
+const fn unit_of(offset: u64) -> usize {
+    (offset % PAGE / UNIT) as usize
+}
+
+impl Page {
+    /// `only` for a unit that says this.
+    #[inline]
+    const fn only(unit: usize, value: u32) -> u64 {
+        (unit as u64 + 1) << 32 | value as u64
+    }
+
+    #[inline]
+    fn value(&self, unit: usize) -> Option<u32> {
+        let only = self.only.load(Ordering::Relaxed);
+        if only >> 32 == unit as u64 + 1 {
+            return Some(only as u32);
+        }
+        Some(self.units.get()?[unit].load(Ordering::Relaxed))
+    }
+
+    /// For the owner of the page's cache alone.
+    #[inline]
+    fn set_value(&self, unit: usize, value: u32) {
+        let only = self.only.load(Ordering::Relaxed);
+        if only >> 32 == unit as u64 + 1 || (only == 0 && self.units.get().is_none()) {
+            self.only.store(if value == 0 { 0 } else { Self::only(unit, value) }, Ordering::Relaxed);
+        } else {
+            self.units.get_or_init(Default::default)[unit].store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// From any thread: whether the unit said `old`, and now says `new`.
+    fn exchange_value(&self, unit: usize, old: u32, new: u32) -> bool {
+        let (old_only, new_only) = (Self::only(unit, old), Self::only(unit, new));
+        if self.only.compare_exchange(old_only, new_only, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return true;
+        }
+        let units = self.units.get();
+        units.is_some_and(|units| units[unit].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    }
+}
+
+/// The pages and the slabs of one device.
+#[derive(Debug)]
+pub(in crate::memory) struct Pages {
+    table: Table<Page, CHUNK_BITS>,
+    pub(in crate::memory) slabs: Slabs,
+}
+
+impl Pages {
+    pub(in crate::memory) fn new(bytes: u64) -> Self {
+        Self { table: Table::new((bytes / PAGE) as usize), slabs: Slabs::new() }
+    }
+
+    #[inline]
+    fn page(&self, offset: u64) -> Option<&Page> {
+        self.table.get((offset / PAGE) as usize)
+    }
+
+    /// The number of the cache that holds the page, if any does.
+    #[inline]
+    pub(in crate::memory) fn cache(&self, offset: u64) -> Option<u32> {
+        // Acquire: the cache is seen as it was when it took the page.
+        self.page(offset)?.cache.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Address minus offset.
+    pub(in crate::memory) fn delta(&self, offset: u64) -> u64 {
+        self.page(offset).map_or(0, |page| page.place.load(Ordering::Relaxed))
+    }
+
+    /// Notes a mapping that can be moved.
+    pub(in crate::memory) fn set_mapping(&self, mapping: Mapping) {
+        for index in mapping.first..mapping.first + mapping.pages {
+            let Some(page) = self.table.get_or_make(index as usize) else { return };
+            page.first.store(mapping.first, Ordering::Relaxed);
+            page.pages.store(mapping.pages, Ordering::Relaxed);
+            page.place.store(mapping.physical.number(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes memory that cannot be moved, at an address of its own.
+    pub(in crate::memory) fn set_segment(&self, start: u64, bytes: u64, address: u64) {
+        for index in start / PAGE..(start + bytes).div_ceil(PAGE) {
+            let Some(page) = self.table.get_or_make(index as usize) else { return };
+            page.pages.store(0, Ordering::Relaxed);
+            page.place.store(address.wrapping_sub(start), Ordering::Relaxed);
+        }
+    }
+
+    /// The mapping that this page is part of, if it can be moved.
+    pub(in crate::memory) fn mapping(&self, offset: u64) -> Option<Mapping> {
+        let page = self.page(offset)?;
+        let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
+        (pages > 0).then(|| Mapping {
+            first,
+            pages,
+            physical: Physical::from_number(page.place.load(Ordering::Relaxed)),
+        })
+    }
+
+    /// Gives pages to a cache, or takes them away.
+    pub(in crate::memory) fn set_cache(&self, start: u64, end: u64, cache: Option<u32>) {
+        for index in start / PAGE..end.div_ceil(PAGE) {
+            if let Some(page) = self.table.get_or_make(index as usize) {
+                page.cache.store(cache.map_or(0, |number| number + 1), Ordering::Release);
+            }
+        }
+    }
+
+    /// What starts at the offset.
+    #[inline]
+    pub(in crate::memory) fn entry(&self, offset: u64) -> Entry {
+        let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else { return Entry::Nothing };
+        if value & TAG == SLAB {
+            return Entry::Slab(value & !TAG);
+        }
+        if value & !TAG & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
+            return Entry::Nothing;
+        }
+        match value & TAG {
+            BLOCK => Entry::Block(value & NUMBER),
+            FREED => Entry::Freed(value & NUMBER),
+            _ => Entry::Nothing,
+        }
+    }
+
+    #[inline]
+    fn set_unit(&self, offset: u64, value: u32) {
+        if let Some(page) = self.page(offset) {
+            page.set_value(unit_of(offset), value);
+        }
+    }
+
+    /// Notes a live block.
+    #[inline]
+    pub(in crate::memory) fn set_block(&self, offset: u64, number: u32) {
+        self.set_unit(offset, BLOCK | place(offset) | number);
+    }
+
+    /// Notes that the block, or the slab, is there no more.
+    #[inline]
+    pub(in crate::memory) fn clear(&self, offset: u64) {
+        self.set_unit(offset, 0);
+    }
+
+    /// Marks a live block as freed, once: false if it was already.
+    pub(in crate::memory) fn mark_freed(&self, offset: u64, number: u32) -> bool {
+        let Some(page) = self.page(offset) else { return false };
+        let (live, freed) = (BLOCK | place(offset) | number, FREED | place(offset) | number);
+        page.exchange_value(unit_of(offset), live, freed)
+    }
+
+    /// Notes a slab in all the units it covers, or its end.
+    pub(in crate::memory) fn set_slab(&self, start: u64, bytes: u64, slab: Option<u32>) {
+        for unit in 0..bytes / UNIT {
+            self.set_unit(start + unit * UNIT, slab.map_or(0, |number| SLAB | number));
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::{Entry, PAGE, Pages, UNIT};
+
+    /// Two threads free the block at `freed`, while the owner makes one at `made` in the same page and ends it.
+    fn free_twice(live: &'static [u64], freed: u64, made: u64) {
+        loom::model(move || {
+            let pages = Arc::new(Pages::new(PAGE));
+            pages.set_cache(0, PAGE, Some(0));
+            for (number, &offset) in (7..).zip(live) {
+                pages.set_block(offset, number);
+            }
+            // Makes `units`, whose `OnceLock` loom does not know, before there are threads.
+            pages.set_block(made, 3);
+            pages.clear(made);
+            let Entry::Block(number) = pages.entry(freed) else { panic!("no block at {freed}") };
+            let threads = [(); 2].map(|()| {
+                let pages = Arc::clone(&pages);
+                thread::spawn(move || pages.entry(freed) == Entry::Block(number) && pages.mark_freed(freed, number))
+            });
+            pages.set_block(made, 3);
+            assert_eq!(pages.entry(made), Entry::Block(3));
+            pages.clear(made);
+            let succeeded = threads.map(|thread| thread.join().unwrap());
+            assert_ne!(succeeded[0], succeeded[1]);
+            assert_eq!(pages.entry(freed), Entry::Freed(number));
+            assert_eq!(pages.entry(made), Entry::Nothing);
+        });
+    }
+
+    #[test]
+    fn of_two_threads_that_free_a_page_s_only_block_one_succeeds() {
+        free_twice(&[0], 0, 3 * UNIT);
+    }
+
+    #[test]
+    fn of_two_threads_that_free_one_of_a_page_s_blocks_one_succeeds() {
+        free_twice(&[0, UNIT], UNIT, 3 * UNIT);
+    }
+}

@@ -1,0 +1,160 @@
+//! Memory that nobody holds but that the GPU may still use: unmapped, and given back, when its streams are done.
+//!
+//! So neither moving pages nor giving them back ever waits.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::error::Result;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::device::pages::Mapping;
+use crate::memory::pool::state::{Pool, Source};
+use crate::memory::serve::settle::Until;
+use crate::runtime::Stream;
+use crate::sync::lock;
+
+/// What is to be done with it.
+#[derive(Debug)]
+pub(in crate::memory) enum Remains {
+    /// The pages stand elsewhere now.
+    Moved(Vec<Mapping>),
+    /// The physical memory goes too, as that of mappings which are unmapped already.
+    Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
+    /// A segment at an offset, to go back to its source.
+    Segment { address: u64, bytes: u64, stream: Stream },
+}
+
+#[derive(Debug)]
+struct Entry {
+    remains: Remains,
+    until: Until,
+    pool: Arc<Pool>,
+}
+
+/// The list of one device.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Retired {
+    len: AtomicUsize,
+    entries: Mutex<Vec<Entry>>,
+}
+
+impl Retired {
+    pub(in crate::memory) fn push(&self, remains: Remains, until: Until, pool: &Arc<Pool>) {
+        let mut entries = lock(&self.entries);
+        entries.push(Entry { remains, until, pool: Arc::clone(pool) });
+        self.len.store(entries.len(), Ordering::Release);
+    }
+}
+
+impl DeviceMemory {
+    /// Ends what the GPU is done with, and answers the physical bytes that went back; with `wait`, waits for the GPU.
+    ///
+    /// # Errors
+    /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
+    pub(in crate::memory) fn end_retired(&self, wait: bool) -> Result<u64> {
+        if self.retired.len.load(Ordering::Acquire) == 0 {
+            return Ok(0);
+        }
+        let entries = {
+            let mut entries = lock(&self.retired.entries);
+            self.retired.len.store(0, Ordering::Release);
+            std::mem::take(&mut *entries)
+        };
+        let mut outcome = Ok(());
+        let mut released = 0;
+        let mut kept = Vec::new();
+        // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back leaves
+        // no older mapping behind.
+        for mut entry in entries.into_iter().rev() {
+            match entry.until.is_done(self, wait) {
+                Ok(true) => {
+                    let before = entry.remains.bytes();
+                    if let Err(error) = self.end(&mut entry.remains, &entry.pool) {
+                        outcome = outcome.and(Err(error));
+                    }
+                    released += before - entry.remains.bytes();
+                    if entry.remains.is_left() {
+                        kept.push(entry);
+                    }
+                }
+                Ok(false) => kept.push(entry),
+                Err(error) => {
+                    outcome = outcome.and(Err(error));
+                    kept.push(entry);
+                }
+            }
+        }
+        if !kept.is_empty() {
+            let mut entries = lock(&self.retired.entries);
+            entries.splice(0..0, kept.into_iter().rev());
+            self.retired.len.store(entries.len(), Ordering::Release);
+        }
+        outcome.map(|()| released)
+    }
+
+    /// Ends as much as the driver allows; what is left stays in `remains`.
+    fn end(&self, remains: &mut Remains, pool: &Pool) -> Result<()> {
+        match remains {
+            Remains::Moved(mappings) => {
+                while !mappings.is_empty() {
+                    self.unmap_run(mappings)?;
+                }
+            }
+            Remains::Released { mapped, unmapped } => {
+                while !(mapped.is_empty() && unmapped.is_empty()) {
+                    while let Some(mapping) = unmapped.last() {
+                        self.release(mapping.physical)?;
+                        self.budget.release(mapping.bytes());
+                        pool.budget.release(mapping.bytes());
+                        unmapped.pop();
+                    }
+                    unmapped.extend(self.unmap_run(mapped)?);
+                }
+            }
+            Remains::Segment { address, bytes, stream } => {
+                let Source::Segments(source) = &pool.rules.source else { return Ok(()) };
+                self.driver_calls.fetch_add(1, Ordering::Relaxed);
+                let outcome = source.free(*address, *bytes, stream);
+                if outcome.is_ok() || !source.frees_again() {
+                    let freed = std::mem::take(bytes);
+                    self.budget.release(freed);
+                    pool.budget.release(freed);
+                }
+                outcome?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps the last mappings of the list that stand in a row, and takes them out of it.
+    fn unmap_run(&self, mappings: &mut Vec<Mapping>) -> Result<Vec<Mapping>> {
+        let mut from = mappings.len().saturating_sub(1);
+        while from > 0 && mappings[from - 1].end() == mappings[from].start() {
+            from -= 1;
+        }
+        let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(Vec::new()) };
+        let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
+        self.unmap(first, pages)?;
+        lock(&self.space).put_back(first, pages);
+        Ok(mappings.split_off(from))
+    }
+}
+
+impl Remains {
+    /// Physical bytes that will go back.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Moved(_) => 0,
+            Self::Released { mapped, unmapped } => mapped.iter().chain(unmapped).map(|mapping| mapping.bytes()).sum(),
+            Self::Segment { bytes, .. } => *bytes,
+        }
+    }
+
+    fn is_left(&self) -> bool {
+        match self {
+            Self::Moved(mappings) => !mappings.is_empty(),
+            Self::Released { mapped, unmapped } => !(mapped.is_empty() && unmapped.is_empty()),
+            Self::Segment { bytes, .. } => *bytes > 0,
+        }
+    }
+}

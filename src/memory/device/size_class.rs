@@ -1,0 +1,141 @@
+//! Sizes of small blocks: every multiple of 512 bytes to 4 KiB, then eight steps to each doubling.
+//!
+//! So a small block wastes at most an eighth of its size; larger ones are not rounded beyond 512 bytes.
+
+/// What every block's address and size are a multiple of, in bytes.
+pub(in crate::memory) const ALIGNMENT: u64 = 512;
+/// The largest small block, in bytes.
+pub(in crate::memory) const SMALL_MAX: u64 = 64 << 10;
+/// How many sizes there are.
+pub(in crate::memory) const CLASSES: usize = 40;
+/// Slots that a slab has at most.
+pub(in crate::memory) const SLOTS_MAX: usize = 128;
+
+/// A size of small blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct SizeClass(u8);
+
+/// The class of each multiple of 512 bytes.
+const CLASS_OF: [u8; (SMALL_MAX / ALIGNMENT) as usize + 1] = {
+    let mut classes = [0; (SMALL_MAX / ALIGNMENT) as usize + 1];
+    let mut units = 1;
+    let mut class = 0;
+    while units < classes.len() {
+        if units as u64 * ALIGNMENT > size_of(class) {
+            class += 1;
+        }
+        classes[units] = class;
+        units += 1;
+    }
+    classes
+};
+
+const SIZES: [u32; CLASSES] = {
+    let mut sizes = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        sizes[class] = size_of(class as u8) as u32;
+        class += 1;
+    }
+    sizes
+};
+
+/// How many blocks of each class fit into its slab.
+const SLOTS: [u8; CLASSES] = {
+    let mut slots = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        let size = SizeClass(class as u8);
+        slots[class] = (size.slab_bytes() / size.bytes() as u64) as u8;
+        class += 1;
+    }
+    slots
+};
+
+/// 2^20 over each class's size in units of 512 bytes, rounded up: a division by a multiplication.
+const RECIPROCALS: [u32; CLASSES] = {
+    let mut reciprocals = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        reciprocals[class] = (1_u32 << 20).div_ceil(SIZES[class] / ALIGNMENT as u32);
+        class += 1;
+    }
+    reciprocals
+};
+
+const fn size_of(class: u8) -> u64 {
+    let class = class as u64;
+    if class < 8 {
+        return (class + 1) * ALIGNMENT;
+    }
+    // 4 KiB times 2^doubling times (9/8 to 16/8).
+    let (doubling, step) = ((class - 8) / 8, (class - 8) % 8);
+    (4096 << doubling) / 8 * (step + 9)
+}
+
+impl SizeClass {
+    /// The class for a small block of this size, 1 to [`SMALL_MAX`] bytes.
+    #[inline]
+    pub(in crate::memory) fn of(bytes: u64) -> Self {
+        Self(CLASS_OF[bytes.div_ceil(ALIGNMENT) as usize])
+    }
+
+    #[inline]
+    pub(in crate::memory) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    pub(in crate::memory) const fn from_index(index: usize) -> Self {
+        Self(index as u8)
+    }
+
+    /// What a block of this class takes, in bytes.
+    #[inline]
+    pub(in crate::memory) const fn bytes(self) -> u32 {
+        SIZES[self.0 as usize]
+    }
+
+    /// What a slab of this class takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
+    pub(in crate::memory) const fn slab_bytes(self) -> u64 {
+        let wanted = (self.bytes() as u64 * 16).next_power_of_two();
+        if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
+    }
+
+    /// How many blocks fit into a slab.
+    #[inline]
+    pub(in crate::memory) const fn slots(self) -> usize {
+        SLOTS[self.0 as usize] as usize
+    }
+
+    /// The slot of a slab that starts so many bytes after the slab does, if one does.
+    #[inline]
+    pub(in crate::memory) const fn slot_at(self, within: u64) -> Option<usize> {
+        // Exact: a slab has at most 2^11 units, and a block 2^7.
+        let units = within / ALIGNMENT;
+        let slot = (units * RECIPROCALS[self.0 as usize] as u64) >> 20;
+        if slot * self.bytes() as u64 == within && slot < self.slots() as u64 { Some(slot as usize) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_what_they_are_for_and_waste_little() {
+        for bytes in (1..=SMALL_MAX).step_by(101) {
+            let class = SizeClass::of(bytes);
+            let taken = u64::from(class.bytes());
+            assert!(taken >= bytes && taken.is_multiple_of(ALIGNMENT), "{bytes} in {taken}");
+            assert!(taken - bytes < ALIGNMENT.max(taken / 8), "{bytes} in {taken}");
+            assert!((16..=SLOTS_MAX).contains(&class.slots()), "{class:?}");
+            for within in (0..class.slab_bytes() + ALIGNMENT).step_by(256) {
+                let (slot, rest) = (within / taken, within % taken);
+                let expected = (rest == 0 && slot < class.slots() as u64).then_some(slot as usize);
+                assert_eq!(class.slot_at(within), expected, "{within} in {class:?}");
+            }
+        }
+        assert_eq!(SizeClass::of(1).index(), 0);
+        assert_eq!(SizeClass::of(SMALL_MAX).index(), CLASSES - 1);
+    }
+}

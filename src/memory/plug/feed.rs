@@ -1,0 +1,142 @@
+//! Functions that feed another allocator, one that keeps what it gets and cuts blocks from it, as PyTorch's `MemPool` does.
+//!
+//! Such an allocator calls from whatever thread, for a stream that may not be the one that uses the memory, and keeps what
+//! it got in graphs that run on any stream. So scopes are not followed, each pool has a function of its own, and the
+//! functions do what `cudaMalloc` and `cudaFree` would: nothing is at work on what they give, and what comes back is
+//! used again once all work on the device so far is done. They never wait for the GPU while there is other memory.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, RwLock};
+
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device};
+use crate::memory::cache::thread as local;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::device::segment_source::{AllocateFunction, FreeFunction};
+use crate::memory::plug::c_api::{guard, pointer, stream_of};
+use crate::memory::pool::scope::PoolToken;
+use crate::memory::pool::state::Pool;
+use crate::memory::serve::allocate as allocator;
+use crate::memory::serve::miss as oom;
+use crate::runtime::{self, RelaxedCapture, Stream};
+use crate::sync::{lock, read, write};
+
+/// The pools that have a function. C functions carry no state, so there are a fixed number of them.
+static FED: RwLock<Vec<Arc<Pool>>> = RwLock::new(Vec::new());
+
+macro_rules! functions {
+    ($($place:literal)*) => { [$(malloc_of::<$place>),*] };
+}
+
+static MALLOCS: [AllocateFunction; 64] = functions!(
+     0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+);
+
+/// Functions that allocate from a pool, or from each device's default pool, and free. The same again for the same pool;
+/// a pool's function serves another pool only when the pool was dropped.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if 64 pools that are alive have one already, or the pool was dropped.
+pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
+    let Some(token) = pool else { return Ok((malloc_default, free)) };
+    let pool = token.pool();
+    if pool.is_closed() {
+        return Err(Error::invalid_value(format!(
+            "pool {} was dropped; keep the MemPool as long as it is used",
+            pool.id
+        )));
+    }
+    let mut fed = write(&FED);
+    let place = match fed.iter().position(|other| Arc::ptr_eq(other, pool)) {
+        Some(place) => place,
+        None => match fed.iter().position(|other| other.is_closed()) {
+            Some(place) => {
+                fed[place] = Arc::clone(pool);
+                place
+            }
+            None => {
+                fed.push(Arc::clone(pool));
+                fed.len() - 1
+            }
+        },
+    };
+    match MALLOCS.get(place) {
+        Some(malloc) => Ok((*malloc, free)),
+        None => {
+            fed.pop();
+            Err(Error::invalid_value(format!(
+                "{} pools feed other allocators already; drop one that is not needed any more",
+                MALLOCS.len()
+            )))
+        }
+    }
+}
+
+/// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for nobody.
+static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+
+/// The address of that stream, if anything was ever allocated on it: what is live there feeds another allocator.
+pub(in crate::memory) fn stream_address(device: Device) -> Option<usize> {
+    let streams = lock(&STREAMS);
+    streams.iter().find(|stream| stream.device() == device).map(|stream| stream.raw().address())
+}
+
+/// That stream.
+fn idle_stream(device: Device) -> Result<Stream> {
+    let known = || lock(&STREAMS);
+    let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();
+    if let Some(stream) = find(&known()) {
+        return Ok(stream);
+    }
+    let made = {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        Stream::new(device)?
+    };
+    let mut streams = known();
+    Ok(find(&streams).unwrap_or_else(|| {
+        streams.push(made.clone());
+        made
+    }))
+}
+
+fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<u64> {
+    let device = stream.device();
+    if pool.device.device != device || pool.is_closed() {
+        return Err(Error::invalid_value(format!("pool {} has no memory for {device}", pool.id)));
+    }
+    // Pages that another stream used are not asked about while that could spoil the caller's capture.
+    let is_captured = stream.capture_status()? != CaptureStatus::None;
+    let idle = idle_stream(device)?;
+    // The caller may hold a lock that a callback, which may be Python's, would wait for.
+    let allocated = oom::without_callbacks(|| local::only_in(pool, is_captured, || allocator::allocate(bytes, &idle)));
+    allocated.map(allocator::Allocation::address)
+}
+
+unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    guard(std::ptr::null_mut(), || {
+        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
+        let pool = read(&FED).get(PLACE).cloned();
+        let pool = pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?;
+        allocate(&pool, size, &stream_of(device, stream)?).map(pointer)
+    })
+}
+
+unsafe extern "C" fn malloc_default(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    guard(std::ptr::null_mut(), || {
+        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
+        let stream = stream_of(device, stream)?;
+        let pool = DeviceMemory::of(runtime::device(stream.device().ordinal() as i64)?)?.default_pool()?;
+        allocate(pool, size, &stream).map(pointer)
+    })
+}
+
+unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: *mut c_void) {
+    guard((), || {
+        if pointer.is_null() {
+            return Ok(());
+        }
+        let block = allocator::find(pointer.addr() as u64, None)?;
+        allocator::free_after_all_work(block.cache, block.offset)
+    });
+}

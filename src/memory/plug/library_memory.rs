@@ -1,0 +1,90 @@
+//! Device memory for a library's handles, from a pool that may be another at any time.
+//!
+//! A library frees by whichever function its handle has when it frees, so this takes back what it did not give out too:
+//! memory of a former pool, and plain memory that the library had from the driver before it was told of this.
+
+use std::sync::{Mutex, MutexGuard};
+
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::library::DeviceMemHandler;
+use crate::memory::plug::c_api;
+use crate::memory::pool::scope::{self, PoolToken};
+use crate::memory::pool::uses::PoolUse;
+use crate::memory::serve::allocate as allocator;
+use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
+use crate::sync::lock;
+
+/// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
+#[derive(Debug)]
+pub(crate) struct LibraryMemory {
+    pub(in crate::memory) device: Device,
+    pool: Mutex<Option<PoolUse>>,
+}
+
+impl LibraryMemory {
+    /// For as long as the process lives, as libraries may keep the address for as long.
+    pub(crate) fn new(device: Device) -> &'static Self {
+        Box::leak(Box::new(Self { device, pool: Mutex::new(None) }))
+    }
+
+    /// What a library is given.
+    pub(crate) fn handler(&'static self) -> DeviceMemHandler {
+        c_api::library_handler(self)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<PoolUse>> {
+        lock(&self.pool)
+    }
+
+    /// Whether there is a pool.
+    pub(crate) fn has_pool(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Takes what is allocated from now on from this pool, and keeps it until another is set.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool was dropped, or is another device's.
+    pub(crate) fn set(&self, pool: Option<&PoolToken>) -> Result<()> {
+        if let Some(pool) = pool.filter(|pool| pool.device() != self.device) {
+            return Err(Error::invalid_value(format!(
+                "pool {} has memory of {}, which handles on {} cannot take",
+                pool.id(),
+                pool.device(),
+                self.device
+            )));
+        }
+        let wanted = pool.map(PoolToken::hold).transpose()?;
+        let former = std::mem::replace(&mut *self.lock(), wanted);
+        // Outside the lock: with the last use of a pool its memory goes back to the driver.
+        drop(former);
+        Ok(())
+    }
+
+    /// Memory for the library, on whichever of its threads.
+    pub(in crate::memory) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        let in_use = self.lock().as_ref().map(PoolUse::again).transpose()?;
+        if let Some(in_use) = in_use {
+            let _entered = scope::enter_use(in_use)?;
+            return crate::memory::allocate(bytes, stream);
+        }
+        let runtime = runtime::get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _relaxed = RelaxedCapture::new(runtime)?;
+        runtime.memory_allocate(bytes)
+    }
+
+    /// Takes back what the library has done with, in the stream's order.
+    pub(in crate::memory) fn free(&self, address: u64, stream: &Stream) -> Result<()> {
+        if let Ok(block) = allocator::find(address, None) {
+            return allocator::free(block.cache, block.offset, Some(stream));
+        }
+        // The driver waits for the work of most memory before it frees it, but not for that of its own pools.
+        stream.synchronize()?;
+        let runtime = runtime::get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _relaxed = RelaxedCapture::new(runtime)?;
+        c_api::free_plain(runtime, address)
+    }
+}

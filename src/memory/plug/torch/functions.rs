@@ -1,0 +1,279 @@
+//! The functions of PyTorch's pluggable allocator, for a process whose PyTorch has no allocator but this one.
+//!
+//! <https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>. What PyTorch calls
+//! a pool is here one for graphs: it makes no other over a pluggable allocator. Its captures take memory on any thread
+//! (backward passes have theirs), so a capture is known by its stream being captured, not by the thread.
+
+use std::ffi::{c_int, c_void};
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device};
+use crate::memory::cache::thread as local;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::mem_pool;
+use crate::memory::plug::c_api::{guard, pointer, stream_of};
+use crate::memory::plug::torch::exception as torch_error;
+use crate::memory::plug::torch::stream;
+use crate::memory::pool::id::PoolId;
+use crate::memory::pool::state::{Pool, Rules};
+use crate::memory::pool::uses::PoolUse;
+use crate::memory::serve::allocate as allocator;
+use crate::process;
+use crate::runtime::{self, KnownCapture, Stream, note_capture};
+use crate::sync::lock;
+
+/// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
+type TorchId = (u64, u64);
+
+/// The addresses of the functions for PyTorch, by the names of the setters that take them. `address_of` answers where a
+/// symbol of PyTorch's library is.
+///
+/// # Errors
+/// What `address_of` answers.
+pub(crate) fn functions<E: From<Error>>(
+    mut address_of: impl FnMut(&'static str) -> Result<usize, E>,
+) -> Result<[(&'static str, usize); 8], E> {
+    let mut addresses = [0; torch_error::SYMBOLS.len()];
+    for (address, symbol) in addresses.iter_mut().zip(torch_error::SYMBOLS) {
+        *address = address_of(symbol)?;
+    }
+    torch_error::set_symbols(addresses)?;
+    stream::set_symbols(stream::SYMBOLS.map(|symbol| address_of(symbol).unwrap_or(0)));
+    Ok([
+        ("malloc", malloc as *const () as usize),
+        ("free", crate::memory::C_API.free as *const () as usize),
+        ("set_record_stream_fn", record_stream as *const () as usize),
+        ("set_reset_fn", reset as *const () as usize),
+        ("set_memory_fraction_fn", memory_fraction as *const () as usize),
+        ("set_begin_allocate_to_pool", begin_allocate_to_pool as *const () as usize),
+        ("set_end_allocate_to_pool_fn", end_allocate_to_pool as *const () as usize),
+        ("set_release_pool", release_pool as *const () as usize),
+    ])
+}
+
+/// The memory of graphs that have one id.
+#[derive(Debug)]
+struct GraphPool {
+    device: Device,
+    id: TorchId,
+    /// Its own use first, then those of pools that captures at the same time have taken memory of: which stream is whose
+    /// is not asked.
+    uses: Vec<PoolUse>,
+    /// How often it was begun and not released.
+    begun: usize,
+}
+
+impl GraphPool {
+    fn is(&self, device: Device, id: TorchId) -> bool {
+        self.device == device && self.id == id
+    }
+
+    fn pool(&self) -> Option<&Arc<Pool>> {
+        self.uses.first().map(PoolUse::pool)
+    }
+}
+
+/// A capture under way.
+#[derive(Debug)]
+struct Route {
+    device: Device,
+    id: TorchId,
+    pool: Arc<Pool>,
+    /// Its stream, once it is known, noted so that other threads know that work on the device cannot be recorded.
+    stream: Option<(Stream, KnownCapture)>,
+}
+
+impl Route {
+    fn is_of(&self, stream: &Stream) -> bool {
+        self.stream.as_ref().is_some_and(|(own, _)| own.raw() == stream.raw() && own.device() == stream.device())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Graphs {
+    pools: Vec<GraphPool>,
+    routes: Vec<Route>,
+}
+
+static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs { pools: Vec::new(), routes: Vec::new() });
+/// How many routes there are, for the requests made while there are none.
+static ROUTES: AtomicUsize = AtomicUsize::new(0);
+
+fn graphs() -> MutexGuard<'static, Graphs> {
+    lock(&GRAPHS)
+}
+
+/// The pool of the capture that the stream is in, if it is in one of PyTorch's.
+fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
+    if ROUTES.load(Ordering::Acquire) == 0 || stream.capture_status()? == CaptureStatus::None {
+        return Ok(None);
+    }
+    let mut graphs = graphs();
+    let route = graphs.routes.iter_mut().rev().find(|route| route.device == stream.device());
+    Ok(route.map(|route| {
+        route.stream.get_or_insert_with(|| (stream.view(), note_capture(stream)));
+        Arc::clone(&route.pool)
+    }))
+}
+
+fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void> {
+    if size == 0 {
+        return Ok(std::ptr::null_mut());
+    }
+    let stream = stream_of(device, stream)?;
+    // SAFETY: only `malloc` calls this, which PyTorch calls.
+    unsafe { stream::note(&stream) };
+    let address = match captured_in(&stream)? {
+        None => crate::memory::allocate(size as u64, &stream)?,
+        Some(pool) => {
+            local::only_in(&pool, true, || allocator::allocate(size as u64, &stream)).map(|block| block.address())?
+        }
+    };
+    Ok(pointer(address))
+}
+
+fn device_of(ordinal: c_int) -> Result<Device> {
+    runtime::device(ordinal.into())
+}
+
+/// A use for a graph of PyTorch's, of a new pool.
+fn new_pool(device: Device) -> Result<PoolUse> {
+    let rules = Rules { source: DeviceMemory::of(device)?.default_source(), ..Rules::default() };
+    Ok(PoolUse::first(mem_pool::make(device, PoolId::capture(), rules, None)?, true))
+}
+
+/// Drops the routes of captures that are over: PyTorch 2.11 does not end those that failed.
+fn forget_failed() -> Result<()> {
+    let streams: Vec<_> = graphs().routes.iter().filter_map(|route| Some(route.stream.as_ref()?.0.view())).collect();
+    for stream in streams {
+        if stream.capture_status()? == CaptureStatus::None {
+            graphs().routes.retain(|route| !route.is_of(&stream));
+        }
+    }
+    Ok(())
+}
+
+fn begin(device: c_int, id: TorchId) -> Result<()> {
+    process::refuse_forked()?;
+    let device = device_of(device)?;
+    forget_failed()?;
+    let is_known = graphs().pools.iter().any(|pool| pool.is(device, id));
+    // Made outside the lock, and dropped again if another thread was first.
+    let made = if is_known { None } else { Some(new_pool(device)?) };
+    let mut graphs = graphs();
+    let place = match graphs.pools.iter().position(|pool| pool.is(device, id)) {
+        Some(place) => place,
+        None => {
+            let uses = made.into_iter().collect();
+            graphs.pools.push(GraphPool { device, id, uses, begun: 0 });
+            graphs.pools.len() - 1
+        }
+    };
+    let Some(pool) = graphs.pools[place].pool().cloned() else {
+        return Err(Error::invalid_value("PyTorch released a pool that it has just begun to use"));
+    };
+    // From here on this pool serves them too.
+    let Graphs { pools, routes } = &mut *graphs;
+    for route in routes.iter().filter(|route| route.device == device && route.id != id) {
+        if let Some(other) = pools.iter_mut().find(|pool| pool.is(device, route.id)) {
+            other.uses.push(PoolUse::new(&pool, true)?);
+        }
+    }
+    pools[place].begun += 1;
+    routes.push(Route { device, id, pool, stream: None });
+    ROUTES.store(routes.len(), Ordering::Release);
+    Ok(())
+}
+
+fn end(device: c_int, id: TorchId) -> Result<()> {
+    let device = device_of(device)?;
+    let mut graphs = graphs();
+    let place = graphs.routes.iter().rposition(|route| route.device == device && route.id == id);
+    let ended = place.map(|place| graphs.routes.remove(place));
+    ROUTES.store(graphs.routes.len(), Ordering::Release);
+    drop(graphs);
+    drop(ended);
+    Ok(())
+}
+
+fn release(device: c_int, id: TorchId) -> Result<()> {
+    let device = device_of(device)?;
+    let released = {
+        let mut graphs = graphs();
+        let place = graphs.pools.iter().position(|pool| pool.is(device, id));
+        let Some(place) = place else {
+            return Err(Error::invalid_value(format!("PyTorch released pool {id:?}, which it had not begun")));
+        };
+        graphs.pools[place].begun -= 1;
+        (graphs.pools[place].begun == 0).then(|| graphs.pools.swap_remove(place))
+    };
+    // Outside the lock, for it gives memory back.
+    drop(released);
+    Ok(())
+}
+
+/// Throws what goes wrong.
+///
+/// # Safety
+/// As [`torch_error::throw`].
+unsafe fn or_throw<R>(run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
+    let outcome = catch_unwind(run);
+    match outcome {
+        Ok(Ok(result)) => result,
+        // SAFETY: the caller's promise.
+        Ok(Err(error)) => unsafe { torch_error::throw(error) },
+        // SAFETY: the caller's promise.
+        Err(_) => unsafe { torch_error::throw(Error::invalid_value("gpupool failed; this is a bug of gpupool's")) },
+    }
+}
+
+/// `void *(size_t size, int device, cudaStream_t stream)`.
+unsafe extern "C-unwind" fn malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    // SAFETY: PyTorch's allocator calls it, and its callers take exceptions for failures; so in those that follow.
+    unsafe { or_throw(|| allocate(size, device, stream)) }
+}
+
+/// `void (void *pointer, cudaStream_t stream)`.
+unsafe extern "C-unwind" fn record_stream(pointer: *mut c_void, stream: *mut c_void) {
+    // SAFETY: as in `malloc`.
+    unsafe {
+        or_throw(|| {
+            if pointer.is_null() {
+                return Ok(());
+            }
+            crate::memory::record_stream(pointer.addr() as u64, &stream_of(-1, stream)?)
+        });
+    }
+}
+
+/// `void ()`: `torch.cuda.empty_cache`.
+unsafe extern "C-unwind" fn reset() {
+    // SAFETY: as in `malloc`.
+    unsafe { or_throw(|| crate::memory::empty_cache().map(drop)) }
+}
+
+/// `void (double fraction, int device)`.
+unsafe extern "C-unwind" fn memory_fraction(fraction: f64, device: c_int) {
+    // SAFETY: as in `malloc`.
+    unsafe { or_throw(|| crate::memory::set_per_process_memory_fraction(fraction, device_of(device)?)) }
+}
+
+/// `void (int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter)`. C++ passes the last by its address.
+unsafe extern "C-unwind" fn begin_allocate_to_pool(device: c_int, first: u64, second: u64, _filter: *const c_void) {
+    // SAFETY: as in `malloc`.
+    unsafe { or_throw(|| begin(device, (first, second))) }
+}
+
+/// `void (int device, MempoolId_t id)`.
+unsafe extern "C-unwind" fn end_allocate_to_pool(device: c_int, first: u64, second: u64) {
+    // SAFETY: as in `malloc`.
+    unsafe { or_throw(|| end(device, (first, second))) }
+}
+
+/// The same. Graphs end in destructors, out of which nothing may be thrown.
+unsafe extern "C" fn release_pool(device: c_int, first: u64, second: u64) {
+    guard((), || release(device, (first, second)));
+}

@@ -1,0 +1,88 @@
+//! Which streams are PyTorch's own: those of its pools, which it never destroys, so that they can be asked at any time.
+//!
+//! Others are external to PyTorch too, and may be gone while memory of theirs is still held. PyTorch tells them apart by the
+//! last bit of a stream's id: `c10/cuda/CUDAStream.cpp` of PyTorch. Where its library lacks what is asked for here, none
+//! counts as its own.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::mem::transmute;
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::ids::{Device, RawStream};
+use crate::runtime::Stream;
+
+/// `c10::cuda::CUDAStream`.
+#[repr(C)]
+struct TorchStream {
+    device: [i8; 2],
+    id: i64,
+}
+
+#[derive(Clone, Copy)]
+struct Functions {
+    /// `c10::cuda::getCurrentCUDAStream(DeviceIndex)`.
+    current: unsafe extern "C-unwind" fn(i8) -> TorchStream,
+    /// `c10::cuda::CUDAStream::stream() const`.
+    address: unsafe extern "C-unwind" fn(*const TorchStream) -> *mut c_void,
+}
+
+static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+
+/// The symbols whose addresses [`set_symbols`] takes, in this order.
+pub(in crate::memory) const SYMBOLS: [&str; 2] =
+    ["_ZN3c104cuda20getCurrentCUDAStreamEa", "_ZNK3c104cuda10CUDAStream6streamEv"];
+
+/// Tells where PyTorch's [`SYMBOLS`] are. The caller of the Python API vouches for them, as with ctypes.
+pub(in crate::memory) fn set_symbols(addresses: [usize; 2]) {
+    if addresses.contains(&0) {
+        return;
+    }
+    let [current, address] = addresses.map(ptr::with_exposed_provenance::<c_void>);
+    // SAFETY: the caller vouches for the addresses, neither is null, and these are the symbols' signatures: the class is two
+    // words without a destructor, which C++ returns as C does.
+    let functions = unsafe {
+        Functions {
+            current: transmute::<*const c_void, unsafe extern "C-unwind" fn(i8) -> TorchStream>(current),
+            address: transmute::<*const c_void, unsafe extern "C-unwind" fn(*const TorchStream) -> *mut c_void>(
+                address,
+            ),
+        }
+    };
+    let _ = FUNCTIONS.set(functions);
+}
+
+thread_local! {
+    /// The stream that this thread asked about last.
+    static ASKED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// Finds out whether the stream lasts, if it is the calling thread's current one in PyTorch.
+///
+/// # Safety
+/// PyTorch called, and lets C++ exceptions through.
+#[inline]
+pub(in crate::memory) unsafe fn note(stream: &Stream) {
+    let asked = (stream.raw().address(), stream.device().ordinal());
+    if stream.raw() != RawStream::LEGACY && ASKED.replace(asked) != asked {
+        // SAFETY: the caller's promise.
+        unsafe { ask(stream, stream.device()) };
+    }
+}
+
+/// # Safety
+/// As [`note`].
+#[cold]
+unsafe fn ask(stream: &Stream, device: Device) {
+    let (Some(functions), Ok(ordinal)) = (FUNCTIONS.get(), i8::try_from(device.ordinal())) else { return };
+    // SAFETY: the functions are what their names say (`set_symbols`), and PyTorch, which just named a stream of the device,
+    // has initialised it.
+    let (id, address) = unsafe {
+        let current = (functions.current)(ordinal);
+        (current.id, (functions.address)(&raw const current))
+    };
+    if id & 1 == 1 && address.addr() == stream.raw().address() {
+        stream.declare_lasting();
+    }
+}

@@ -1,0 +1,182 @@
+//! Snapshots: memory, block by block, as it is at one moment, and what led there as far as it was recorded.
+
+use std::collections::HashMap;
+
+use crate::error::Result;
+use crate::ids::Device;
+use crate::memory::cache::event::{self as trace, Action, TraceEvent};
+use crate::memory::cache::heap::BlockView as Found;
+use crate::memory::cache::thread_cache::ThreadCache;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::pool::id::PoolId;
+use crate::memory::pool::state::Pool;
+use crate::memory::report::frozen::{Frozen, FrozenCache};
+use crate::observe::recording::{self, Stack};
+use crate::process;
+
+/// Memory without a gap, and the blocks in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SegmentView {
+    /// The device.
+    pub device: Device,
+    /// Where it starts.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The address of the stream whose requests it serves.
+    pub stream: usize,
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Whether its pages can be moved.
+    pub is_movable: bool,
+    /// The stack of the request for which its start was mapped.
+    pub(crate) stack: Stack,
+    /// Its blocks, by address.
+    pub blocks: Vec<BlockView>,
+}
+
+/// A block that is free or held by a caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BlockView {
+    /// Where it starts.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The bytes asked for; 0 if it is free.
+    pub requested: u64,
+    /// Whether a caller holds it, or it waits for streams.
+    pub is_live: bool,
+    /// Whether it was freed and waits for streams.
+    pub is_waiting: bool,
+    /// The stack that it was allocated under.
+    pub(crate) stack: Stack,
+    /// Whether what is recorded knows it.
+    is_known: bool,
+}
+
+/// Memory at one moment, and the events before it.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct MemorySnapshot {
+    /// The memory.
+    pub segments: Vec<SegmentView>,
+    /// What was recorded, in order. Undone from the last to the first, it leads back from the segments to what there was.
+    pub events: Vec<TraceEvent>,
+}
+
+fn segments(frozen: &Frozen) -> Vec<SegmentView> {
+    frozen.caches.iter().flat_map(segments_of).collect()
+}
+
+fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
+    let FrozenCache { cache, live, heap } = frozen;
+    let (memory, stream) = (cache.device, cache.stream_address());
+    let Some(pool) = cache.service().map(|service| service.pool.id) else { return Vec::new() };
+    let mut segments = Vec::new();
+    for span in heap.views(&memory.pages) {
+        let Some(start) = span.first().map(|block| block.start) else { continue };
+        let view = |Found { start, size, requested, is_live, is_waiting }| BlockView {
+            address: memory.address(start),
+            bytes: size,
+            requested,
+            is_live,
+            // Also where the free is written down and about to be done.
+            is_waiting: is_waiting || (is_live && live.is_freed(start)),
+            stack: if is_live { live.stack(start) } else { Stack::NONE },
+            is_known: live.knows(start),
+        };
+        segments.push(SegmentView {
+            device: memory.device,
+            address: memory.address(start),
+            bytes: span.iter().map(|block| block.size).sum(),
+            stream,
+            pool,
+            is_movable: start < memory.room(),
+            stack: Stack::NONE,
+            blocks: span.into_iter().map(view).collect(),
+        });
+    }
+    segments
+}
+
+pub(in crate::memory) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
+    segments(&Frozen::new(|| pool.caches()))
+}
+
+fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
+    let wanted = DeviceMemory::all().filter(|memory| device.is_none_or(|device| device == memory.device));
+    wanted.flat_map(DeviceMemory::serving).collect()
+}
+
+/// The memory of every pool of every device that was used.
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
+pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
+    process::refuse_forked()?;
+    Ok(segments(&Frozen::new(|| caches(None))))
+}
+
+/// The memory of a device, or of all, and what was recorded. Allocations wait meanwhile.
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
+pub(crate) fn take(device: Option<Device>) -> Result<MemorySnapshot> {
+    process::refuse_forked()?;
+    let frozen = Frozen::new(|| caches(device));
+    let mut segments = segments(&frozen);
+    if !trace::is_on() {
+        return Ok(MemorySnapshot { segments, events: Vec::new() });
+    }
+    let mut events = trace::events();
+    events.retain(|event| event.nanos() <= frozen.time && device.is_none_or(|device| device == event.device));
+    end_frees(&mut segments, &events);
+    let used = DeviceMemory::all().map(|memory| memory.device);
+    for device in used.filter(|&used| device.is_none_or(|device| device == used)) {
+        let blocks = segments.iter().filter(|segment| segment.device == device).flat_map(|segment| &segment.blocks);
+        let active = blocks.filter(|block| block.is_live).map(|block| block.bytes).sum();
+        events.extend(trace::note_snapshot(device, active));
+    }
+    drop(frozen);
+    events.drain(..events.len().saturating_sub(recording::most()));
+    name_stacks(&mut segments, &events);
+    Ok(MemorySnapshot { segments, events })
+}
+
+/// Blocks whose free another thread has written down and not yet done are free.
+fn end_frees(segments: &mut [SegmentView], events: &[TraceEvent]) {
+    let mut unknown: HashMap<(Device, u64), &mut BlockView> = HashMap::new();
+    for segment in segments {
+        let device = segment.device;
+        let blocks = segment.blocks.iter_mut().filter(|block| block.is_live && !block.is_known);
+        unknown.extend(blocks.map(|block| ((device, block.address), block)));
+    }
+    for event in events.iter().rev() {
+        if unknown.is_empty() {
+            return;
+        }
+        let is_of_block = matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+        if is_of_block
+            && let Some(block) = unknown.remove(&(event.device, event.address))
+            && event.action == Action::FreeCompleted
+        {
+            *block = BlockView { requested: 0, is_live: false, is_waiting: false, stack: Stack::NONE, ..*block };
+        }
+    }
+}
+
+/// Gives each segment the stack of the last request for which its start was mapped.
+fn name_stacks(segments: &mut [SegmentView], events: &[TraceEvent]) {
+    segments.sort_by_key(|segment| (segment.device, segment.address));
+    let mut is_named = vec![false; segments.len()];
+    for event in events.iter().rev().filter(|event| matches!(event.action, Action::SegmentMap | Action::SegmentAlloc)) {
+        let place = |address| segments.partition_point(|other| (other.device, other.address) < (event.device, address));
+        for index in place(event.address)..place(event.address + event.bytes) {
+            if !std::mem::replace(&mut is_named[index], true) {
+                segments[index].stack = event.stack;
+            }
+        }
+    }
+}

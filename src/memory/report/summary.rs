@@ -1,0 +1,126 @@
+//! Summaries: what each pool of a device holds, and for which streams.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ids::Device;
+use crate::memory::cache::thread as local;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::plug::feed;
+use crate::memory::pool::id::PoolId;
+use crate::memory::pool::state::Pool;
+use crate::memory::report::stats::{MemoryStats, PoolStats};
+
+/// What a pool holds for the requests of one stream, whichever threads they come from.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StreamStats {
+    /// The stream's address: 0 for the legacy default stream, 2 for the per-thread ones together.
+    pub stream: usize,
+    /// Whether this is the stream of [`feed`](super::feed): what is live here is another allocator's.
+    pub is_feed: bool,
+    /// Bytes of blocks that callers hold, as cut.
+    pub live_bytes: u64,
+    /// The bytes that callers asked for, of the same blocks.
+    pub requested_bytes: u64,
+    /// Bytes that are free for the stream's next requests.
+    pub cached_bytes: u64,
+    /// Blocks that callers hold.
+    pub live_blocks: u64,
+}
+
+/// A pool, what it holds, and for which streams.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PoolSummary {
+    /// The pool's id; [`PoolId::NONE`] for the device's default pool.
+    pub id: PoolId,
+    /// Whether nobody holds the pool any more, so that it only waits for its live blocks to be freed.
+    pub is_closed: bool,
+    /// The most bytes that it may reserve, if there is a limit.
+    pub limit: Option<u64>,
+    /// What it holds and has done.
+    pub stats: PoolStats,
+    /// Live and cached bytes for each stream, the largest first; their sums are the pool's.
+    pub streams: Vec<StreamStats>,
+}
+
+impl PoolSummary {
+    /// Locks one cache at a time, each for a few additions.
+    pub(in crate::memory) fn of(pool: &Pool) -> Self {
+        let thread = local::thread();
+        let feed = feed::stream_address(pool.device.device);
+        let (caches, past) = pool.caches_and_past();
+        let mut stats = PoolStats {
+            allocations: past.allocations,
+            frees: past.frees,
+            peak_live_bytes: pool.peak_live().max(past.peak),
+            ..PoolStats::default()
+        };
+        let mut streams = HashMap::new();
+        for cache in caches {
+            let (counts, cached) = {
+                let heap = cache.lock(thread);
+                (heap.counts(), heap.unused())
+            };
+            let blocks = counts.allocations - counts.frees;
+            stats.live_bytes += counts.live;
+            stats.requested_bytes += counts.requested;
+            stats.cached_bytes += cached;
+            stats.live_blocks += blocks;
+            stats.allocations += counts.allocations;
+            stats.frees += counts.frees;
+            stats.peak_live_bytes = stats.peak_live_bytes.max(counts.peak);
+            stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
+
+            let address = cache.stream_address();
+            let new = StreamStats { stream: address, is_feed: feed == Some(address), ..StreamStats::default() };
+            let stream = streams.entry(address).or_insert(new);
+            stream.live_bytes += counts.live;
+            stream.requested_bytes += counts.requested;
+            stream.cached_bytes += cached;
+            stream.live_blocks += blocks;
+        }
+        stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
+        stats.set_reserved(&pool.budget);
+        let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
+        let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
+        streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
+        Self { id: pool.id, is_closed: pool.is_closed(), limit: pool.budget.limit(), stats, streams }
+    }
+}
+
+/// The statistics of a device's memory and of each of its pools, the default one first; none where no memory was used.
+pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSummary>)> {
+    DeviceMemory::known(device).map(summarize)
+}
+
+/// The same of a device's memory that is known.
+pub(in crate::memory) fn summarize(memory: &DeviceMemory) -> (MemoryStats, Vec<PoolSummary>) {
+    let (pools, past) = memory.pools_and_past();
+    let pools: Vec<_> = pools.iter().map(|pool| PoolSummary::of(pool)).collect();
+    let mut total = PoolStats { allocations: past.allocations, frees: past.frees, ..PoolStats::default() };
+    for PoolSummary { stats, .. } in &pools {
+        total.live_bytes += stats.live_bytes;
+        total.peak_live_bytes += stats.peak_live_bytes;
+        total.requested_bytes += stats.requested_bytes;
+        total.cached_bytes += stats.cached_bytes;
+        total.live_blocks += stats.live_blocks;
+        total.waiting_blocks += stats.waiting_blocks;
+        total.allocations += stats.allocations;
+        total.frees += stats.frees;
+    }
+    total.set_reserved(&memory.budget);
+    // A cache that began to serve another stream between two looks was counted nowhere, and no counter goes back.
+    let never_less = |told: &AtomicU64, now: u64| told.fetch_max(now, Ordering::Relaxed).max(now);
+    total.allocations = never_less(&memory.told.0, total.allocations);
+    total.frees = never_less(&memory.told.1, total.frees);
+    let stats = MemoryStats {
+        total,
+        driver_calls: memory.driver_calls.load(Ordering::Relaxed),
+        moved_pages: memory.moved_pages.load(Ordering::Relaxed),
+        pools: pools.len() as u64,
+    };
+    (stats, pools)
+}

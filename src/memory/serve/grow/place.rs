@@ -1,0 +1,95 @@
+//! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of need.
+
+use super::Effort;
+use crate::memory::cache::heap::Heap;
+use crate::memory::device::device_memory::DeviceMemory;
+use crate::memory::device::pages::PAGE;
+use crate::memory::pool::state::Pool;
+use crate::sync::lock;
+
+/// The fewest and the most pages of a handle.
+pub(super) const HANDLE_PAGES: (u32, u32) = (4, 16);
+/// At least this part of what the pool has is created at a time, up to one handle.
+const AHEAD_PART: u64 = 512;
+/// More pages than this are not created ahead.
+const AHEAD_MOST: u64 = 64;
+
+/// Where new pages will stand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) first: u32,
+    /// Pages needed, and those taken so that a handle may be larger than what is left to fill.
+    pub(super) pages: u32,
+    pub(super) taken: u32,
+}
+
+impl Place {
+    pub(super) const fn start(self) -> u64 {
+        self.first as u64 * PAGE
+    }
+}
+
+/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a hole
+/// rather than in new space.
+pub(super) fn find_place(
+    device: &DeviceMemory,
+    heap: &Heap,
+    pool: &Pool,
+    bytes: u64,
+    effort: Effort,
+    rivals: u64,
+) -> Option<Place> {
+    let needed = heap.needed_for(bytes);
+    let tails = heap.tails();
+    let pages_at = |offset: u64| {
+        let found = tails.binary_search_by_key(&offset, |&(end, _)| end);
+        let free = found.map_or(0, |place| tails[place].1);
+        u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()
+    };
+    let mut space = lock(&device.space);
+    let holes = space.holes().map(|(first, room)| (u64::from(first) * PAGE, room));
+    let ends =
+        tails.iter().filter(|(end, _)| *end < device.room()).map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
+    let fitting = holes.chain(ends).filter_map(|(start, room)| {
+        // One at least: the search may have passed over what is free there.
+        let pages = pages_at(start)?.max(1);
+        if pages > room {
+            return None;
+        }
+        Some((pages, room, (start / PAGE) as u32))
+    });
+    let best = fitting.min();
+    let (pages, room, first) = match best {
+        Some(best) => best,
+        None => {
+            let pages: u32 = needed.div_ceil(PAGE).try_into().ok()?;
+            let first = space.far(pages)?;
+            (pages, space.free_at(first), first)
+        }
+    };
+    let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
+    let taken = (pages + HANDLE_PAGES.1).min(room);
+    space.take(first, taken).then_some(Place { first, pages, taken })
+}
+
+/// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver serves
+/// one at a time, so with each thread moving pages costs all of them more.
+pub(super) fn rivals(pool: &Pool) -> u64 {
+    let mut owners: Vec<_> = pool.caches().iter().filter_map(|cache| cache.owner()).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    (owners.len() as u64).saturating_sub(1).pow(2).min(8)
+}
+
+/// The bytes to take from a heap, and how many more may be, such that it keeps what its thread is likely to need again.
+pub(super) fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
+    let kept = heap.mapped() / 32 * 3 * rivals;
+    (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
+}
+
+/// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
+fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
+    let part = (pool.budget.reserved() / PAGE / AHEAD_PART).clamp(1, HANDLE_PAGES.1.into());
+    let growing = heap.mapped() / 32 * rivals / PAGE;
+    part.max(growing).min(AHEAD_MOST) as u32
+}
