@@ -10,7 +10,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use gpupool::memory::{C_API, ReplayAllocator, ReplayEvent, allocate, deallocate, replay};
+use gpupool::memory::{C_API, allocate, deallocate};
+use gpupool::replay::{ReplayAllocator, ReplayEvent, replay};
 use gpupool::{Recording, Stream};
 
 /// A small generator of random numbers (splitmix64), so that every allocator gets the same ones.

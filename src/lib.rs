@@ -66,6 +66,7 @@ mod process;
 #[cfg(feature = "python")]
 mod python;
 mod recording;
+pub mod replay;
 pub mod runtime;
 mod shared_object;
 mod site_packages;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use crate::error::{Error, Result};
 use crate::handle::HandleEvent;
 use crate::ids::Device;
-use crate::memory::{Action, MemorySnapshot};
+use crate::memory::{MemoryAction, MemorySnapshot};
 use crate::observe::recording::{self, Settings};
 use crate::sync::lock;
 use crate::{handle, memory, process};
@@ -88,7 +88,7 @@ impl Recording {
     }
 
     /// Events of memory to leave out.
-    pub fn skip(mut self, actions: impl IntoIterator<Item = Action>) -> Self {
+    pub fn skip(mut self, actions: impl IntoIterator<Item = MemoryAction>) -> Self {
         self.skipped = actions.into_iter().fold(0, |skipped, action| skipped | action.bit());
         self
     }
@@ -107,7 +107,7 @@ impl Recording {
         }
         let _changing = lock(&CHANGING);
         if self.clears {
-            memory::cache::event::clear(false);
+            memory::clear_events();
             handle::clear_events();
         }
         let settings = Settings {
@@ -117,7 +117,7 @@ impl Recording {
             has_free_stacks: self.context >= StackContext::All,
             skipped: self.skipped,
         };
-        memory::cache::event::begin(settings, self.max_entries);
+        memory::begin_recording(settings, self.max_entries);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Recording {
         process::refuse_forked()?;
         let _changing = lock(&CHANGING);
         recording::stop();
-        memory::cache::event::clear(true);
+        memory::end_recording();
         handle::clear_events();
         Ok(())
     }
@@ -150,7 +150,7 @@ pub struct Snapshot {
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
 pub fn snapshot(device: Option<Device>) -> Result<Snapshot> {
-    let memory = memory::report::snapshot::take(device)?;
+    let memory = memory::take_snapshot(device)?;
     let mut handle_events = handle::events();
     handle_events.retain(|event| device.is_none_or(|device| device == event.device));
     Ok(Snapshot { memory, handle_events })

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use common::{device, host, on_thread, stream};
-use gpupool::memory::{Action, MemorySnapshot, TraceEvent, allocate, deallocate, empty_cache};
+use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, deallocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
 use gpupool::{
     DeviceBuffer, HandleAction, HandleEvent, HostHandles, MemPool, Recording, StackContext, empty, snapshot,
@@ -37,7 +37,7 @@ fn taken() -> MemorySnapshot {
     snapshot(None).unwrap().memory
 }
 
-fn actions(events: &[TraceEvent]) -> Vec<Action> {
+fn actions(events: &[MemoryEvent]) -> Vec<MemoryAction> {
     events.iter().map(|event| event.action).collect()
 }
 
@@ -92,26 +92,26 @@ impl Undone {
         }
     }
 
-    fn undo(&mut self, event: &TraceEvent) {
+    fn undo(&mut self, event: &MemoryEvent) {
         let address = event.address;
         match event.action {
-            Action::FreeCompleted => {
+            MemoryAction::FreeCompleted => {
                 let former = self.blocks.insert(address, (event.bytes, true));
                 assert!(former.is_none(), "{event:?}: it is held, {former:?}");
                 let (_, &end) = self.mapped.range(..=address).next_back().expect("it is mapped");
                 assert!(end >= address + event.bytes, "{event:?}: it is in a segment");
             }
-            Action::FreeRequested => {
+            MemoryAction::FreeRequested => {
                 let block = self.blocks.get_mut(&address).unwrap_or_else(|| panic!("{event:?}: it is there"));
                 assert_eq!(*block, (event.bytes, true), "{event:?}");
                 block.1 = false;
             }
-            Action::Alloc => {
+            MemoryAction::Alloc => {
                 let block = self.blocks.remove(&address);
                 assert_eq!(block, Some((event.bytes, false)), "{event:?}");
             }
-            Action::SegmentMap | Action::SegmentAlloc => self.unmap(address, event.bytes),
-            Action::SegmentUnmap | Action::SegmentFree => self.map(address, event.bytes),
+            MemoryAction::SegmentMap | MemoryAction::SegmentAlloc => self.unmap(address, event.bytes),
+            MemoryAction::SegmentUnmap | MemoryAction::SegmentFree => self.map(address, event.bytes),
             _ => {}
         }
     }
@@ -137,13 +137,19 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
     let events = taken().events;
     assert_eq!(
         actions(&events),
-        [Action::SegmentMap, Action::Alloc, Action::FreeRequested, Action::FreeCompleted, Action::Snapshot]
+        [
+            MemoryAction::SegmentMap,
+            MemoryAction::Alloc,
+            MemoryAction::FreeRequested,
+            MemoryAction::FreeCompleted,
+            MemoryAction::Snapshot
+        ]
     );
     for event in &events[1..4] {
         assert_eq!((event.address, event.bytes, event.device), (address, 100, device(0)));
         assert_eq!(event.stream, stream.raw().address());
     }
-    let times: Vec<_> = events.iter().map(TraceEvent::unix_micros).collect();
+    let times: Vec<_> = events.iter().map(MemoryEvent::unix_micros).collect();
     assert!(times.is_sorted());
 }
 
@@ -157,14 +163,17 @@ fn a_block_that_another_stream_uses_is_free_when_that_is_done() {
     let work = submit(&other).unwrap();
     drop(buffer);
     let pending = taken();
-    assert_eq!(actions(&pending.events)[1..], [Action::Alloc, Action::FreeRequested, Action::Snapshot]);
+    assert_eq!(
+        actions(&pending.events)[1..],
+        [MemoryAction::Alloc, MemoryAction::FreeRequested, MemoryAction::Snapshot]
+    );
     let blocks: Vec<_> = pending.segments.iter().flat_map(|segment| &segment.blocks).collect();
     assert!(blocks.iter().any(|block| block.is_waiting && block.requested == 1 << 20));
     complete(&other, work).unwrap();
     // The next request that finds no block asks.
     drop(empty(1 << 20, &own).unwrap());
     let events = taken().events;
-    assert!(actions(&events).contains(&Action::FreeCompleted));
+    assert!(actions(&events).contains(&MemoryAction::FreeCompleted));
     let state = Undone::all(&taken(), 0);
     assert!(state.blocks.is_empty() && state.mapped.is_empty());
 }
@@ -177,7 +186,7 @@ fn memory_of_before_is_known_when_it_is_freed() {
     let _recorded = Recorded::start(Recording::new());
     drop(before);
     let events = taken().events;
-    let freed: Vec<_> = events.iter().filter(|event| event.action == Action::FreeCompleted).collect();
+    let freed: Vec<_> = events.iter().filter(|event| event.action == MemoryAction::FreeCompleted).collect();
     assert_eq!(freed.iter().map(|event| event.bytes).collect::<Vec<_>>(), [100, 3 << 20]);
     assert_eq!(Undone::all(&taken(), 0).blocks.len(), 2);
 }
@@ -193,12 +202,12 @@ fn pages_that_move_leave_one_place_and_come_to_another() {
         buffers.into_iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, kept)| kept).collect();
     let large = empty(8 << 20, &stream).unwrap();
     let snapshot = taken();
-    assert!(actions(&snapshot.events).contains(&Action::SegmentUnmap), "the free pages were moved");
+    assert!(actions(&snapshot.events).contains(&MemoryAction::SegmentUnmap), "the free pages were moved");
     let mapped: u64 = snapshot.segments.iter().map(|segment| segment.bytes).sum();
     let sum = |wanted| -> u64 {
         snapshot.events.iter().filter(|event| event.action == wanted).map(|event| event.bytes).sum()
     };
-    assert_eq!(sum(Action::SegmentMap) - sum(Action::SegmentUnmap), mapped);
+    assert_eq!(sum(MemoryAction::SegmentMap) - sum(MemoryAction::SegmentUnmap), mapped);
     assert!(Undone::all(&snapshot, 0).mapped.is_empty());
     drop((kept, large));
 }
@@ -217,7 +226,13 @@ fn a_segment_that_a_source_supplies_comes_and_goes() {
     let of_pool: Vec<_> = events.iter().filter(|event| event.pool == pool.id()).copied().collect();
     assert_eq!(
         actions(&of_pool),
-        [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree]
+        [
+            MemoryAction::SegmentAlloc,
+            MemoryAction::Alloc,
+            MemoryAction::FreeRequested,
+            MemoryAction::FreeCompleted,
+            MemoryAction::SegmentFree
+        ]
     );
 }
 
@@ -234,7 +249,7 @@ fn only_the_newest_events_are_kept_and_they_are_whole() {
     }
     let snapshot = taken();
     assert_eq!(snapshot.events.len(), 1000);
-    assert!(snapshot.events.iter().all(|event| event.device == device(0) || event.action == Action::Snapshot));
+    assert!(snapshot.events.iter().all(|event| event.device == device(0) || event.action == MemoryAction::Snapshot));
     let at_first = Undone::all(&snapshot, 0).blocks.len();
     assert!(at_first.abs_diff(kept.len()) <= 1, "{at_first}: the newest begin anywhere in a block's life");
 }
@@ -243,10 +258,10 @@ fn only_the_newest_events_are_kept_and_they_are_whole() {
 fn what_is_left_out_is_not_written() {
     let _host = host();
     let stream = stream(0);
-    let skipped = [Action::FreeRequested, Action::SegmentMap, Action::Snapshot];
+    let skipped = [MemoryAction::FreeRequested, MemoryAction::SegmentMap, MemoryAction::Snapshot];
     let _recorded = Recorded::start(Recording::new().skip(skipped));
     drop(empty(100, &stream).unwrap());
-    assert_eq!(actions(&taken().events), [Action::Alloc, Action::FreeCompleted]);
+    assert_eq!(actions(&taken().events), [MemoryAction::Alloc, MemoryAction::FreeCompleted]);
     Recording::new().events(false).context(StackContext::State).start().unwrap();
     drop(empty(100, &stream).unwrap());
     assert!(taken().events.is_empty(), "the state alone has no events");
@@ -260,9 +275,12 @@ fn a_second_start_changes_the_settings_and_keeps_the_events() {
     let buffer = empty(100, &stream).unwrap();
     Recording::new().context(StackContext::None).start().unwrap();
     drop(buffer);
-    assert_eq!(actions(&taken().events)[1..4], [Action::Alloc, Action::FreeRequested, Action::FreeCompleted]);
+    assert_eq!(
+        actions(&taken().events)[1..4],
+        [MemoryAction::Alloc, MemoryAction::FreeRequested, MemoryAction::FreeCompleted]
+    );
     Recording::new().clear_history(true).start().unwrap();
-    assert_eq!(actions(&taken().events), [Action::Snapshot]);
+    assert_eq!(actions(&taken().events), [MemoryAction::Snapshot]);
     Recording::stop().unwrap();
     assert!(taken().events.is_empty());
     assert!(Recording::new().max_entries(0).start().is_err());
@@ -285,10 +303,10 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
     assert!(empty(500 << 20, &stream).is_err());
     drop(guard);
     let seen = seen.lock().unwrap();
-    let oom = seen.iter().find(|event| event.action == Action::Oom).expect("it is there");
+    let oom = seen.iter().find(|event| event.action == MemoryAction::Oom).expect("it is there");
     assert_eq!(oom.bytes, 500 << 20);
     assert!(oom.address > 0 && oom.address <= common::MEMORY - (900 << 20), "what the driver has: {}", oom.address);
-    assert_eq!(actions(&taken().events).iter().filter(|&&action| action == Action::Oom).count(), 1);
+    assert_eq!(actions(&taken().events).iter().filter(|&&action| action == MemoryAction::Oom).count(), 1);
     drop(held);
 }
 
@@ -368,7 +386,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
             events += snapshot.events.len();
             Undone::all(&snapshot, 0);
             // So that the threads get on, however slow the machine is.
-            let before = snapshot.events.last().map_or(0, TraceEvent::unix_micros);
+            let before = snapshot.events.last().map_or(0, MemoryEvent::unix_micros);
             while taken().events.iter().filter(|event| event.unix_micros() > before).count() < 200 {
                 thread::yield_now();
             }
@@ -386,7 +404,7 @@ fn events_of_threads_that_ended_stay() {
     }
     let events = taken().events;
     let mut threads: HashMap<u32, usize> = HashMap::new();
-    for event in events.iter().filter(|event| event.action == Action::Alloc) {
+    for event in events.iter().filter(|event| event.action == MemoryAction::Alloc) {
         *threads.entry(event.thread).or_default() += 1;
     }
     assert_eq!(threads.values().sum::<usize>(), 20);

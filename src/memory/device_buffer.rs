@@ -1,9 +1,11 @@
 //! A block of device memory that frees itself.
 
+use super::pool::PoolId;
+#[cfg(feature = "python")]
+use super::serve::Attempt;
+use super::serve::{self, Allocation};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::pool::id::PoolId;
-use crate::memory::serve::allocate::{self as allocator, Allocation};
 use crate::process;
 use crate::runtime::Stream;
 
@@ -40,16 +42,57 @@ pub struct DeviceBuffer {
 /// `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let block = if nbytes > 0 { Some(allocator::allocate(nbytes, stream)?) } else { None };
+    let block = if nbytes > 0 { Some(serve::allocate(nbytes, stream)?) } else { None };
     Ok(DeviceBuffer { block, bytes: nbytes, stream: stream.view() })
 }
 
-/// [`empty`] where the thread's cache has a block ready: none where the driver may have to be asked.
+/// What became of a request for a buffer that was tried.
+#[cfg(feature = "python")]
+#[derive(Debug)]
+pub(crate) enum Empty {
+    /// It was served at once.
+    Ready(DeviceBuffer),
+    /// What is left to do may ask the driver, and may wait.
+    Miss(EmptyMiss),
+}
+
+/// A request for a buffer that found no free block. [`EmptyMiss::serve`] goes on with it, on the same thread.
+#[cfg(feature = "python")]
+#[derive(Debug)]
+#[must_use = "nothing is allocated before it is served"]
+pub(crate) struct EmptyMiss {
+    miss: serve::Miss,
+    nbytes: u64,
+    stream: Stream,
+}
+
+#[cfg(feature = "python")]
+impl EmptyMiss {
+    /// Goes on with the request.
+    ///
+    /// # Errors
+    /// As [`empty`].
+    pub(crate) fn serve(self) -> Result<DeviceBuffer> {
+        let block = self.miss.serve()?;
+        Ok(DeviceBuffer { block: Some(block), bytes: self.nbytes, stream: self.stream })
+    }
+}
+
+/// [`empty`] in two parts, so that a caller can let others work while the driver is asked.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[cfg(feature = "python")]
 #[inline]
-pub(crate) fn empty_if_cached(nbytes: u64, stream: &Stream) -> Result<Option<DeviceBuffer>> {
-    let block = if nbytes > 0 { allocator::allocate_cached(nbytes, stream)? } else { None };
-    Ok((nbytes == 0 || block.is_some()).then(|| DeviceBuffer { block, bytes: nbytes, stream: stream.view() }))
+pub(crate) fn try_empty(nbytes: u64, stream: &Stream) -> Result<Empty> {
+    let block = match nbytes {
+        0 => None,
+        _ => match serve::try_allocate(nbytes, stream)? {
+            Attempt::Ready(block) => Some(block),
+            Attempt::Miss(miss) => return Ok(Empty::Miss(EmptyMiss { miss, nbytes, stream: stream.view() })),
+        },
+    };
+    Ok(Empty::Ready(DeviceBuffer { block, bytes: nbytes, stream: stream.view() }))
 }
 
 impl DeviceBuffer {
@@ -86,7 +129,7 @@ impl DeviceBuffer {
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         match self.block {
-            Some(block) => allocator::record_stream(block.cache, block.offset, stream),
+            Some(block) => serve::record_stream(block, stream),
             None => Ok(()),
         }
     }
@@ -95,13 +138,13 @@ impl DeviceBuffer {
     #[cfg(feature = "python")]
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
-        self.block.map_or(Ok(()), |block| allocator::record_consumer(block, stream))
+        self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))
     }
 
     /// Whether the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
-        self.block.map_or(Ok(()), |block| allocator::check_stream(block, stream))
+        self.block.map_or(Ok(()), |block| serve::check_stream(block, stream))
     }
 
     /// Frees the memory after what was submitted to this stream so far.
@@ -121,7 +164,7 @@ impl DeviceBuffer {
 
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
-        self.block.take().map_or(Ok(()), |block| allocator::free(block.cache, block.offset, on))
+        self.block.take().map_or(Ok(()), |block| serve::free(block, on))
     }
 
     /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate).
@@ -135,7 +178,7 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
-            let _ = allocator::free(block.cache, block.offset, None);
+            let _ = serve::free(block, None);
         }
     }
 }

@@ -15,7 +15,6 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::cache::event as trace;
 use crate::observe::recording::{self, Stack};
 use crate::sync::lock;
 use rustc_hash::FxHashMap;
@@ -163,7 +162,7 @@ fn drop_unnamed() {
     if stacks_taken().as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
         return;
     }
-    let named = trace::stacks_in_use();
+    let named = crate::memory::stacks_in_use();
     let unnamed: Vec<_> = {
         let mut stacks = stacks_taken();
         let Some(stacks) = stacks.as_mut() else { return };

@@ -164,6 +164,12 @@ impl Drop for HeldStack {
 
 /// The stack that the thread holds.
 #[inline]
-pub(crate) fn held_stack() -> Stack {
+fn held_stack() -> Stack {
     STACK.get().unwrap_or(Stack::NONE)
+}
+
+/// The stack that the thread holds, if this kind of event is to name one.
+#[inline]
+pub(crate) fn stack_if(is_wanted: bool) -> Stack {
+    if is_wanted { held_stack() } else { Stack::NONE }
 }

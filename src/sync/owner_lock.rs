@@ -19,6 +19,9 @@ pub(crate) struct OwnerLock<T> {
     /// Held by whoever is at work without being the owner, and by an owner that had to wait.
     visitors: Mutex<()>,
     value: UnsafeCell<T>,
+    /// Whether the owner has a guard, whichever way it came in.
+    #[cfg(debug_assertions)]
+    is_owner_inside: AtomicBool,
     /// Touched as the value is, so that loom sees whether one thread's work is known to the next.
     #[cfg(loom)]
     touched: loom::cell::UnsafeCell<()>,
@@ -33,6 +36,8 @@ pub(crate) struct OwnerGuard<'a, T> {
     lock: &'a OwnerLock<T>,
     /// None where the owner came in by the short way.
     visitor: Option<MutexGuard<'a, ()>>,
+    #[cfg(debug_assertions)]
+    is_owner: bool,
 }
 
 impl<T> OwnerLock<T> {
@@ -42,6 +47,8 @@ impl<T> OwnerLock<T> {
             wanted: AtomicBool::new(false),
             visitors: Mutex::new(()),
             value: UnsafeCell::new(value),
+            #[cfg(debug_assertions)]
+            is_owner_inside: AtomicBool::new(false),
             #[cfg(loom)]
             touched: loom::cell::UnsafeCell::new(()),
         }
@@ -54,20 +61,22 @@ impl<T> OwnerLock<T> {
     /// happens after the former owner's last unlock.
     #[inline]
     pub(crate) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        debug_assert!(!self.is_owner_inside.swap(true, Ordering::Relaxed), "locked twice by its owner");
         self.inside.store(true, Ordering::Relaxed);
         barrier::light();
         // Acquire: what a visitor did is seen once it has taken its announcement back.
         if self.wanted.load(Ordering::Acquire) {
             return self.wait_for_visitor();
         }
-        OwnerGuard::new(self, None)
+        OwnerGuard::new(self, None, true)
     }
 
     #[cold]
     fn wait_for_visitor(&self) -> OwnerGuard<'_, T> {
         self.inside.store(false, Ordering::Release);
         // While this is held no visitor is at work.
-        OwnerGuard::new(self, Some(lock(&self.visitors)))
+        OwnerGuard::new(self, Some(lock(&self.visitors)), true)
     }
 
     /// Locks for any thread, the owner too.
@@ -76,21 +85,28 @@ impl<T> OwnerLock<T> {
         let visitor = lock(&self.visitors);
         self.wanted.store(true, Ordering::Relaxed);
         barrier::heavy();
-        // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless its history
-        // is recorded.
+        // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless memory is
+        // recorded.
         while self.inside.load(Ordering::Acquire) {
             yield_now();
         }
-        OwnerGuard::new(self, Some(visitor))
+        OwnerGuard::new(self, Some(visitor), false)
     }
 }
 
 impl<'a, T> OwnerGuard<'a, T> {
     #[inline]
-    fn new(lock: &'a OwnerLock<T>, visitor: Option<MutexGuard<'a, ()>>) -> Self {
+    fn new(lock: &'a OwnerLock<T>, visitor: Option<MutexGuard<'a, ()>>, is_owner: bool) -> Self {
         #[cfg(loom)]
         lock.touched.with_mut(|_| ());
-        Self { lock, visitor }
+        #[cfg(not(debug_assertions))]
+        let _ = is_owner;
+        Self {
+            lock,
+            visitor,
+            #[cfg(debug_assertions)]
+            is_owner,
+        }
     }
 }
 
@@ -124,6 +140,10 @@ impl<T> Drop for OwnerGuard<'_, T> {
     fn drop(&mut self) {
         #[cfg(loom)]
         self.lock.touched.with_mut(|_| ());
+        #[cfg(debug_assertions)]
+        if self.is_owner {
+            self.lock.is_owner_inside.store(false, Ordering::Relaxed);
+        }
         if self.visitor.is_some() {
             self.lock.wanted.store(false, Ordering::Release);
         } else {

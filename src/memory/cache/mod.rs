@@ -1,7 +1,26 @@
-//! A thread's caches: each cuts blocks for one pool and one stream out of the heap that it owns.
+//! A thread's caches: each cuts blocks for one pool and one stream out of the heap that its thread owns.
 
-pub(crate) mod event;
-pub(in crate::memory) mod heap;
-pub(in crate::memory) mod page_traffic;
-pub(in crate::memory) mod thread;
-pub(in crate::memory) mod thread_cache;
+mod block_user;
+mod device_caches;
+mod event;
+mod heap;
+mod last_work;
+mod page_traffic;
+mod recorded_blocks;
+mod service;
+mod thread;
+mod thread_cache;
+
+pub(in crate::memory) use block_user::{BlockUser, Waiting};
+pub(in crate::memory) use device_caches::DeviceCaches;
+pub(crate) use event::clear as clear_events;
+#[cfg(feature = "python")]
+pub(in crate::memory) use event::visit_events;
+pub use event::{MemoryAction, MemoryEvent};
+pub(in crate::memory) use event::{events, is_recorded, note_oom, note_snapshot};
+pub(in crate::memory) use heap::{BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid};
+pub(in crate::memory) use last_work::WorkMark;
+pub(in crate::memory) use recorded_blocks::RecordedGuard;
+pub(in crate::memory) use service::{Service, normalized};
+pub(in crate::memory) use thread::{CacheKey, add, forget, known, last, remember};
+pub(in crate::memory) use thread_cache::ThreadCache;

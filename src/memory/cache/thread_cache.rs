@@ -5,49 +5,23 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::RwLock;
 
+use super::block_user::{BlockUser, Waiting};
+use super::event::{MemoryAction, is_recorded};
+use super::heap::{Heap, Invalid};
+use super::last_work::LastWork;
+use super::page_traffic::PageTraffic;
+use super::recorded_blocks::CacheRecording;
+use super::service::{Service, normalized};
 use crate::ids::RawStream;
-use crate::memory::cache::event::{self as trace, Action, CacheTrace};
-use crate::memory::cache::heap::{Heap, Invalid};
-use crate::memory::cache::page_traffic::Exchange;
-use crate::memory::cache::thread as local;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::device::pages::{Entry, Mapping};
-use crate::memory::pool::state::Pool;
-use crate::memory::serve::lending::LastWork;
-use crate::memory::serve::settle::{User, Waiting};
+use crate::memory::device::{DeviceMemory, Entry, Mapping};
+use crate::memory::pool::Pool;
 use crate::runtime::Stream;
-use crate::sync::OwnerGuard;
-use crate::sync::OwnerLock;
-use crate::sync::SharedList;
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{read, write};
-
-/// What a cache serves.
-#[derive(Clone, Debug)]
-pub(in crate::memory) struct Service {
-    pub(in crate::memory) pool: Arc<Pool>,
-    pub(in crate::memory) stream: Stream,
-    /// Whether its blocks are parts of captured graphs.
-    pub(in crate::memory) is_captured: bool,
-    /// The thread whose per-thread default stream this is; 0 for any other stream.
-    pub(in crate::memory) stream_of: u64,
-}
-
-impl Service {
-    /// Whether the stream can be asked and recorded on by this thread: it lasts, or somebody has just given it. That of a
-    /// capture says nothing: its graph ran on whatever streams replayed it.
-    pub(in crate::memory) fn is_stream_usable(&self, thread: u64, alive: Option<&Stream>) -> bool {
-        if self.is_captured {
-            return false;
-        }
-        if self.stream_of != 0 {
-            return self.stream_of == thread;
-        }
-        self.stream.is_lasting() || alive.is_some_and(|alive| alive.raw() == self.stream.raw())
-    }
-}
+use crate::sync::{
+    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
+    write,
+};
 
 /// The pool was dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
@@ -57,8 +31,8 @@ const LENDING: u32 = 2;
 /// One cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) number: u32,
-    pub(in crate::memory) device: &'static DeviceMemory,
-    /// The thread that allocates from it; 0 for none. Only that thread gives it up.
+    pub(in crate::memory) memory: &'static DeviceMemory,
+    /// The number of the thread that allocates from it; 0 for none. Only that thread gives it up.
     owner: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
@@ -67,19 +41,18 @@ pub(in crate::memory) struct ThreadCache {
     /// Blocks freed by other threads.
     inbox: SharedList<Vec<u64>>,
     /// Further streams that use a block.
-    uses: SharedList<HashMap<u64, Vec<User>>>,
+    uses: SharedList<HashMap<u64, Vec<BlockUser>>>,
     /// Freed blocks that wait for streams.
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
-    /// The live bytes that its pool was last told of.
-    told: AtomicU64,
-    /// Pages that it lost to others and took back.
-    pub(in crate::memory) exchange: Exchange,
+    /// The live bytes that its pool knows of.
+    reported_live: AtomicU64,
+    pub(in crate::memory) traffic: PageTraffic,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
     /// What there is to do when a block is freed: [`CLOSING`], [`LENDING`].
     duties: AtomicU32,
-    /// What history knows of its blocks.
-    pub(in crate::memory) trace: CacheTrace,
+    /// What is recorded of its blocks.
+    pub(in crate::memory) recording: CacheRecording,
 }
 
 /// Without what it holds, which would lead back to it.
@@ -90,10 +63,10 @@ impl fmt::Debug for ThreadCache {
 }
 
 impl ThreadCache {
-    pub(in crate::memory) fn new(number: u32, device: &'static DeviceMemory) -> Self {
+    pub(in crate::memory) fn new(number: u32, memory: &'static DeviceMemory) -> Self {
         Self {
             number,
-            device,
+            memory,
             owner: AtomicU64::new(0),
             heap: OwnerLock::new(Heap::new(true)),
             service: RwLock::new(None),
@@ -101,21 +74,21 @@ impl ThreadCache {
             inbox: SharedList::default(),
             uses: SharedList::default(),
             waiting: SharedList::default(),
-            told: AtomicU64::new(0),
-            exchange: Exchange::default(),
+            reported_live: AtomicU64::new(0),
+            traffic: PageTraffic::default(),
             last_work: LastWork::default(),
             duties: AtomicU32::new(0),
-            trace: CacheTrace::default(),
+            recording: CacheRecording::default(),
         }
     }
 
     /// Makes an empty cache serve this.
     pub(in crate::memory) fn serve(&self, service: Service) {
-        self.heap.lock().restart(service.pool.is_split());
+        self.heap.lock().restart(!service.pool.rules.no_split);
         self.duties.store(0, Ordering::Relaxed);
-        self.exchange.reset();
-        self.told.store(0, Ordering::Relaxed);
-        self.trace.set_pool(service.pool.id);
+        self.traffic.reset();
+        self.reported_live.store(0, Ordering::Relaxed);
+        self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *write(&self.service) = Some(service);
     }
@@ -136,13 +109,13 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn is_of(&self, stream: &Stream) -> bool {
         self.stream.load(Ordering::Relaxed) == normalized(stream.raw())
-            && self.device.device == stream.device()
+            && self.memory.device == stream.device()
             && (stream.raw() != RawStream::PER_THREAD || self.is_of_this_thread())
     }
 
     #[cold]
     fn is_of_this_thread(&self) -> bool {
-        self.service().is_some_and(|service| service.stream_of == local::thread())
+        self.service().is_some_and(|service| service.per_thread_of == Some(ThisThread::get().number()))
     }
 
     /// The address of the stream that it serves; 0 for the legacy default one.
@@ -150,25 +123,26 @@ impl ThreadCache {
         self.stream.load(Ordering::Relaxed)
     }
 
+    /// Returns whether the calling thread allocates from it.
     #[inline]
-    pub(in crate::memory) fn is_owned_by(&self, thread: u64) -> bool {
-        self.owner.load(Ordering::Relaxed) == thread
+    pub(in crate::memory) fn is_owned_by(&self, thread: ThisThread) -> bool {
+        self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
     /// The thread that allocates from it, if any does.
-    pub(in crate::memory) fn owner(&self) -> Option<u64> {
-        Some(self.owner.load(Ordering::Relaxed)).filter(|&owner| owner != 0)
+    pub(in crate::memory) fn owner(&self) -> Option<ThreadNumber> {
+        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed))
     }
 
-    /// Makes the thread the owner if the cache has none.
-    pub(in crate::memory) fn adopt(&self, thread: u64) -> bool {
+    /// Makes the calling thread the owner if the cache has none.
+    pub(in crate::memory) fn adopt(&self, thread: ThisThread) -> bool {
         // Acquire: pairs with the release in `give_up`, so that the former owner's work is seen.
-        self.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.owner.compare_exchange(0, thread.number().get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Ends the thread's ownership; for the owner alone.
-    pub(in crate::memory) fn give_up(&self, thread: u64) {
-        let _ = self.owner.compare_exchange(thread, 0, Ordering::Release, Ordering::Relaxed);
+    /// Ends the calling thread's ownership, if it is the owner.
+    pub(in crate::memory) fn give_up(&self, thread: ThisThread) {
+        let _ = self.owner.compare_exchange(thread.number().get(), 0, Ordering::Release, Ordering::Relaxed);
     }
 
     pub(in crate::memory) fn close(&self) {
@@ -196,58 +170,81 @@ impl ThreadCache {
         self.duties.load(Ordering::Relaxed) & LENDING != 0
     }
 
-    /// Locks the heap; quick for the owner.
+    /// Locks the heap; quick for the owner. A thread holds one guard of a cache at a time.
     #[inline]
-    pub(in crate::memory) fn lock(&self, thread: u64) -> OwnerGuard<'_, Heap> {
-        let mut heap = if thread != 0 && self.is_owned_by(thread) {
-            // SAFETY: the owner is this thread, which alone can end that, and no caller holds two guards of one cache.
+    pub(in crate::memory) fn lock(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
+        let heap = if self.is_owned_by(thread) {
+            // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of this
+            // room keeps a guard while it calls one that locks.
             unsafe { self.heap.lock_as_owner() }
         } else {
             self.heap.lock()
         };
+        self.with_inbox(heap)
+    }
+
+    /// Locks the heap as a visitor, also for the owner, so that whoever only looks into it is not held up by a long look.
+    pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
+        self.with_inbox(self.heap.lock())
+    }
+
+    #[inline]
+    fn with_inbox<'a>(&self, mut heap: OwnerGuard<'a, Heap>) -> OwnerGuard<'a, Heap> {
         if !self.inbox.is_empty() {
             self.collect(&mut heap);
         }
         heap
     }
 
-    /// A block of at least this many bytes, if one is free; written down where somebody records.
-    pub(in crate::memory) fn allocate(&self, thread: u64, bytes: u64) -> Option<u64> {
-        self.allocate_locked(&mut self.lock(thread), bytes)
+    /// Returns a block of at least this many bytes, if one is free; recorded if memory is.
+    pub(in crate::memory) fn allocate(&self, thread: ThisThread, bytes: u64) -> Option<u64> {
+        self.allocate_locked(&mut self.lock(thread), bytes, is_recorded())
     }
 
-    fn allocate_locked(&self, heap: &mut Heap, bytes: u64) -> Option<u64> {
-        let offset = heap.allocate(&self.device.pages, bytes)?;
-        if trace::is_on() {
-            self.trace_alloc(offset, bytes);
+    /// As [`ThreadCache::allocate`], with the heap locked, for a caller that knows whether memory is recorded.
+    #[inline]
+    pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64, is_recorded: bool) -> Option<u64> {
+        let offset = heap.allocate(&self.memory.pages, bytes)?;
+        if is_recorded {
+            self.record_alloc(offset, bytes);
         }
         Some(offset)
     }
 
     /// Adds free memory and takes a block at once, before another thread takes the pages away.
-    pub(in crate::memory) fn add_and_allocate(&self, thread: u64, start: u64, bytes: u64, request: u64) -> Option<u64> {
+    pub(in crate::memory) fn add_and_allocate(
+        &self,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+        request: u64,
+    ) -> Option<u64> {
         let mut heap = self.lock(thread);
         self.add_span(&mut heap, start, bytes);
-        self.allocate_locked(&mut heap, request)
+        self.allocate_locked(&mut heap, request, is_recorded())
     }
 
     /// Adds free memory to this cache's heap.
     pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) {
         heap.add_span(start, bytes);
-        if trace::is_on() {
-            let is_mapped = start < self.device.room();
-            self.trace_segment(if is_mapped { Action::SegmentMap } else { Action::SegmentAlloc }, start, bytes);
+        if is_recorded() {
+            let is_mapped = start < self.memory.range.bytes();
+            self.record_segment(
+                if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc },
+                start,
+                bytes,
+            );
         }
     }
 
     /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
     pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
-        let taken = heap.take_mappings(&self.device.pages, wanted, slack, kept);
-        if trace::is_on() {
+        let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
+        if is_recorded() {
             // Those in a row are one event.
             for row in taken.chunk_by(|mapping, next| mapping.end() == next.start()) {
                 let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-                self.trace_segment(Action::SegmentUnmap, row[0].start(), bytes);
+                self.record_segment(MemoryAction::SegmentUnmap, row[0].start(), bytes);
             }
         }
         taken
@@ -255,24 +252,26 @@ impl ThreadCache {
 
     /// Takes free spans out of this cache's heap; see [`Heap::take_free_spans`].
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
-        let taken = heap.take_free_spans(&self.device.pages);
-        if trace::is_on() {
-            taken.iter().for_each(|&(start, bytes)| self.trace_segment(Action::SegmentFree, start, bytes));
+        let taken = heap.take_free_spans(&self.memory.pages);
+        if is_recorded() {
+            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentFree, start, bytes));
         }
         taken
     }
 
-    /// Tells the pool how much is live here.
-    pub(in crate::memory) fn tell_live(&self, pool: &Pool, thread: u64) {
-        let live = self.lock(thread).counts().live;
-        let told = self.told.swap(live, Ordering::Relaxed);
-        pool.tell_live(live.cast_signed().wrapping_sub(told.cast_signed()));
+    /// Reports to the pool how much is live here.
+    pub(in crate::memory) fn report_live(&self, pool: &Pool, thread: ThisThread) {
+        self.report(pool, self.lock(thread).counts().live);
     }
 
-    /// Takes back what the pool was told: nothing is live here any more.
-    pub(in crate::memory) fn end_telling(&self, pool: &Pool) {
-        let told = self.told.swap(0, Ordering::Relaxed);
-        pool.tell_live(told.cast_signed().wrapping_neg());
+    /// Reports to the pool that nothing is live here any more.
+    pub(in crate::memory) fn report_end(&self, pool: &Pool) {
+        self.report(pool, 0);
+    }
+
+    fn report(&self, pool: &Pool, live: u64) {
+        let before = self.reported_live.swap(live, Ordering::Relaxed);
+        pool.change_live(live.cast_signed().wrapping_sub(before.cast_signed()));
     }
 
     /// Takes in what other threads have freed.
@@ -280,8 +279,8 @@ impl ThreadCache {
     fn collect(&self, heap: &mut Heap) {
         for offset in self.inbox.change(|inbox| (0, std::mem::take(inbox))) {
             // What a wrong second free tells may come when the page is another cache's.
-            if self.device.pages.cache(offset) == Some(self.number) {
-                heap.collect(&self.device.pages, offset);
+            if self.memory.pages.cache(offset) == Some(self.number) {
+                heap.collect(&self.memory.pages, offset);
             }
         }
     }
@@ -291,16 +290,16 @@ impl ThreadCache {
     /// # Errors
     /// [`Invalid`] if there is none at the offset.
     #[inline]
-    pub(in crate::memory) fn free(&self, thread: u64, offset: u64) -> Result<(), Invalid> {
-        if thread != 0 && self.is_owned_by(thread) {
-            self.lock(thread).free(&self.device.pages, offset)
+    pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
+        if self.is_owned_by(thread) {
+            self.lock(thread).free(&self.memory.pages, offset)
         } else {
             self.free_from_afar(offset)
         }
     }
 
     fn free_from_afar(&self, offset: u64) -> Result<(), Invalid> {
-        let pages = &self.device.pages;
+        let pages = &self.memory.pages;
         let must_tell = match pages.entry(offset) {
             Entry::Block(number) => {
                 if !pages.mark_freed(offset, number) {
@@ -330,7 +329,7 @@ impl ThreadCache {
     /// # Errors
     /// [`Invalid`] if there is none at the offset.
     pub(in crate::memory) fn mark_waiting(&self, offset: u64) -> Result<(), Invalid> {
-        let pages = &self.device.pages;
+        let pages = &self.memory.pages;
         match pages.entry(offset) {
             Entry::Block(number) => pages.mark_freed(offset, number).then_some(()).ok_or(Invalid::Freed),
             Entry::Slab(number) => {
@@ -345,12 +344,12 @@ impl ThreadCache {
 
     /// Whether the block at the offset is no slot of a slab.
     pub(in crate::memory) fn is_large(&self, offset: u64) -> bool {
-        matches!(self.device.pages.entry(offset), Entry::Block(_))
+        matches!(self.memory.pages.entry(offset), Entry::Block(_))
     }
 
     /// Whether a caller holds a block that starts at the offset.
     pub(in crate::memory) fn check_live(&self, offset: u64) -> Result<(), Invalid> {
-        let pages = &self.device.pages;
+        let pages = &self.memory.pages;
         match pages.entry(offset) {
             Entry::Block(_) => Ok(()),
             Entry::Slab(number) => {
@@ -364,7 +363,7 @@ impl ThreadCache {
     }
 
     /// Notes that a stream uses a live block.
-    pub(in crate::memory) fn add_use(&self, offset: u64, user: User) {
+    pub(in crate::memory) fn add_use(&self, offset: u64, user: BlockUser) {
         self.uses.change(|uses| {
             let users = uses.entry(offset).or_default();
             if users.iter().all(|known| !known.is(&user)) {
@@ -381,18 +380,12 @@ impl ThreadCache {
     }
 
     /// The further streams that use a block, which end with it.
-    pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<User> {
+    pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<BlockUser> {
         self.uses.change(|uses| {
             let users = uses.remove(&offset).unwrap_or_default();
             (uses.len(), users)
         })
     }
-}
-
-/// The stream by which a cache is found: the two names of the legacy stream are one.
-#[inline]
-pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
-    if stream.address() == 1 { 0 } else { stream.address() }
 }
 
 #[cfg(all(test, loom))]
@@ -405,30 +398,44 @@ mod models {
     use super::*;
     use crate::ids::Device;
     use crate::memory::cache::heap::Counts;
-    use crate::memory::device::pages::PAGE;
+    use crate::memory::device::PAGE;
     use crate::sync::{AtomicBool, Ordering};
 
-    const OWNER: u64 = 1;
-    const NEXT_OWNER: u64 = 2;
-    const OTHER: u64 = 3;
+    fn this_thread(number: u64) -> ThisThread {
+        // SAFETY: each function below is called by one of a model's threads alone, the one that it is named for.
+        unsafe { ThisThread::of_model(number) }
+    }
+
+    fn owner() -> ThisThread {
+        this_thread(1)
+    }
+
+    fn next_owner() -> ThisThread {
+        this_thread(2)
+    }
+
+    fn other() -> ThisThread {
+        this_thread(3)
+    }
+
     const SMALL: u64 = 512;
     const LARGE: u64 = 256 << 10;
 
     /// A cache with a page of memory, and its device, for as long as one run of a model.
     struct Made {
         cache: Option<Box<ThreadCache>>,
-        memory: *mut DeviceMemory,
+        device: *mut DeviceMemory,
     }
 
     fn give_page(cache: &ThreadCache) {
-        assert!(cache.adopt(OWNER));
-        cache.device.pages.set_cache(0, PAGE, Some(cache.number));
-        cache.lock(OWNER).add_span(0, PAGE);
+        assert!(cache.adopt(owner()));
+        cache.memory.pages.set_cache(0, PAGE, Some(cache.number));
+        cache.lock(owner()).add_span(0, PAGE);
     }
 
     // SAFETY: the device is behind a pointer only so that it can be freed last; what it points to is `Sync`.
     unsafe impl Send for Made {}
-    // SAFETY: as above.
+    // SAFETY: what the pointer points to is `Sync`, and the cache is too.
     unsafe impl Sync for Made {}
 
     impl Made {
@@ -437,21 +444,21 @@ mod models {
             // SAFETY: freed by `drop`, after all that knows it.
             let cache = Box::new(ThreadCache::new(0, unsafe { &*memory }));
             give_page(&cache);
-            Arc::new(Self { cache: Some(cache), memory })
+            Arc::new(Self { cache: Some(cache), device: memory })
         }
 
         fn allocate(&self, bytes: u64) -> u64 {
-            self.lock(OWNER).allocate(&self.device.pages, bytes).unwrap()
+            self.lock(owner()).allocate(&self.memory.pages, bytes).unwrap()
         }
 
         fn freeing(this: &Arc<Self>, offset: u64) -> JoinHandle<bool> {
             let cache = Arc::clone(this);
-            thread::spawn(move || cache.free(OTHER, offset).is_ok())
+            thread::spawn(move || cache.free(other(), offset).is_ok())
         }
 
         /// What the owner counts as live and as freed once it has locked.
         fn counts(&self) -> (u64, u64) {
-            let Counts { live, frees, .. } = self.lock(OWNER).counts();
+            let Counts { live, frees, .. } = self.lock(owner()).counts();
             (live, frees)
         }
     }
@@ -468,7 +475,7 @@ mod models {
         fn drop(&mut self) {
             self.cache = None;
             // SAFETY: nothing else knows the device that `new` made.
-            drop(unsafe { Box::from_raw(self.memory) });
+            drop(unsafe { Box::from_raw(self.device) });
         }
     }
 
@@ -477,7 +484,7 @@ mod models {
         loom::model(|| {
             let cache = Made::new();
             let threads = [cache.allocate(SMALL), cache.allocate(SMALL)].map(|offset| Made::freeing(&cache, offset));
-            drop(cache.lock(OWNER));
+            drop(cache.lock(owner()));
             assert!(threads.map(|thread| thread.join().unwrap()).iter().all(|&is_freed| is_freed));
             assert_eq!(cache.counts(), (0, 2));
             assert!(cache.inbox.is_empty());
@@ -490,7 +497,7 @@ mod models {
             let cache = Made::new();
             let offset = cache.allocate(LARGE);
             let threads = [Made::freeing(&cache, offset), Made::freeing(&cache, offset)];
-            drop(cache.lock(OWNER));
+            drop(cache.lock(owner()));
             let succeeded = threads.map(|thread| thread.join().unwrap());
             assert_ne!(succeeded[0], succeeded[1]);
             assert_eq!(cache.counts(), (0, 1));
@@ -506,8 +513,8 @@ mod models {
             let thread = {
                 let (cache, is_freed) = (Arc::clone(&cache), Arc::clone(&is_freed));
                 thread::spawn(move || {
-                    cache.free(OTHER, small).unwrap();
-                    cache.free(OTHER, large).unwrap();
+                    cache.free(other(), small).unwrap();
+                    cache.free(other(), large).unwrap();
                     is_freed.store(true, Ordering::Release);
                 })
             };
@@ -529,7 +536,7 @@ mod models {
             assert!(thread.join().unwrap());
             assert_eq!(cache.counts(), (SMALL, 1));
             assert_eq!(cache.check_live(second), Ok(()));
-            assert_eq!(cache.free(OWNER, second), Ok(()));
+            assert_eq!(cache.free(owner(), second), Ok(()));
             assert_eq!(cache.counts(), (0, 2));
         });
     }
@@ -539,11 +546,11 @@ mod models {
         loom::model(|| {
             let cache = Made::new();
             let offset = cache.allocate(LARGE);
-            cache.free(OWNER, offset).unwrap();
-            assert_eq!(cache.lock(OWNER).take_free_spans(&cache.device.pages), [(0, PAGE)]);
-            let other = ThreadCache::new(1, cache.device);
+            cache.free(owner(), offset).unwrap();
+            assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages), [(0, PAGE)]);
+            let other = ThreadCache::new(1, cache.memory);
             give_page(&other);
-            let again = other.lock(OWNER).allocate(&other.device.pages, LARGE);
+            let again = other.lock(owner()).allocate(&other.memory.pages, LARGE);
             assert_eq!(again, Some(offset));
             other.mark_waiting(offset).unwrap();
             // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not with
@@ -553,7 +560,7 @@ mod models {
                 (inbox.len(), ())
             });
             assert_eq!(cache.counts(), (0, 1));
-            assert_eq!(other.lock(OWNER).counts().live, LARGE);
+            assert_eq!(other.lock(owner()).counts().live, LARGE);
         });
     }
 
@@ -565,10 +572,10 @@ mod models {
             let other = Made::freeing(&cache, first);
             let next = {
                 let cache = Arc::clone(&cache);
-                thread::spawn(move || cache.adopt(NEXT_OWNER).then(|| cache.lock(NEXT_OWNER).counts().live))
+                thread::spawn(move || cache.adopt(next_owner()).then(|| cache.lock(next_owner()).counts().live))
             };
-            cache.free(OWNER, second).unwrap();
-            cache.give_up(OWNER);
+            cache.free(owner(), second).unwrap();
+            cache.give_up(owner());
             assert!(other.join().unwrap());
             if let Some(live) = next.join().unwrap() {
                 assert!(live <= SMALL, "{live} bytes though the former owner had freed one of the two blocks");

@@ -1,12 +1,31 @@
-//! What a device has: its address range and the pages in it, the physical memory behind them, segments, events, and what waits
-//! to be unmapped.
+//! What a device has: its address range and the pages in it, the physical memory behind them, segments, events, and what
+//! waits to be unmapped.
+//!
+//! This room knows nothing of pools and caches. A pool's [`Supply`] and the number of a cache are all that it is given.
 
-pub(in crate::memory) mod address_space;
-pub(in crate::memory) mod budget;
-pub(in crate::memory) mod device_memory;
-pub(in crate::memory) mod extents;
-pub(in crate::memory) mod pages;
-pub(in crate::memory) mod retired;
-pub(in crate::memory) mod segment_source;
-pub(in crate::memory) mod size_class;
-pub(in crate::memory) mod slab;
+mod address_range;
+mod address_space;
+mod budget;
+mod device_memory;
+mod event_pool;
+mod pages;
+mod retired;
+mod segment_source;
+mod segments;
+mod size_class;
+mod slab;
+mod supply;
+mod until;
+
+pub(in crate::memory) use budget::Budget;
+pub(in crate::memory) use device_memory::DeviceMemory;
+pub(in crate::memory) use event_pool::EventPool;
+pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
+pub(in crate::memory) use retired::Remains;
+pub(in crate::memory) use segment_source::DriverSegments;
+pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+pub(in crate::memory) use segments::overlapping;
+pub(in crate::memory) use size_class::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass};
+pub(in crate::memory) use slab::Slab;
+pub(in crate::memory) use supply::{Source, Supply};
+pub(in crate::memory) use until::{Until, devices};

@@ -5,8 +5,8 @@
 
 use std::sync::OnceLock;
 
-use crate::memory::device::size_class::ALIGNMENT;
-use crate::memory::device::slab::Slabs;
+use super::size_class::ALIGNMENT;
+use super::slab::Slabs;
 use crate::runtime::Physical;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

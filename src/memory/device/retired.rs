@@ -1,19 +1,19 @@
-//! Memory that nobody holds but that the GPU may still use: unmapped, and given back, when its streams are done.
+//! Memory that is free but that the GPU may still use: unmapped, and given back, when its streams are done.
 //!
 //! So neither moving pages nor giving them back ever waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::device_memory::DeviceMemory;
+use super::pages::Mapping;
+use super::supply::{Source, Supply};
+use super::until::Until;
 use crate::error::Result;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::device::pages::Mapping;
-use crate::memory::pool::state::{Pool, Source};
-use crate::memory::serve::settle::Until;
 use crate::runtime::Stream;
 use crate::sync::lock;
 
-/// What is to be done with it.
+/// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
 pub(in crate::memory) enum Remains {
     /// The pages stand elsewhere now.
@@ -28,26 +28,30 @@ pub(in crate::memory) enum Remains {
 struct Entry {
     remains: Remains,
     until: Until,
-    pool: Arc<Pool>,
+    /// The pool's, which may be gone by then.
+    supply: Arc<Supply>,
 }
 
 /// The list of one device.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Retired {
+pub(super) struct Retired {
     len: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
 }
 
-impl Retired {
-    pub(in crate::memory) fn push(&self, remains: Remains, until: Until, pool: &Arc<Pool>) {
-        let mut entries = lock(&self.entries);
-        entries.push(Entry { remains, until, pool: Arc::clone(pool) });
-        self.len.store(entries.len(), Ordering::Release);
-    }
-}
-
 impl DeviceMemory {
-    /// Ends what the GPU is done with, and answers the physical bytes that went back; with `wait`, waits for the GPU.
+    /// Unmaps or gives back what remains of memory that was `supply`'s, once `until` is done.
+    ///
+    /// # Safety
+    /// The memory is in no cache and on no other list any more, and all work that uses it at these addresses is done when
+    /// `until` is.
+    pub(in crate::memory) unsafe fn retire(&self, remains: Remains, until: Until, supply: &Arc<Supply>) {
+        let mut entries = lock(&self.retired.entries);
+        entries.push(Entry { remains, until, supply: Arc::clone(supply) });
+        self.retired.len.store(entries.len(), Ordering::Release);
+    }
+
+    /// Ends what the GPU is done with, and returns the physical bytes that went back; with `wait`, waits for the GPU.
     ///
     /// # Errors
     /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
@@ -66,10 +70,10 @@ impl DeviceMemory {
         // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back leaves
         // no older mapping behind.
         for mut entry in entries.into_iter().rev() {
-            match entry.until.is_done(self, wait) {
+            match entry.until.is_done(&self.events, wait) {
                 Ok(true) => {
                     let before = entry.remains.bytes();
-                    if let Err(error) = self.end(&mut entry.remains, &entry.pool) {
+                    if let Err(error) = self.end(&mut entry.remains, &entry.supply) {
                         outcome = outcome.and(Err(error));
                     }
                     released += before - entry.remains.bytes();
@@ -93,7 +97,7 @@ impl DeviceMemory {
     }
 
     /// Ends as much as the driver allows; what is left stays in `remains`.
-    fn end(&self, remains: &mut Remains, pool: &Pool) -> Result<()> {
+    fn end(&self, remains: &mut Remains, supply: &Supply) -> Result<()> {
         match remains {
             Remains::Moved(mappings) => {
                 while !mappings.is_empty() {
@@ -103,22 +107,23 @@ impl DeviceMemory {
             Remains::Released { mapped, unmapped } => {
                 while !(mapped.is_empty() && unmapped.is_empty()) {
                     while let Some(mapping) = unmapped.last() {
-                        self.release(mapping.physical)?;
+                        // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the entry below.
+                        unsafe { self.range.release(mapping.physical) }?;
                         self.budget.release(mapping.bytes());
-                        pool.budget.release(mapping.bytes());
+                        supply.budget.release(mapping.bytes());
                         unmapped.pop();
                     }
                     unmapped.extend(self.unmap_run(mapped)?);
                 }
             }
             Remains::Segment { address, bytes, stream } => {
-                let Source::Segments(source) = &pool.rules.source else { return Ok(()) };
-                self.driver_calls.fetch_add(1, Ordering::Relaxed);
+                let Source::Segments(source) = &supply.source else { return Ok(()) };
+                self.range.count_driver_call();
                 let outcome = source.free(*address, *bytes, stream);
                 if outcome.is_ok() || !source.frees_again() {
                     let freed = std::mem::take(bytes);
                     self.budget.release(freed);
-                    pool.budget.release(freed);
+                    supply.budget.release(freed);
                 }
                 outcome?;
             }
@@ -134,8 +139,9 @@ impl DeviceMemory {
         }
         let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(Vec::new()) };
         let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
-        self.unmap(first, pages)?;
-        lock(&self.space).put_back(first, pages);
+        // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
+        unsafe { self.range.unmap(first, pages) }?;
+        self.put_back_pages(first, pages);
         Ok(mappings.split_off(from))
     }
 }

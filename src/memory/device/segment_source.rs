@@ -7,7 +7,6 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::device::pages::PAGE;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
@@ -52,14 +51,20 @@ impl SegmentFunctions {
         Self { allocate, free }
     }
 
-    /// The functions at these addresses. The caller of the Python API vouches for them, as with ctypes.
+    /// The functions at these addresses.
+    ///
+    /// # Safety
+    /// Functions of these types lie there, and do what [`SegmentFunctions::new`] asks of them.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for address 0.
     #[cfg(feature = "python")]
-    pub(crate) fn from_addresses(allocate: usize, free: usize) -> Result<Self> {
+    pub(crate) unsafe fn from_addresses(allocate: usize, free: usize) -> Result<Self> {
         if allocate == 0 || free == 0 {
             return Err(Error::invalid_value("allocator: 0 is not the address of a C function"));
         }
         let pointer = |address| std::ptr::with_exposed_provenance::<std::ffi::c_void>(address);
-        // SAFETY: the addresses are not null, and the user says that functions of these prototypes lie there.
+        // SAFETY: the addresses are not null, and the caller promises that functions of these types lie there.
         Ok(unsafe {
             Self {
                 allocate: std::mem::transmute::<*const std::ffi::c_void, AllocateFunction>(pointer(allocate)),
@@ -93,7 +98,7 @@ impl SegmentSource for SegmentFunctions {
 
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let pointer = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: as in `allocate`, and the memory came from there.
+        // SAFETY: whoever made this source promised that the function may be called so for memory of `allocate`'s.
         unsafe { (self.free)(pointer, bytes as isize, ordinal(stream.device()), stream.raw().as_ptr()) };
         Ok(())
     }
@@ -122,9 +127,4 @@ impl SegmentSource for DriverSegments {
     fn frees_again(&self) -> bool {
         true
     }
-}
-
-/// What a segment for a request of this many bytes is asked for: whole pages, so that small requests share one.
-pub(in crate::memory) const fn segment_bytes(needed: u64) -> u64 {
-    needed.next_multiple_of(PAGE)
 }

@@ -3,7 +3,7 @@
 //! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit of
 //! their own, which the owner collects, so neither waits for the other.
 
-use crate::memory::device::size_class::{SLOTS_MAX, SizeClass};
+use super::size_class::{SLOTS_MAX, SizeClass};
 use crate::sync::Table;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use std::array;
@@ -244,9 +244,8 @@ mod models {
     use loom::sync::Arc;
     use loom::thread::{self, JoinHandle};
 
-    use crate::memory::Slab;
-    use crate::memory::device::size_class::SizeClass;
-    use crate::memory::shared_list::SharedList;
+    use super::super::{SizeClass, Slab};
+    use crate::sync::SharedList;
     use crate::sync::{AtomicBool, Ordering};
 
     /// A slab and what is around it: who frees, and an owner who looks only where it was told to.

@@ -1,15 +1,16 @@
 //! The C interface: functions that other allocators' plugs take, for CuPy, PyTorch, cuDSS, cuQuantum and C programs.
 //!
-//! They answer null, or a status, where there is no memory; no panic crosses them. [`C_API`] holds their addresses.
+//! They return null, or a status, where there is no memory; no panic crosses them. [`C_API`] holds their addresses.
 
 use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
 use std::ptr;
 
+use super::library_memory::LibraryMemory;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
-use crate::memory::LibraryMemory;
+use crate::memory::serve::{Allocation, allocate, find, free};
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
 
@@ -50,19 +51,22 @@ pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), gpupool_handler_alloc, gpupool_handler_free, b"gpupool");
 
 /// A handler whose memory comes from where this says.
-pub(in crate::memory) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
+pub(super) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
     let context = ptr::from_ref(memory).cast_mut().cast();
     DeviceMemHandler::new(context, gpupool_library_alloc, gpupool_library_free, b"gpupool.MemPool")
 }
 
-/// Gives the driver memory back that is not gpupool's, and that a library has done with.
-pub(in crate::memory) fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
-    // SAFETY: the library owned the memory and just gave it up; what is no memory of the driver's, the driver refuses.
+/// Gives the driver memory back that is not gpupool's.
+///
+/// # Safety
+/// A library owned the memory and gives it up.
+pub(super) unsafe fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
+    // SAFETY: the caller's library gives the memory up; what is no memory of the driver's, the driver refuses.
     unsafe { runtime.memory_free(address) }
 }
 
 /// Runs what must neither panic nor fail across C.
-pub(in crate::memory) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
+pub(super) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
     if process::is_forked() {
         return otherwise;
     }
@@ -73,24 +77,34 @@ pub(in crate::memory) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> 
 }
 
 /// The stream that a caller names; -1 for whichever device it belongs to.
+///
+/// # Safety
+/// The stream is alive while it is used, and of the device if one is named, which is looked up where it is used.
 #[inline]
-pub(in crate::memory) fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(super) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     match u32::try_from(device) {
-        // SAFETY: the caller vouches for its stream, and that it is one of the device, which is looked up where it is used.
+        // SAFETY: the caller promises that the stream is alive and of the device.
         Ok(ordinal) => Ok(unsafe { Stream::from_raw_on(stream, Device::from_ordinal(ordinal)) }),
-        // SAFETY: the caller vouches for its stream.
+        // SAFETY: the caller promises that the stream is alive.
         Err(_) => unsafe { Stream::from_raw(stream) },
     }
 }
 
-pub(in crate::memory) fn pointer(address: u64) -> *mut c_void {
+/// The address of a block as C takes it.
+pub(super) fn address_of(block: Result<Allocation>) -> Result<*mut c_void> {
+    block.map(|block| pointer(block.address()))
+}
+
+pub(super) fn pointer(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(address as usize)
 }
 
 unsafe extern "C" fn gpupool_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(ptr::null_mut(), || {
         let Ok(size @ 1..) = u64::try_from(size) else { return Ok(ptr::null_mut()) };
-        crate::memory::allocate(size, &stream_of(device, stream)?).map(pointer)
+        // SAFETY: the caller names a stream that is alive.
+        let stream = unsafe { stream_of(device, stream) }?;
+        address_of(allocate(size, &stream))
     })
 }
 
@@ -99,11 +113,12 @@ unsafe extern "C" fn gpupool_free(pointer: *mut c_void, _size: isize, device: c_
         if pointer.is_null() {
             return Ok(());
         }
-        let stream = stream_of(device, stream)?;
-        let block = crate::memory::serve::allocate::find(pointer.addr() as u64, None)?;
+        // SAFETY: the caller names a stream that is alive.
+        let stream = unsafe { stream_of(device, stream) }?;
+        let block = find(pointer.addr() as u64, None)?;
         // PyTorch names the stream that the memory was allocated on, which may be gone.
         let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
-        crate::memory::serve::allocate::free(block.cache, block.offset, on)
+        free(block, on)
     });
 }
 
@@ -112,15 +127,15 @@ unsafe extern "C" fn gpupool_cupy_malloc(_param: *mut c_void, size: usize, devic
         if size == 0 {
             return Ok(ptr::null_mut());
         }
-        crate::memory::allocate(size as u64, &Stream::current_on(runtime::device(device.into())?)).map(pointer)
+        address_of(allocate(size as u64, &Stream::current_on(runtime::device(device.into())?)))
     })
 }
 
 unsafe extern "C" fn gpupool_cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
-    guard((), || if pointer.is_null() { Ok(()) } else { crate::memory::deallocate(pointer.addr() as u64, None) });
+    guard((), || if pointer.is_null() { Ok(()) } else { free(find(pointer.addr() as u64, None)?, None) });
 }
 
-/// Puts what is allocated in its place: null for 0 bytes. Answers 0, or 1 where that cannot be.
+/// Puts what is allocated in its place: null for 0 bytes. Returns 0, or 1 where that cannot be.
 ///
 /// # Safety
 /// The place is one for a pointer, or null.
@@ -141,8 +156,10 @@ unsafe extern "C" fn gpupool_handler_alloc(
     stream: *mut c_void,
 ) -> c_int {
     guard(1, || {
+        // SAFETY: the library names a stream that is alive.
+        let stream = unsafe { stream_of(-1, stream) }?;
         // SAFETY: the library passes a place for a pointer.
-        unsafe { put(place, size, |size| crate::memory::allocate(size, &stream_of(-1, stream)?)) }
+        unsafe { put(place, size, |size| allocate(size, &stream).map(Allocation::address)) }
     })
 }
 
@@ -154,7 +171,9 @@ unsafe extern "C" fn gpupool_handler_free(
 ) -> c_int {
     guard(1, || {
         if !pointer.is_null() {
-            crate::memory::deallocate(pointer.addr() as u64, Some(&stream_of(-1, stream)?))?;
+            // SAFETY: the library names a stream that is alive.
+            let stream = unsafe { stream_of(-1, stream) }?;
+            free(find(pointer.addr() as u64, None)?, Some(&stream))?;
         }
         Ok(0)
     })
@@ -169,7 +188,8 @@ unsafe extern "C" fn gpupool_library_alloc(
     guard(1, || {
         // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
         let memory = unsafe { &*context.cast::<LibraryMemory>() };
-        let stream = stream_of(memory.device.ordinal() as c_int, stream)?;
+        // SAFETY: the library names a stream of its handle's device, which is alive.
+        let stream = unsafe { stream_of(memory.device.ordinal() as c_int, stream) }?;
         // SAFETY: the library passes a place for a pointer.
         unsafe { put(place, size, |size| memory.allocate(size, &stream)) }
     })
@@ -182,11 +202,13 @@ unsafe extern "C" fn gpupool_library_free(
     stream: *mut c_void,
 ) -> c_int {
     guard(1, || {
-        // SAFETY: as in `gpupool_library_alloc`.
+        // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
         let memory = unsafe { &*context.cast::<LibraryMemory>() };
         if !pointer.is_null() {
-            let stream = stream_of(memory.device.ordinal() as c_int, stream)?;
-            memory.free(pointer.addr() as u64, &stream)?;
+            // SAFETY: the library names a stream of its handle's device, which is alive.
+            let stream = unsafe { stream_of(memory.device.ordinal() as c_int, stream) }?;
+            // SAFETY: the library owned the memory and gives it up.
+            unsafe { memory.free(pointer.addr() as u64, &stream) }?;
         }
         Ok(0)
     })

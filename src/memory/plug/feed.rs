@@ -8,16 +8,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
 
+use super::c_api::{address_of, guard, stream_of};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
-use crate::memory::cache::thread as local;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::device::segment_source::{AllocateFunction, FreeFunction};
-use crate::memory::plug::c_api::{guard, pointer, stream_of};
-use crate::memory::pool::scope::PoolToken;
-use crate::memory::pool::state::Pool;
-use crate::memory::serve::allocate as allocator;
-use crate::memory::serve::miss as oom;
+use crate::memory::device::{AllocateFunction, FreeFunction};
+use crate::memory::pool::{Pool, PoolToken, Purpose, gone, only_in};
+use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{lock, read, write};
 
@@ -37,15 +33,12 @@ static MALLOCS: [AllocateFunction; 64] = functions!(
 /// a pool's function serves another pool only when the pool was dropped.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if 64 pools that are alive have one already, or the pool was dropped.
+/// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was dropped.
 pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
     let Some(token) = pool else { return Ok((malloc_default, free)) };
     let pool = token.pool();
     if pool.is_closed() {
-        return Err(Error::invalid_value(format!(
-            "pool {} was dropped; keep the MemPool as long as it is used",
-            pool.id
-        )));
+        return Err(gone(pool));
     }
     let mut fed = write(&FED);
     let place = match fed.iter().position(|other| Arc::ptr_eq(other, pool)) {
@@ -65,7 +58,7 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
         Some(malloc) => Ok((*malloc, free)),
         None => {
             fed.pop();
-            Err(Error::invalid_value(format!(
+            Err(Error::unavailable(format!(
                 "{} pools feed other allocators already; drop one that is not needed any more",
                 MALLOCS.len()
             )))
@@ -76,13 +69,7 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
 /// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for nobody.
 static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
-/// The address of that stream, if anything was ever allocated on it: what is live there feeds another allocator.
-pub(in crate::memory) fn stream_address(device: Device) -> Option<usize> {
-    let streams = lock(&STREAMS);
-    streams.iter().find(|stream| stream.device() == device).map(|stream| stream.raw().address())
-}
-
-/// That stream.
+/// The device's stream on which nothing ever runs.
 fn idle_stream(device: Device) -> Result<Stream> {
     let known = || lock(&STREAMS);
     let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();
@@ -100,17 +87,16 @@ fn idle_stream(device: Device) -> Result<Stream> {
     }))
 }
 
-fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<u64> {
+fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation> {
     let device = stream.device();
-    if pool.device.device != device || pool.is_closed() {
+    if pool.memory.device != device || pool.is_closed() {
         return Err(Error::invalid_value(format!("pool {} has no memory for {device}", pool.id)));
     }
     // Pages that another stream used are not asked about while that could spoil the caller's capture.
     let is_captured = stream.capture_status()? != CaptureStatus::None;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.
-    let allocated = oom::without_callbacks(|| local::only_in(pool, is_captured, || allocator::allocate(bytes, &idle)));
-    allocated.map(allocator::Allocation::address)
+    without_callbacks(|| only_in(pool, Purpose::Feed { is_captured }, || serve::allocate(bytes, &idle)))
 }
 
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
@@ -118,16 +104,19 @@ unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, s
         let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
         let pool = read(&FED).get(PLACE).cloned();
         let pool = pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?;
-        allocate(&pool, size, &stream_of(device, stream)?).map(pointer)
+        // SAFETY: the other allocator names a stream that is alive.
+        let stream = unsafe { stream_of(device, stream) }?;
+        address_of(allocate(&pool, size, &stream))
     })
 }
 
 unsafe extern "C" fn malloc_default(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
         let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
-        let stream = stream_of(device, stream)?;
-        let pool = DeviceMemory::of(runtime::device(stream.device().ordinal() as i64)?)?.default_pool()?;
-        allocate(pool, size, &stream).map(pointer)
+        // SAFETY: the other allocator names a stream that is alive.
+        let stream = unsafe { stream_of(device, stream) }?;
+        let pool = device_caches(runtime::device(stream.device().ordinal() as i64)?)?.default_pool()?;
+        address_of(allocate(pool, size, &stream))
     })
 }
 
@@ -136,7 +125,6 @@ unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, _device: c_int, _s
         if pointer.is_null() {
             return Ok(());
         }
-        let block = allocator::find(pointer.addr() as u64, None)?;
-        allocator::free_after_all_work(block.cache, block.offset)
+        free_after_all_work(find(pointer.addr() as u64, None)?)
     });
 }

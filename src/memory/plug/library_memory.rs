@@ -5,20 +5,19 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use super::c_api;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
-use crate::memory::plug::c_api;
-use crate::memory::pool::scope::{self, PoolToken};
-use crate::memory::pool::uses::PoolUse;
-use crate::memory::serve::allocate as allocator;
+use crate::memory::pool::{PoolScope, PoolToken, PoolUse};
+use crate::memory::serve::{Allocation, allocate, find, free};
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 use crate::sync::lock;
 
 /// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
 #[derive(Debug)]
 pub(crate) struct LibraryMemory {
-    pub(in crate::memory) device: Device,
+    pub(super) device: Device,
     pool: Mutex<Option<PoolUse>>,
 }
 
@@ -63,11 +62,11 @@ impl LibraryMemory {
     }
 
     /// Memory for the library, on whichever of its threads.
-    pub(in crate::memory) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+    pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let in_use = self.lock().as_ref().map(PoolUse::again).transpose()?;
         if let Some(in_use) = in_use {
-            let _entered = scope::enter_use(in_use)?;
-            return crate::memory::allocate(bytes, stream);
+            let _scope = PoolScope::of_use(in_use)?;
+            return allocate(bytes, stream).map(Allocation::address);
         }
         let runtime = runtime::get()?;
         let _bound = BoundDevice::new(runtime, self.device)?;
@@ -76,15 +75,19 @@ impl LibraryMemory {
     }
 
     /// Takes back what the library has done with, in the stream's order.
-    pub(in crate::memory) fn free(&self, address: u64, stream: &Stream) -> Result<()> {
-        if let Ok(block) = allocator::find(address, None) {
-            return allocator::free(block.cache, block.offset, Some(stream));
+    ///
+    /// # Safety
+    /// The library owned the memory, ours or the driver's, and gives it up.
+    pub(super) unsafe fn free(&self, address: u64, stream: &Stream) -> Result<()> {
+        if let Ok(block) = find(address, None) {
+            return free(block, Some(stream));
         }
         // The driver waits for the work of most memory before it frees it, but not for that of its own pools.
         stream.synchronize()?;
         let runtime = runtime::get()?;
         let _bound = BoundDevice::new(runtime, self.device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
-        c_api::free_plain(runtime, address)
+        // SAFETY: the caller's library gives the memory up.
+        unsafe { c_api::free_plain(runtime, address) }
     }
 }

@@ -1,7 +1,17 @@
 //! How other programs take memory from here: C functions, feeds of other allocators, libraries' handles, PyTorch.
 
-pub(in crate::memory) mod c_api;
-pub(in crate::memory) mod feed;
-pub(in crate::memory) mod library_memory;
+mod c_api;
+mod feed;
 #[cfg(feature = "python")]
-pub(crate) mod torch;
+mod fence;
+mod library_memory;
+#[cfg(feature = "python")]
+mod torch;
+
+pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER};
+pub use feed::feed;
+#[cfg(feature = "python")]
+pub(crate) use fence::fence;
+pub(crate) use library_memory::LibraryMemory;
+#[cfg(feature = "python")]
+pub(crate) use torch::torch_functions;

@@ -3,11 +3,13 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::id::PoolId;
+use super::route;
+#[cfg(feature = "python")]
+use super::scope::PoolToken;
+use super::state::Pool;
+use super::uses::PoolUse;
 use crate::error::{Error, Result};
-use crate::memory::cache::thread as local;
-use crate::memory::pool::id::PoolId;
-use crate::memory::pool::state::Pool;
-use crate::memory::pool::uses::PoolUse;
 use crate::runtime::{KnownCapture, Stream, note_capture};
 
 /// Allocations of the calling thread that become parts of a graph, until this is ended or dropped.
@@ -16,7 +18,7 @@ use crate::runtime::{KnownCapture, Stream, note_capture};
 #[must_use = "allocations go to the graph only while this lives"]
 #[derive(Debug)]
 pub struct CaptureScope {
-    entered: Option<Entered>,
+    entered: EnteredCapture,
     this_thread: PhantomData<*mut ()>,
 }
 
@@ -31,61 +33,68 @@ pub struct GraphMemory {
 
 /// A capture under way, for a caller that promises to end it on the same thread.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct EnteredCapture {
     pool: PoolId,
     ticket: u64,
     _known: KnownCapture,
 }
 
-pub(in crate::memory) fn enter(pool: &Arc<Pool>, stream: &Stream) -> Result<Entered> {
-    if stream.device() != pool.device.device {
-        return Err(Error::invalid_value(format!(
-            "pool {} is of {} and cannot serve a capture on {}; make a pool there",
-            pool.id,
-            pool.device.device,
-            stream.device()
-        )));
+impl EnteredCapture {
+    fn new(pool: &Arc<Pool>, stream: &Stream) -> Result<Self> {
+        if stream.device() != pool.memory.device {
+            return Err(Error::invalid_value(format!(
+                "pool {} is of {} and cannot serve a capture on {}; make a pool there",
+                pool.id,
+                pool.memory.device,
+                stream.device()
+            )));
+        }
+        let in_use = PoolUse::new(pool, true)?;
+        let ticket = route::enter_capture(in_use, stream.raw())?;
+        Ok(Self { pool: pool.id, ticket, _known: note_capture(stream) })
     }
-    let in_use = PoolUse::new(pool, true)?;
-    let ticket = local::enter_capture(in_use, stream.raw())?;
-    Ok(Entered { pool: pool.id, ticket, _known: note_capture(stream) })
+
+    /// Ends the routing of the capture and returns its memory.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` on another thread than the one that began it.
+    pub(crate) fn leave(&self) -> Result<GraphMemory> {
+        let left = route::leave(self.ticket);
+        left.map(|uses| GraphMemory { pool: self.pool, _uses: uses }).ok_or_else(|| {
+            Error::invalid_value(format!(
+                "the capture into pool {} began on another thread, or was ended before; end it once, where it began",
+                self.pool
+            ))
+        })
+    }
 }
 
-/// Ends the routing of a capture and answers its memory.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` on another thread than the one that began it.
-pub(crate) fn leave(entered: &Entered) -> Result<GraphMemory> {
-    let left = local::leave(entered.ticket);
-    left.map(|uses| GraphMemory { pool: entered.pool, _uses: uses }).ok_or_else(|| {
-        Error::invalid_value(format!(
-            "the capture into pool {} began on another thread, or was ended before; end it once, where it began",
-            entered.pool
-        ))
-    })
-}
-
-impl Drop for Entered {
+impl Drop for EnteredCapture {
     fn drop(&mut self) {
         // Nothing once it was ended. On another thread it ends with the thread that began it.
-        drop(local::leave(self.ticket));
+        drop(route::leave(self.ticket));
+    }
+}
+
+#[cfg(feature = "python")]
+impl PoolToken {
+    /// [`MemPool::capture`](crate::MemPool::capture) for a caller that cannot keep a guard on its thread.
+    pub(crate) fn enter_capture(&self, stream: &Stream) -> Result<EnteredCapture> {
+        EnteredCapture::new(self.pool(), stream)
     }
 }
 
 impl CaptureScope {
     pub(in crate::memory) fn new(pool: &Arc<Pool>, stream: &Stream) -> Result<Self> {
-        Ok(Self { entered: Some(enter(pool, stream)?), this_thread: PhantomData })
+        Ok(Self { entered: EnteredCapture::new(pool, stream)?, this_thread: PhantomData })
     }
 
     /// Ends the capture's allocations; what they took belongs to the graph.
     ///
     /// # Errors
     /// None on the thread that began it, which is where this type stays.
-    pub fn end(mut self) -> Result<GraphMemory> {
-        match self.entered.take() {
-            Some(entered) => leave(&entered),
-            None => Err(Error::invalid_value("this capture was ended before")),
-        }
+    pub fn end(self) -> Result<GraphMemory> {
+        self.entered.leave()
     }
 }
 

@@ -5,10 +5,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
-use crate::ids::Device;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::process;
-use crate::sync;
+use crate::sync::lock;
 
 /// The most that the process may reserve on a device; of two limits the lesser counts.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -20,7 +17,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// In bytes, on a device with that much memory; none for no limit.
+    /// The limit in bytes, on a device with that much memory; none for no limit.
     pub(in crate::memory) fn on(self, total: u64) -> Option<u64> {
         let part = self.fraction.filter(|&fraction| fraction < 1.0).map(|fraction| (total as f64 * fraction) as u64);
         [part, self.bytes].into_iter().flatten().min()
@@ -30,8 +27,19 @@ impl MemoryLimit {
 static LIMIT: Mutex<MemoryLimit> = Mutex::new(MemoryLimit { fraction: None, bytes: None });
 
 /// The limit, which stays as it is while a device joins those in use. No driver is called meanwhile.
-pub(in crate::memory) fn lock() -> MutexGuard<'static, MemoryLimit> {
-    sync::lock(&LIMIT)
+pub(in crate::memory) fn lock_limit() -> MutexGuard<'static, MemoryLimit> {
+    lock(&LIMIT)
+}
+
+/// Sets the limit, and returns the former one. `apply` gives it to the devices in use.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a part outside 0 to 1.
+pub(in crate::memory) fn replace_limit(limit: MemoryLimit, apply: impl FnOnce()) -> Result<MemoryLimit> {
+    limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
+    let mut current = lock_limit();
+    apply();
+    Ok(std::mem::replace(&mut current, limit))
 }
 
 pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
@@ -41,33 +49,9 @@ pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
     Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")))
 }
 
-/// Lets this process reserve at most so much on each device through gpupool, and answers the former limit. It holds for
-/// the devices in use, whatever was set for one alone, and for those used later.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` for a part outside 0 to 1; `ErrorKind::Forked`.
-pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
-    limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
-    process::refuse_forked()?;
-    let mut current = lock();
-    for memory in DeviceMemory::all() {
-        memory.budget.set_limit(limit.on(memory.total()));
-    }
-    Ok(std::mem::replace(&mut current, limit))
-}
-
-/// The devices whose memory this process has used. It asks no driver.
-///
-/// # Errors
-/// `ErrorKind::Forked`.
-pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
-    process::refuse_forked()?;
-    Ok(DeviceMemory::all().map(|memory| memory.device).collect())
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::memory::MemoryLimit;
+    use super::MemoryLimit;
 
     #[test]
     fn the_lesser_of_two_limits_counts() {

@@ -1,8 +1,24 @@
-//! What a pool is: its id, its rules and uses, the scopes and captures that lead into it, and limits.
+//! What a pool is: its id, its rules and uses, and the scopes and captures that lead a thread's requests into it.
 
-pub(crate) mod capture;
-pub(in crate::memory) mod id;
-pub(in crate::memory) mod limit;
-pub(crate) mod scope;
-pub(in crate::memory) mod state;
-pub(in crate::memory) mod uses;
+mod capture;
+mod id;
+mod limit;
+mod route;
+mod scope;
+mod state;
+mod uses;
+
+#[cfg(feature = "python")]
+pub(crate) use capture::EnteredCapture;
+pub use capture::{CaptureScope, GraphMemory};
+pub use id::{PoolId, graph_pool_handle};
+pub use limit::MemoryLimit;
+pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
+pub(in crate::memory) use route::{
+    Destination, Purpose, changes, destination, ending, enter_by_id, leave_by_id, only_in, supply,
+};
+#[cfg(feature = "python")]
+pub(crate) use scope::EnteredScope;
+pub use scope::{PoolScope, PoolToken};
+pub(in crate::memory) use state::{Ending, Pool, Rules};
+pub(in crate::memory) use uses::{PoolUse, gone};

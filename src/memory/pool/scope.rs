@@ -3,48 +3,48 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use super::id::PoolId;
+use super::route;
+use super::state::Pool;
+use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::cache::thread as local;
-use crate::memory::pool::id::PoolId;
-use crate::memory::pool::state::Pool;
-use crate::memory::pool::uses::PoolUse;
-#[cfg(feature = "python")]
-use crate::runtime::Stream;
 
 /// A pool that the calling thread's allocations go to until this is dropped.
 #[must_use = "allocations go to the pool only while this lives"]
 #[derive(Debug)]
 pub struct PoolScope {
-    _entered: Entered,
+    _entered: EnteredScope,
     this_thread: PhantomData<*mut ()>,
 }
 
 impl PoolScope {
     pub(in crate::memory) fn new(pool: &Arc<Pool>) -> Result<Self> {
-        Ok(Self { _entered: enter(pool)?, this_thread: PhantomData })
+        Self::of_use(PoolUse::new(pool, false)?)
+    }
+
+    /// A scope with a use that the caller has.
+    pub(in crate::memory) fn of_use(in_use: PoolUse) -> Result<Self> {
+        Ok(Self { _entered: EnteredScope::new(in_use)?, this_thread: PhantomData })
     }
 }
 
-/// A scope that was entered, for a caller that promises to drop it on the same thread.
+/// A scope that was entered, for a caller that promises to drop it on the same thread. Dropped on another one, it stays until
+/// the thread that entered it ends.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct EnteredScope {
     ticket: u64,
 }
 
-pub(in crate::memory) fn enter(pool: &Arc<Pool>) -> Result<Entered> {
-    enter_use(PoolUse::new(pool, false)?)
+impl EnteredScope {
+    fn new(in_use: PoolUse) -> Result<Self> {
+        Ok(Self { ticket: route::enter(in_use)? })
+    }
 }
 
-/// [`enter`] with a use that the caller has.
-pub(in crate::memory) fn enter_use(in_use: PoolUse) -> Result<Entered> {
-    Ok(Entered { ticket: local::enter(in_use)? })
-}
-
-impl Drop for Entered {
+impl Drop for EnteredScope {
     fn drop(&mut self) {
-        // On another thread it stays until the thread that entered it ends.
-        drop(local::leave(self.ticket));
+        drop(route::leave(self.ticket));
     }
 }
 
@@ -78,10 +78,10 @@ impl PoolToken {
 
     /// The pool's device.
     pub fn device(&self) -> Device {
-        self.pool.device.device
+        self.pool.memory.device
     }
 
-    /// As [`MemPool::enter`](crate::memory::MemPool::enter), on the calling thread.
+    /// As [`MemPool::enter`](crate::MemPool::enter), on the calling thread.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped.
@@ -89,15 +89,9 @@ impl PoolToken {
         PoolScope::new(&self.pool)
     }
 
-    /// [`MemPool::capture`](crate::memory::MemPool::capture) without a guard.
+    /// [`PoolToken::enter`] for a caller that cannot keep a guard on its thread.
     #[cfg(feature = "python")]
-    pub(crate) fn enter_capture(&self, stream: &Stream) -> Result<crate::memory::pool::capture::Entered> {
-        crate::memory::pool::capture::enter(&self.pool, stream)
-    }
-
-    /// [`PoolToken::enter`] without a guard.
-    #[cfg(feature = "python")]
-    pub(crate) fn enter_scope(&self) -> Result<Entered> {
-        enter(&self.pool)
+    pub(crate) fn enter_scope(&self) -> Result<EnteredScope> {
+        EnteredScope::new(self.hold()?)
     }
 }

@@ -1,43 +1,41 @@
-//! What the allocator knows of a pool: its id, its rules, its caches and what they hold.
+//! What a pool of device memory is: its id, its rules, its supply, and who uses it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::memory::cache::heap::Counts;
-use crate::memory::cache::thread_cache::ThreadCache;
-use crate::memory::device::budget::Budget;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::device::segment_source::SegmentSource;
-use crate::memory::pool::id::PoolId;
-use crate::sync::lock;
-
-/// Where a pool's memory comes from.
-#[derive(Clone, Debug, Default)]
-pub(in crate::memory) enum Source {
-    /// Pages of the device's address range, moved where they are needed.
-    #[default]
-    Pages,
-    /// Segments that stay where they are.
-    Segments(Arc<dyn SegmentSource>),
-}
+use super::id::PoolId;
+use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 
 /// How a pool behaves, fixed when it is made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::memory) struct Rules {
-    pub(in crate::memory) source: Source,
     pub(in crate::memory) use_on_oom: bool,
     pub(in crate::memory) no_split: bool,
 }
 
+/// When the memory of a pool goes whose last use has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Ending {
+    /// Now, by driver calls.
+    Now,
+    /// When memory is next given back: the thread is ending, and calls no driver.
+    Later,
+}
+
+/// What is done when the last use of a pool has ended.
+pub(in crate::memory) type EndPool = fn(&Arc<Pool>, Ending);
+
 /// A pool of device memory.
 pub(in crate::memory) struct Pool {
     pub(in crate::memory) id: PoolId,
-    /// Its number in the process, for thread-local look-ups; 0 for every default pool.
+    /// Its number in the process, by which threads find their caches; 0 for every default pool.
     pub(in crate::memory) number: u32,
-    pub(in crate::memory) device: &'static DeviceMemory,
+    pub(in crate::memory) memory: &'static DeviceMemory,
     pub(in crate::memory) rules: Rules,
-    /// How many hold the pool: its owner, scopes, captures.
+    pub(in crate::memory) supply: Arc<Supply>,
+    end: EndPool,
+    /// How many use the pool: its owner, scopes, captures.
     uses: AtomicU32,
     /// Those among them that are ended by the pool's id.
     uses_by_id: AtomicU32,
@@ -46,29 +44,19 @@ pub(in crate::memory) struct Pool {
     is_closed: AtomicBool,
     /// Whether free pages of foreign streams are lent.
     is_lending: AtomicBool,
-    /// Its physical bytes.
-    pub(in crate::memory) budget: Budget,
-    /// Live bytes at the last time that a cache told, and the most they were at such a time.
+    /// Live bytes as caches last reported them, and the most they were at such a time.
     live: AtomicU64,
     peak_live: AtomicU64,
-    caches: Mutex<Caches>,
 }
 
-/// A pool's caches, and what those that are gone have counted.
-#[derive(Default)]
-struct Caches {
-    all: Vec<&'static ThreadCache>,
-    past: Counts,
-}
-
-/// Without its caches and device, which would lead back to it.
+/// Without its memory, which is the device's.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
             .field("id", &self.id)
-            .field("device", &self.device.device)
+            .field("device", &self.memory.device)
             .field("use_count", &self.use_count())
-            .field("budget", &self.budget)
+            .field("budget", &self.budget())
             .finish_non_exhaustive()
     }
 }
@@ -77,29 +65,34 @@ impl Pool {
     pub(in crate::memory) fn new(
         id: PoolId,
         number: u32,
-        device: &'static DeviceMemory,
+        memory: &'static DeviceMemory,
         rules: Rules,
-        limit: Option<u64>,
+        supply: Supply,
+        end: EndPool,
     ) -> Self {
         Self {
             id,
             number,
-            device,
+            memory,
             rules,
+            supply: Arc::new(supply),
+            end,
             uses: AtomicU32::new(1),
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
             is_lending: AtomicBool::new(false),
-            budget: Budget::new(limit),
             live: AtomicU64::new(0),
             peak_live: AtomicU64::new(0),
-            caches: Mutex::default(),
         }
     }
 
-    pub(in crate::memory) fn is_split(&self) -> bool {
-        !self.rules.no_split
+    pub(in crate::memory) fn budget(&self) -> &Budget {
+        &self.supply.budget
+    }
+
+    pub(in crate::memory) fn source(&self) -> &Source {
+        &self.supply.source
     }
 
     pub(in crate::memory) fn is_default(&self) -> bool {
@@ -110,31 +103,33 @@ impl Pool {
         self.uses.load(Ordering::Acquire)
     }
 
-    /// One more holder; false if the last one is gone already.
-    pub(in crate::memory) fn acquire(&self) -> bool {
+    /// Adds a use; false if the last one has ended already.
+    pub(super) fn acquire(&self) -> bool {
         self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
     }
 
-    /// One holder less; true if that was the last.
-    pub(in crate::memory) fn release(&self) -> bool {
+    /// Ends a use; with the last one the pool ends.
+    pub(super) fn release(self: &Arc<Self>, ending: Ending) {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
-        before == Ok(1)
+        if before == Ok(1) {
+            (self.end)(self, ending);
+        }
     }
 
-    pub(in crate::memory) fn begin_capture(&self) {
+    pub(super) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(in crate::memory) fn end_capture(&self) {
+    pub(super) fn end_capture(&self) {
         self.captures.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(in crate::memory) fn begin_by_id(&self) {
+    pub(super) fn begin_by_id(&self) {
         self.uses_by_id.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// False if no use is left that is ended by the pool's id.
-    pub(in crate::memory) fn end_by_id(&self) -> bool {
+    /// Takes a use that is ended by the pool's id; false if none is left.
+    pub(super) fn end_by_id(&self) -> bool {
         let take = |uses: u32| uses.checked_sub(1);
         self.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
@@ -160,48 +155,19 @@ impl Pool {
         self.is_lending.load(Ordering::Acquire)
     }
 
+    /// Starts the peaks of what is reserved and live anew.
     pub(in crate::memory) fn reset_peaks(&self) {
-        self.budget.reset_peak();
+        self.budget().reset_peak();
         self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.lock_caches().past.peak = 0;
     }
 
-    /// A cache tells by how much its live bytes changed.
-    pub(in crate::memory) fn tell_live(&self, change: i64) {
+    /// Adds a change of a cache's live bytes.
+    pub(in crate::memory) fn change_live(&self, change: i64) {
         let before = self.live.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
         self.peak_live.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
     }
 
     pub(in crate::memory) fn peak_live(&self) -> u64 {
         self.peak_live.load(Ordering::Relaxed)
-    }
-
-    fn lock_caches(&self) -> MutexGuard<'_, Caches> {
-        lock(&self.caches)
-    }
-
-    pub(in crate::memory) fn caches(&self) -> Vec<&'static ThreadCache> {
-        self.lock_caches().all.clone()
-    }
-
-    /// The caches, and what those that are gone have counted.
-    pub(in crate::memory) fn caches_and_past(&self) -> (Vec<&'static ThreadCache>, Counts) {
-        let caches = self.lock_caches();
-        (caches.all.clone(), caches.past)
-    }
-
-    pub(in crate::memory) fn add_cache(&self, cache: &'static ThreadCache) {
-        self.lock_caches().all.push(cache);
-    }
-
-    /// Forgets a cache in which nothing is live, but not what it has counted.
-    pub(in crate::memory) fn remove_cache(&self, cache: &ThreadCache, counts: Counts) {
-        let mut caches = self.lock_caches();
-        caches.all.retain(|other| !std::ptr::eq(*other, cache));
-        caches.past.add(counts);
-    }
-
-    pub(in crate::memory) fn take_caches(&self) -> Vec<&'static ThreadCache> {
-        std::mem::take(&mut self.lock_caches().all)
     }
 }

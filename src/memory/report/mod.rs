@@ -1,6 +1,18 @@
-//! What is told of memory: statistics, summaries, snapshots.
+//! What is told of memory: statistics, summaries, snapshots, and the recording that leads to them.
 
-pub(in crate::memory) mod frozen;
-pub(crate) mod snapshot;
-pub(in crate::memory) mod stats;
-pub(in crate::memory) mod summary;
+mod frozen;
+mod recording;
+mod snapshot;
+mod stats;
+mod summary;
+
+#[cfg(feature = "python")]
+pub(crate) use recording::stacks_in_use;
+pub(crate) use recording::{begin_recording, end_recording};
+pub(in crate::memory) use snapshot::segments_of_pool;
+pub(crate) use snapshot::take_snapshot;
+pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
+pub(in crate::memory) use stats::reset_pool_peaks;
+pub use stats::{MemoryStats, PoolStats, memory_stats, reset_peak_memory_stats};
+pub(crate) use summary::pool_summaries;
+pub use summary::{PoolSummary, StreamStats};

@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::cache::event::{self as trace, Action, TraceEvent};
-use crate::memory::cache::heap::BlockView as Found;
-use crate::memory::cache::thread_cache::ThreadCache;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::pool::id::PoolId;
-use crate::memory::pool::state::Pool;
-use crate::memory::report::frozen::{Frozen, FrozenCache};
+use crate::memory::cache::{
+    DeviceCaches, HeapBlock, MemoryAction, MemoryEvent, ThreadCache, events, is_recorded, note_snapshot,
+};
+use crate::memory::pool::{Pool, PoolId};
 use crate::observe::recording::{self, Stack};
 use crate::process;
 
@@ -63,7 +61,7 @@ pub struct MemorySnapshot {
     /// The memory.
     pub segments: Vec<SegmentView>,
     /// What was recorded, in order. Undone from the last to the first, it leads back from the segments to what there was.
-    pub events: Vec<TraceEvent>,
+    pub events: Vec<MemoryEvent>,
 }
 
 fn segments(frozen: &Frozen) -> Vec<SegmentView> {
@@ -71,21 +69,21 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
 }
 
 fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
-    let FrozenCache { cache, live, heap } = frozen;
-    let (memory, stream) = (cache.device, cache.stream_address());
+    let FrozenCache { cache, recorded, heap } = frozen;
+    let (memory, stream) = (cache.memory, cache.stream_address());
     let Some(pool) = cache.service().map(|service| service.pool.id) else { return Vec::new() };
     let mut segments = Vec::new();
     for span in heap.views(&memory.pages) {
         let Some(start) = span.first().map(|block| block.start) else { continue };
-        let view = |Found { start, size, requested, is_live, is_waiting }| BlockView {
+        let view = |HeapBlock { start, size, requested, is_live, is_waiting }| BlockView {
             address: memory.address(start),
             bytes: size,
             requested,
             is_live,
             // Also where the free is written down and about to be done.
-            is_waiting: is_waiting || (is_live && live.is_freed(start)),
-            stack: if is_live { live.stack(start) } else { Stack::NONE },
-            is_known: live.knows(start),
+            is_waiting: is_waiting || (is_live && recorded.is_freed(start)),
+            stack: if is_live { recorded.stack(start) } else { Stack::NONE },
+            is_known: recorded.knows(start),
         };
         segments.push(SegmentView {
             device: memory.device,
@@ -93,7 +91,7 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
             bytes: span.iter().map(|block| block.size).sum(),
             stream,
             pool,
-            is_movable: start < memory.room(),
+            is_movable: start < memory.range.bytes(),
             stack: Stack::NONE,
             blocks: span.into_iter().map(view).collect(),
         });
@@ -101,13 +99,14 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
     segments
 }
 
-pub(in crate::memory) fn of_pool(pool: &Pool) -> Vec<SegmentView> {
-    segments(&Frozen::new(|| pool.caches()))
+/// The memory of one pool.
+pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
+    segments(&Frozen::new(|| DeviceCaches::caches_of(pool)))
 }
 
 fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
-    let wanted = DeviceMemory::all().filter(|memory| device.is_none_or(|device| device == memory.device));
-    wanted.flat_map(DeviceMemory::serving).collect()
+    let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device));
+    wanted.flat_map(DeviceCaches::serving).collect()
 }
 
 /// The memory of every pool of every device that was used.
@@ -123,21 +122,21 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
-pub(crate) fn take(device: Option<Device>) -> Result<MemorySnapshot> {
+pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     process::refuse_forked()?;
     let frozen = Frozen::new(|| caches(device));
     let mut segments = segments(&frozen);
-    if !trace::is_on() {
+    if !is_recorded() {
         return Ok(MemorySnapshot { segments, events: Vec::new() });
     }
-    let mut events = trace::events();
+    let mut events = events();
     events.retain(|event| event.nanos() <= frozen.time && device.is_none_or(|device| device == event.device));
     end_frees(&mut segments, &events);
-    let used = DeviceMemory::all().map(|memory| memory.device);
+    let used = DeviceCaches::all().map(|caches| caches.memory.device);
     for device in used.filter(|&used| device.is_none_or(|device| device == used)) {
         let blocks = segments.iter().filter(|segment| segment.device == device).flat_map(|segment| &segment.blocks);
         let active = blocks.filter(|block| block.is_live).map(|block| block.bytes).sum();
-        events.extend(trace::note_snapshot(device, active));
+        events.extend(note_snapshot(device, active));
     }
     drop(frozen);
     events.drain(..events.len().saturating_sub(recording::most()));
@@ -146,7 +145,7 @@ pub(crate) fn take(device: Option<Device>) -> Result<MemorySnapshot> {
 }
 
 /// Blocks whose free another thread has written down and not yet done are free.
-fn end_frees(segments: &mut [SegmentView], events: &[TraceEvent]) {
+fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
     let mut unknown: HashMap<(Device, u64), &mut BlockView> = HashMap::new();
     for segment in segments {
         let device = segment.device;
@@ -157,10 +156,11 @@ fn end_frees(segments: &mut [SegmentView], events: &[TraceEvent]) {
         if unknown.is_empty() {
             return;
         }
-        let is_of_block = matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+        let is_of_block =
+            matches!(event.action, MemoryAction::Alloc | MemoryAction::FreeRequested | MemoryAction::FreeCompleted);
         if is_of_block
             && let Some(block) = unknown.remove(&(event.device, event.address))
-            && event.action == Action::FreeCompleted
+            && event.action == MemoryAction::FreeCompleted
         {
             *block = BlockView { requested: 0, is_live: false, is_waiting: false, stack: Stack::NONE, ..*block };
         }
@@ -168,10 +168,14 @@ fn end_frees(segments: &mut [SegmentView], events: &[TraceEvent]) {
 }
 
 /// Gives each segment the stack of the last request for which its start was mapped.
-fn name_stacks(segments: &mut [SegmentView], events: &[TraceEvent]) {
+fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
     segments.sort_by_key(|segment| (segment.device, segment.address));
     let mut is_named = vec![false; segments.len()];
-    for event in events.iter().rev().filter(|event| matches!(event.action, Action::SegmentMap | Action::SegmentAlloc)) {
+    for event in events
+        .iter()
+        .rev()
+        .filter(|event| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc))
+    {
         let place = |address| segments.partition_point(|other| (other.device, other.address) < (event.device, address));
         for index in place(event.address)..place(event.address + event.bytes) {
             if !std::mem::replace(&mut is_named[index], true) {

@@ -1,16 +1,13 @@
 //! Statistics of pools and devices. Counted by each thread for itself and summed up when asked for.
 
-use std::sync::Arc;
-
-use crate::error::{MemoryUse, Result};
+use super::summary::{self, PoolSummary};
+use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::cache::heap::Counts;
-use crate::memory::cache::thread as local;
-use crate::memory::device::budget::Budget;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::pool::state::Pool;
-use crate::memory::report::summary::{self, PoolSummary};
-use crate::memory::serve::trim as release;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::Budget;
+use crate::memory::pool::Pool;
+use crate::memory::serve::device_caches;
+use crate::sync::ThisThread;
 
 /// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -75,14 +72,7 @@ impl PoolStats {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
-    Ok(summary::summarize(DeviceMemory::of(device)?).0)
-}
-
-/// What all caches of a pool have counted, those that are gone too.
-pub(in crate::memory) fn counts(pool: &Pool) -> Counts {
-    let (caches, mut counts) = pool.caches_and_past();
-    caches.iter().for_each(|cache| counts.add(cache.lock(local::thread()).counts()));
-    counts
+    Ok(summary::summarize(device_caches(device)?).0)
 }
 
 /// Starts the peaks of a device's memory anew, from what it holds now.
@@ -90,55 +80,19 @@ pub(in crate::memory) fn counts(pool: &Pool) -> Counts {
 /// # Errors
 /// As [`memory_stats`].
 pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
-    let memory = DeviceMemory::of(device)?;
-    memory.budget.reset_peak();
-    memory.pools().iter().for_each(|pool| reset_peaks(pool));
+    let caches = device_caches(device)?;
+    caches.memory.budget.reset_peak();
+    caches.pools().iter().for_each(|pool| reset_pool_peaks(pool));
     Ok(())
 }
 
 /// Starts the peaks of a pool anew, from what it holds now.
-pub(in crate::memory) fn reset_peaks(pool: &Pool) {
-    for cache in pool.caches() {
-        cache.lock(local::thread()).reset_peak();
-        cache.tell_live(pool, local::thread());
+pub(in crate::memory) fn reset_pool_peaks(pool: &Pool) {
+    let thread = ThisThread::get();
+    for cache in DeviceCaches::caches_of(pool) {
+        cache.lock(thread).reset_peak();
+        cache.report_live(pool, thread);
     }
+    DeviceCaches::reset_past_peak(pool);
     pool.reset_peaks();
-}
-
-/// Gives free memory of every pool back to the driver, on every device that was used, and answers the bytes that went. Works
-/// inside scopes, and does not wait: pages that the GPU may still be using go later.
-///
-/// # Errors
-/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
-pub fn empty_cache() -> Result<u64> {
-    crate::process::refuse_forked()?;
-    let mut released = 0;
-    let mut outcome = Ok(());
-    for memory in DeviceMemory::all() {
-        match release::trim_device(memory, local::thread(), false) {
-            Ok(bytes) => released += bytes,
-            Err(error) => outcome = outcome.and(Err(error)),
-        }
-    }
-    outcome.map(|()| released)
-}
-
-/// Gives every pool's free memory on the device back, for somebody whose request failed. Waits for work that uses it.
-pub(in crate::memory) fn release(device: Device) {
-    for memory in DeviceMemory::all().filter(|memory| memory.device == device) {
-        // What cannot be given back leaves the rest to help.
-        let _ = release::trim_device(memory, local::thread(), true);
-    }
-}
-
-/// What each pool has of the device's memory.
-pub(in crate::memory) fn used(device: Device) -> Vec<MemoryUse> {
-    let Some(memory) = DeviceMemory::all().find(|memory| memory.device == device) else { return Vec::new() };
-    let describe = |pool: &Arc<Pool>| {
-        let stats = PoolStats::of(pool);
-        let name =
-            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
-        MemoryUse { pool: name, count: stats.live_blocks as usize, bytes: stats.reserved_bytes }
-    };
-    memory.pools().iter().map(describe).filter(|used| used.bytes > 0).collect()
 }

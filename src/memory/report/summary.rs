@@ -4,13 +4,11 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::stats::{MemoryStats, PoolStats};
 use crate::ids::Device;
-use crate::memory::cache::thread as local;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::plug::feed;
-use crate::memory::pool::id::PoolId;
-use crate::memory::pool::state::Pool;
-use crate::memory::report::stats::{MemoryStats, PoolStats};
+use crate::memory::cache::DeviceCaches;
+use crate::memory::pool::{Pool, PoolId};
+use crate::sync::ThisThread;
 
 /// What a pool holds for the requests of one stream, whichever threads they come from.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -49,9 +47,8 @@ pub struct PoolSummary {
 impl PoolSummary {
     /// Locks one cache at a time, each for a few additions.
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
-        let thread = local::thread();
-        let feed = feed::stream_address(pool.device.device);
-        let (caches, past) = pool.caches_and_past();
+        let thread = ThisThread::get();
+        let (caches, past) = DeviceCaches::caches_and_past_of(pool);
         let mut stats = PoolStats {
             allocations: past.allocations,
             frees: past.frees,
@@ -75,7 +72,8 @@ impl PoolSummary {
             stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
 
             let address = cache.stream_address();
-            let new = StreamStats { stream: address, is_feed: feed == Some(address), ..StreamStats::default() };
+            let is_feed = cache.service().is_some_and(|service| service.is_feed);
+            let new = StreamStats { stream: address, is_feed, ..StreamStats::default() };
             let stream = streams.entry(address).or_insert(new);
             stream.live_bytes += counts.live;
             stream.requested_bytes += counts.requested;
@@ -83,22 +81,22 @@ impl PoolSummary {
             stream.live_blocks += blocks;
         }
         stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
-        stats.set_reserved(&pool.budget);
+        stats.set_reserved(pool.budget());
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
         streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
-        Self { id: pool.id, is_closed: pool.is_closed(), limit: pool.budget.limit(), stats, streams }
+        Self { id: pool.id, is_closed: pool.is_closed(), limit: pool.budget().limit(), stats, streams }
     }
 }
 
 /// The statistics of a device's memory and of each of its pools, the default one first; none where no memory was used.
 pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSummary>)> {
-    DeviceMemory::known(device).map(summarize)
+    DeviceCaches::known(device).map(summarize)
 }
 
 /// The same of a device's memory that is known.
-pub(in crate::memory) fn summarize(memory: &DeviceMemory) -> (MemoryStats, Vec<PoolSummary>) {
-    let (pools, past) = memory.pools_and_past();
+pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>) {
+    let (pools, past) = caches.pools_and_past();
     let pools: Vec<_> = pools.iter().map(|pool| PoolSummary::of(pool)).collect();
     let mut total = PoolStats { allocations: past.allocations, frees: past.frees, ..PoolStats::default() };
     for PoolSummary { stats, .. } in &pools {
@@ -111,15 +109,15 @@ pub(in crate::memory) fn summarize(memory: &DeviceMemory) -> (MemoryStats, Vec<P
         total.allocations += stats.allocations;
         total.frees += stats.frees;
     }
-    total.set_reserved(&memory.budget);
+    total.set_reserved(&caches.memory.budget);
     // A cache that began to serve another stream between two looks was counted nowhere, and no counter goes back.
-    let never_less = |told: &AtomicU64, now: u64| told.fetch_max(now, Ordering::Relaxed).max(now);
-    total.allocations = never_less(&memory.told.0, total.allocations);
-    total.frees = never_less(&memory.told.1, total.frees);
+    let never_less = |reported: &AtomicU64, now: u64| reported.fetch_max(now, Ordering::Relaxed).max(now);
+    total.allocations = never_less(&caches.reported_allocations, total.allocations);
+    total.frees = never_less(&caches.reported_frees, total.frees);
     let stats = MemoryStats {
         total,
-        driver_calls: memory.driver_calls.load(Ordering::Relaxed),
-        moved_pages: memory.moved_pages.load(Ordering::Relaxed),
+        driver_calls: caches.memory.range.driver_calls(),
+        moved_pages: caches.memory.moved_pages.load(Ordering::Relaxed),
         pools: pools.len() as u64,
     };
     (stats, pools)

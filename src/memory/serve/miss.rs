@@ -1,256 +1,229 @@
-//! What a request does when no free block fits, and at last when memory runs out.
+//! What a request does when no free block fits: the ladder, from what costs least to what memory can be had at all.
 //!
-//! Each step is followed by a new search. Only from the second step on, when the driver or a limit has said no, does
-//! anything wait for the GPU.
+//! Only once the driver or a limit has said no does anything wait for the GPU.
 
-use std::cell::Cell;
-use std::sync::{Arc, Mutex};
+use std::mem;
 
 use log::info;
 
-use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
-use crate::ids::Device;
-use crate::memory::cache::event as trace;
-use crate::memory::cache::heap::BLOCK_BYTES_MAX;
-use crate::memory::cache::thread_cache::{Service, ThreadCache, normalized};
-use crate::memory::pool::state::Source;
-use crate::memory::serve::allocate::Allocation;
-use crate::memory::serve::grow::{Effort, grow, is_no_memory};
-use crate::memory::serve::settle as order;
-use crate::memory::serve::trim as release;
-use crate::memory_users;
-use crate::observe::{Activity, target::MEMORY};
-use crate::runtime::{self, MemoryInfo};
-use crate::sync::lock;
+use super::allocate::Miss;
+use super::grow::{Effort, grow, is_no_memory};
+use super::out_of_memory::{call, callbacks, no_memory_left, note};
+use super::request::{Allocation, Request};
+use super::settle::{Patience, settle};
+use super::trim::trim_device;
+use crate::error::{Error, Result};
+use crate::memory::cache::{BLOCK_BYTES_MAX, DeviceCaches};
+use crate::observe::Activity;
+use crate::observe::target::MEMORY;
+use crate::sync::ThisThread;
 
-/// Asked when memory has run out: frees what it can of its own, and answers whether it freed anything.
-pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
+/// A step of the ladder: a block, or none if the next step is to be tried.
+type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
-static CALLBACKS: Mutex<Vec<(u64, OomCallback)>> = Mutex::new(Vec::new());
+/// The way of a request that found no free block, from the first rung to the last.
+const LADDER: [Rung; 10] = [
+    Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
+    Climb::ready_pages, // free pages of this pool that are ready; new ones for the rest, a few ahead of need
+    Climb::exact_pages, // the same, with no more new ones than needed
+    Climb::blocks_of_pool, // from here on the driver or a limit has said no: wait for this pool's streams
+    Climb::pages_of_pool, // free pages of this pool, whatever they wait for
+    Climb::blocks_of_device, // wait for the streams of every pool
+    Climb::pages_of_device, // free pages of every pool
+    Climb::blocks_of_stand_ins, // blocks of pools that stand in for the default pool
+    Climb::given_back_pages, // give everything free back to the driver, and ask it once more
+    Climb::called_back_pages, // ask the user's callbacks to free something, each followed by another try
+];
 
-/// A callback that stays registered until this is dropped.
-#[must_use = "the callback is removed when this is dropped"]
-#[derive(Debug)]
-pub struct OomGuard(u64);
-
-impl Drop for OomGuard {
-    fn drop(&mut self) {
-        let removed = {
-            let mut callbacks = lock_callbacks();
-            let place = callbacks.iter().position(|(number, _)| *number == self.0);
-            place.map(|place| callbacks.remove(place))
+impl Miss {
+    /// Goes on with the request on the thread that made it.
+    ///
+    /// # Errors
+    /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes; any other refusal of the
+    /// driver.
+    #[cold]
+    pub(in crate::memory) fn serve(self) -> Result<Allocation> {
+        let Self { cache, bytes } = self;
+        if bytes == 0 {
+            return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
+        }
+        let Some(service) = cache.service() else {
+            return Err(Error::internal("a request's cache serves no pool"));
         };
-        // Dropped outside the lock: it may hold anything.
-        drop(removed);
+        let request = Request { cache, service, thread: ThisThread::get(), bytes };
+        let mut climb = Climb { request, refused: None, waiting: None };
+        let found = climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))?;
+        // Where live memory grows beyond what there was, so that the pool knows its peak.
+        cache.report_live(climb.request.pool(), climb.request.thread);
+        Ok(found)
     }
 }
 
-fn lock_callbacks() -> std::sync::MutexGuard<'static, Vec<(u64, OomCallback)>> {
-    lock(&CALLBACKS)
+/// A request on the ladder.
+struct Climb {
+    request: Request,
+    /// The last refusal for want of memory.
+    refused: Option<Error>,
+    /// The part of the way that waits, once it has begun.
+    waiting: Option<Activity>,
 }
 
-/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
-/// any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and finds none, no
-/// callback is asked.
-pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
-    let mut callbacks = lock_callbacks();
-    let number = callbacks.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
-    callbacks.push((number, Arc::new(callback)));
-    OomGuard(number)
-}
-
-thread_local! {
-    /// Whether this thread is in a callback, or may not call one.
-    static IS_CALLING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does not ask
-/// itself, nor in [`without_callbacks`].
-fn callbacks() -> Vec<OomCallback> {
-    if IS_CALLING.try_with(Cell::get) != Ok(false) {
-        return Vec::new();
-    }
-    lock_callbacks().iter().map(|(_, callback)| Arc::clone(callback)).collect()
-}
-
-/// Runs what must not ask callbacks if it finds no memory.
-pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
-    struct Calling(bool);
-    impl Drop for Calling {
-        fn drop(&mut self) {
-            let _ = IS_CALLING.try_with(|is_calling| is_calling.set(self.0));
-        }
-    }
-    // Set back also where it panics.
-    let _calling = Calling(IS_CALLING.try_with(|is_calling| is_calling.replace(true)).unwrap_or(true));
-    run()
-}
-
-/// Whether the callback freed anything.
-fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
-    without_callbacks(|| callback(device, bytes))
-}
-
-/// Serves a request that found no free block in its cache.
-///
-/// # Errors
-/// `ErrorKind::OutOfMemory` once nothing is left to try; any other refusal of the driver.
-pub(in crate::memory) fn allocate(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Result<Allocation> {
-    let Some(service) = cache.service() else { return Err(Error::invalid_value("the pool of this scope is gone")) };
-    let found = serve(cache, &service, thread, bytes).inspect_err(|error| info!(target: MEMORY, "{error}"))?;
-    // Where live memory grows beyond what there was, so that the pool knows its peak.
-    cache.tell_live(&service.pool, thread);
-    Ok(found)
-}
-
-/// A free block of the cache.
-fn search(cache: &'static ThreadCache, thread: u64, bytes: u64) -> Option<Allocation> {
-    let offset = cache.allocate(thread, bytes)?;
-    Some(Allocation { cache, offset })
-}
-
-fn serve(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
-    if bytes > cache.device.total().min(BLOCK_BYTES_MAX) {
-        note(cache, service, bytes);
-        return Err(out_of_memory(service, bytes, Error::no_memory("gpupool", "no device has that many bytes")));
-    }
-
-    order::settle(cache, thread, false)?;
-    if let Some(found) = search(cache, thread, bytes) {
-        return Ok(found);
-    }
-    for effort in [Effort::Ready, Effort::Exact] {
-        if let Ok(found) = attempt(cache, service, thread, bytes, effort)? {
-            return Ok(found);
-        }
-    }
-    let (id, device) = (service.pool.id, cache.device.device);
-    let activity = Activity::begin_of(bytes, format_args!("free memory for a request"));
-    info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
-    let found = search_harder(cache, service, thread, bytes);
-    if found.is_ok() {
-        info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", activity.took());
-    }
-    found
-}
-
-/// Waits for the GPU and asks whoever may have memory to spare.
-fn search_harder(cache: &'static ThreadCache, service: &Service, thread: u64, bytes: u64) -> Result<Allocation> {
-    for effort in [Effort::Pool, Effort::Device] {
-        // Blocks that wait for streams, then pages that do. What another pool is refused here is not this request's end.
-        let _ = wait_for_streams(service, thread, effort);
-        if let Some(found) = search(cache, thread, bytes) {
-            return Ok(found);
-        }
-        if let Ok(found) = attempt(cache, service, thread, bytes, effort)? {
-            return Ok(found);
-        }
-    }
-    if let Some(found) = search_use_on_oom(service, thread, bytes) {
-        return Ok(found);
-    }
-    // What cannot be moved into this pool may be given back to the driver, which can then give it here.
-    let _ = release::trim_device(cache.device, thread, true);
-    let mut refused = match attempt(cache, service, thread, bytes, Effort::Device)? {
-        Ok(found) => return Ok(found),
-        Err(error) => error,
-    };
-    note(cache, service, bytes);
-    for callback in callbacks() {
-        if !call(&callback, cache.device.device, bytes) {
-            continue;
-        }
-        let _ = release::trim_device(cache.device, thread, true);
-        if let Some(found) = search(cache, thread, bytes) {
-            return Ok(found);
-        }
-        match attempt(cache, service, thread, bytes, Effort::Device)? {
-            Ok(found) => return Ok(found),
-            Err(error) => refused = error,
-        }
-    }
-    Err(out_of_memory(service, bytes, refused))
-}
-
-/// How often a request grows its cache before it gives up: each time but the last, another thread took pages meanwhile.
-const ATTEMPTS: usize = 100;
-
-/// Grows; the inner error is the one for a lack of memory.
-fn attempt(
-    cache: &'static ThreadCache,
-    service: &Service,
-    thread: u64,
-    bytes: u64,
-    effort: Effort,
-) -> Result<Result<Allocation>> {
-    for _ in 0..ATTEMPTS {
-        match grow(cache, service, thread, bytes, effort) {
-            Ok(Some(offset)) => return Ok(Ok(Allocation { cache, offset })),
-            Ok(None) => {}
-            // Whatever a pool's own allocator answers is taken for a lack of memory.
-            Err(error) if is_no_memory(&error) || !matches!(service.pool.rules.source, Source::Pages) => {
-                return Ok(Err(error));
+impl Climb {
+    fn climb(&mut self) -> Result<Allocation> {
+        self.refuse_more_than_any_device_has()?;
+        for rung in LADDER {
+            if let Some(found) = rung(self)? {
+                self.log_end();
+                return Ok(found);
             }
-            Err(error) => return Err(error),
+        }
+        let refused = self.last_refusal();
+        Err(no_memory_left(&self.request, refused))
+    }
+
+    fn refuse_more_than_any_device_has(&self) -> Result<()> {
+        if self.request.bytes <= self.request.memory().total.min(BLOCK_BYTES_MAX) {
+            return Ok(());
+        }
+        note(&self.request);
+        Err(no_memory_left(&self.request, Error::no_memory("gpupool", "no device has that many bytes")))
+    }
+
+    fn last_refusal(&mut self) -> Error {
+        self.refused.take().unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"))
+    }
+
+    fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
+        let has_settled = settle(self.request.cache, self.request.thread, Patience::Ask)?;
+        Ok(if has_settled { self.request.search() } else { None })
+    }
+
+    fn ready_pages(&mut self) -> Result<Option<Allocation>> {
+        self.grow(Effort::Ready)
+    }
+
+    fn exact_pages(&mut self) -> Result<Option<Allocation>> {
+        self.grow(Effort::Exact)
+    }
+
+    fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
+        self.log_begin();
+        Ok(self.blocks_after_waiting(false))
+    }
+
+    fn pages_of_pool(&mut self) -> Result<Option<Allocation>> {
+        self.grow(Effort::Pool)
+    }
+
+    fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
+        Ok(self.blocks_after_waiting(true))
+    }
+
+    fn pages_of_device(&mut self) -> Result<Option<Allocation>> {
+        self.grow(Effort::Device)
+    }
+
+    /// A block of a pool with `use_on_oom`, of the same stream; for a request of the default pool alone.
+    fn blocks_of_stand_ins(&mut self) -> Result<Option<Allocation>> {
+        let Request { service, thread, bytes, .. } = &self.request;
+        let Some(caches) = DeviceCaches::known(self.request.memory().device).filter(|_| service.pool.is_default())
+        else {
+            return Ok(None);
+        };
+        let stand_ins = caches.pools().into_iter().filter(|pool| pool.rules.use_on_oom && !pool.is_closed());
+        Ok(stand_ins.flat_map(|pool| DeviceCaches::caches_of(&pool)).find_map(|cache| {
+            let other = cache.service().filter(|other| other.is_in_order_with(service) && !other.is_captured)?;
+            drop(other);
+            cache.allocate(*thread, *bytes).map(|offset| Allocation { cache, offset })
+        }))
+    }
+
+    /// What cannot be moved into this pool may be given back to the driver, which can then give it here.
+    fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
+        self.trim_device();
+        self.grow(Effort::Device)
+    }
+
+    fn called_back_pages(&mut self) -> Result<Option<Allocation>> {
+        note(&self.request);
+        for callback in callbacks() {
+            if !call(&callback, self.request.memory().device, self.request.bytes) {
+                continue;
+            }
+            self.trim_device();
+            let found = match self.request.search() {
+                Some(found) => Some(found),
+                None => self.grow(Effort::Device)?,
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for blocks, and for pages, that wait for streams of this pool, or of every pool; then searches once. What another
+    /// pool is refused here is not this request's end.
+    fn blocks_after_waiting(&self, of_device: bool) -> Option<Allocation> {
+        let _ = wait_for_streams(&self.request, of_device);
+        self.request.search()
+    }
+
+    fn trim_device(&self) {
+        if let Some(caches) = DeviceCaches::known(self.request.memory().device) {
+            // What cannot be given back leaves the rest to help.
+            let _ = trim_device(caches, self.request.thread, Patience::Wait);
         }
     }
-    Err(Error::invalid_value("a thread holds more blocks than gpupool can number; free some, or allocate larger ones"))
-}
 
-fn wait_for_streams(service: &Service, thread: u64, effort: Effort) -> Result<()> {
-    let pools = if effort == Effort::Device { service.pool.device.pools() } else { vec![Arc::clone(&service.pool)] };
-    let mut outcome = Ok(());
-    for pool in pools {
-        for cache in pool.caches() {
-            outcome = outcome.and(order::settle(cache, thread, true));
+    /// How often a request grows its cache before it gives up: each time but the last, another thread took pages meanwhile.
+    const ATTEMPTS: usize = 100;
+
+    /// Grows the cache and takes a block; none for want of memory, which is kept as the last refusal.
+    fn grow(&mut self, effort: Effort) -> Result<Option<Allocation>> {
+        for _ in 0..Self::ATTEMPTS {
+            match grow(&self.request, effort) {
+                Ok(Some(offset)) => return Ok(Some(self.request.allocation(offset))),
+                Ok(None) => {}
+                // Whatever a pool's own allocator refuses is taken for a lack of memory.
+                Err(error) if is_no_memory(&error) || !self.request.pool().source().is_pages() => {
+                    self.refused = Some(error);
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::unavailable(
+            "a thread holds more blocks than gpupool can number; free some, or allocate larger ones",
+        ))
+    }
+
+    fn log_begin(&mut self) {
+        self.waiting = Some(Activity::begin_of(self.request.bytes, format_args!("free memory for a request")));
+        let (id, device) = (self.request.pool().id, self.request.memory().device);
+        let bytes = self.request.bytes;
+        info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
+    }
+
+    fn log_end(&mut self) {
+        if let Some(waiting) = mem::take(&mut self.waiting) {
+            let (id, device) = (self.request.pool().id, self.request.memory().device);
+            let bytes = self.request.bytes;
+            info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
         }
     }
-    outcome.and(service.pool.device.end_retired(true).map(drop))
 }
 
-/// A free block of a pool that stands in when the default pool has no more memory.
-fn search_use_on_oom(service: &Service, thread: u64, bytes: u64) -> Option<Allocation> {
-    if !service.pool.is_default() {
-        return None;
-    }
-    let stand_ins = service.pool.device.pools().into_iter().filter(|pool| pool.rules.use_on_oom && !pool.is_closed());
-    stand_ins.flat_map(|pool| pool.caches()).find_map(|cache| {
-        let other = cache.service()?;
-        let is_same = normalized(other.stream.raw()) == normalized(service.stream.raw())
-            && other.stream_of == service.stream_of
-            && !other.is_captured;
-        if !is_same {
-            return None;
-        }
-        search(cache, thread, bytes)
-    })
-}
-
-/// What the driver says of a device's memory; nothing where it does not.
-fn memory_info(device: Device) -> MemoryInfo {
-    runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 })
-}
-
-/// Writes down that memory ran out, where somebody records; before callbacks are asked, which may take a snapshot.
-fn note(cache: &ThreadCache, service: &Service, bytes: u64) {
-    if trace::is_on() {
-        trace::note_oom(cache, service.pool.id, bytes, memory_info(cache.device.device).free);
-    }
-}
-
-/// The error that says who holds the memory.
-#[cold]
-fn out_of_memory(service: &Service, bytes: u64, refused: Error) -> Error {
-    if !is_no_memory(&refused) {
-        return refused;
-    }
-    let device = service.pool.device;
-    let MemoryInfo { free, total } = memory_info(device.device);
-    let refused = match refused.into_kind() {
-        ErrorKind::Library(refused) => refused,
-        other => return other.into(),
+/// Waits for the streams that blocks and pages of the request's pool wait for, or those of every pool of the device.
+fn wait_for_streams(request: &Request, of_device: bool) -> Result<()> {
+    let memory = request.memory();
+    let caches = match DeviceCaches::known(memory.device) {
+        Some(caches) if of_device => caches.serving(),
+        _ => DeviceCaches::caches_of(request.pool()),
     };
-    let wanted = Wanted::Memory { bytes, pool: service.pool.id.to_string(), limit: service.pool.budget.limit() };
-    let (device, users) = (device.device, memory_users::all(device.device));
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
+    let mut outcome = Ok(());
+    for cache in caches {
+        outcome = outcome.and(settle(cache, request.thread, Patience::Wait).map(drop));
+    }
+    outcome.and(memory.end_retired(true).map(drop))
 }

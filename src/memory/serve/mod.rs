@@ -1,9 +1,35 @@
 //! A request's way: from a free block of the thread's cache to pages that move or grow, and to what is tried when memory
 //! runs out; and the way back.
 
-pub(in crate::memory) mod allocate;
-pub(in crate::memory) mod grow;
-pub(in crate::memory) mod lending;
-pub(in crate::memory) mod miss;
-pub(in crate::memory) mod settle;
-pub(in crate::memory) mod trim;
+mod abandoned;
+mod allocate;
+mod devices;
+mod find_cache;
+mod free;
+mod grow;
+mod lending;
+mod miss;
+mod out_of_memory;
+mod peers;
+mod pools;
+mod request;
+mod settle;
+mod trim;
+
+#[cfg(feature = "python")]
+pub(crate) use allocate::Miss;
+pub(crate) use allocate::allocate;
+#[cfg(feature = "python")]
+pub(in crate::memory) use allocate::{Attempt, try_allocate};
+pub(in crate::memory) use devices::device_caches;
+pub(crate) use free::free;
+#[cfg(feature = "python")]
+pub(in crate::memory) use free::{check_stream, record_consumer};
+pub(in crate::memory) use free::{find, free_after_all_work, record_stream};
+pub(in crate::memory) use out_of_memory::without_callbacks;
+pub use out_of_memory::{OomCallback, OomGuard, on_oom};
+pub(in crate::memory) use peers::enable_peer;
+pub(in crate::memory) use pools::{make_pool, pool_with_id};
+pub(crate) use request::Allocation;
+pub(in crate::memory) use settle::Patience;
+pub(in crate::memory) use trim::{trim, trim_device};

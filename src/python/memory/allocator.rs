@@ -21,7 +21,10 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
     let (allocate, free): (Bound<'_, PyAny>, Bound<'_, PyAny>) = allocator.extract().map_err(|_| wrong())?;
     if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
         let address = |function: &Bound<'_, PyAny>| function.extract().map_err(|_| wrong());
-        return Ok(Arc::new(SegmentFunctions::from_addresses(address(&allocate)?, address(&free)?)?));
+        #[allow(unsafe_code)]
+        // SAFETY: the user vouches for the addresses that he passes, as with ctypes.
+        let functions = unsafe { SegmentFunctions::from_addresses(address(&allocate)?, address(&free)?) }?;
+        return Ok(Arc::new(functions));
     }
     if allocate.is_callable() && free.is_callable() {
         return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::ids::Device;
-use crate::memory::{self, DeviceBuffer, dlpack};
+use crate::memory::{self, DeviceBuffer, Empty, dlpack};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::stream;
 use crate::python::whole::Whole;
@@ -56,11 +56,11 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyR
 impl PyDeviceBuffer {
     #[inline]
     fn new(py: Python<'_>, nbytes: u64, stream: &Stream, keeper: Option<Py<PyAny>>) -> PyResult<Self> {
-        let buffer = match memory::empty_if_cached(nbytes, stream)? {
-            Some(buffer) => buffer,
-            None => {
+        let buffer = match memory::try_empty(nbytes, stream)? {
+            Empty::Ready(buffer) => buffer,
+            Empty::Miss(miss) => {
                 let _stack = hold_stack(Purpose::Allocation);
-                py.detach(|| memory::empty(nbytes, stream))?
+                py.detach(|| miss.serve())?
             }
         };
         Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper })

@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::pool::capture::{Entered, leave};
-use crate::memory::{GraphMemory, PoolToken};
+use crate::memory::{EnteredCapture, GraphMemory, PoolToken};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -21,7 +20,7 @@ pub(in crate::python) struct PyCapture {
     _pool: Py<PyMemPool>,
     token: PoolToken,
     stream: Stream,
-    state: Mutex<Option<(ThreadId, Entered, Py<PyGraphMemory>)>>,
+    state: Mutex<Option<(ThreadId, EnteredCapture, Py<PyGraphMemory>)>>,
 }
 
 /// The memory of a captured graph; none before the block ends, and after the reset.
@@ -66,7 +65,7 @@ impl PyCapture {
         };
         let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
         let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;
-        let memory = leave(&entered)?;
+        let memory = entered.leave()?;
         if kind.is_none() {
             *lock(&place.get().memory) = Some(memory);
         } else {

@@ -32,8 +32,9 @@ impl PyCApi {
 /// The functions for PyTorch's pluggable allocator.
 #[pyfunction]
 pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let functions =
-        memory::plug::torch::functions::functions(|symbol| address_of.call1((symbol,))?.extract::<usize>())?;
+    #[allow(unsafe_code)]
+    // SAFETY: gpupool.torch looks the symbols up in PyTorch's libraries, which stay loaded.
+    let functions = unsafe { memory::torch_functions(|symbol| address_of.call1((symbol,))?.extract::<usize>()) }?;
     let dict = PyDict::new(address_of.py());
     for (name, address) in functions {
         dict.set_item(name, address)?;

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::Error;
-use crate::memory::{Action, frames};
+use crate::memory::{MemoryAction, frames};
 use crate::python::whole::Whole;
 use crate::recording::{MAX_ENTRIES, Recording, StackContext};
 
@@ -31,9 +31,9 @@ fn context_of(context: Option<&str>) -> PyResult<StackContext> {
     }
 }
 
-fn action_of(name: &str) -> PyResult<Action> {
-    let known = Action::ALL.into_iter().find(|action| action.name() == name);
-    known.ok_or_else(|| invalid("skip_actions", name, &Action::ALL.map(Action::name).join(", ")))
+fn action_of(name: &str) -> PyResult<MemoryAction> {
+    let known = MemoryAction::ALL.into_iter().find(|action| action.name() == name);
+    known.ok_or_else(|| invalid("skip_actions", name, &MemoryAction::ALL.map(MemoryAction::name).join(", ")))
 }
 
 #[pyfunction]

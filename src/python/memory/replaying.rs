@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::memory::{self, ReplayAllocator, ReplayEvent, ReplayResult};
+use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult};
 
 /// In a slot's number: the event frees it.
 const FREE: u32 = 1 << 31;
@@ -94,7 +94,7 @@ pub(in crate::python) fn replay(
 ) -> PyResult<PyReplayResult> {
     let allocator = self::allocator(allocator)?;
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| memory::replay(&events, threads, allocator, watch)).map(Into::into)
+    watched(py, watch, |watch| crate::replay::replay(&events, threads, allocator, watch)).map(Into::into)
 }
 
 #[pyfunction]
@@ -112,5 +112,5 @@ pub(in crate::python) fn replay_reserved(
 ) -> PyResult<Vec<(usize, u64)>> {
     let allocator = self::allocator(allocator)?;
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| memory::replay_reserved(&events, allocator, most, watch))
+    watched(py, watch, |watch| crate::replay::replay_reserved(&events, allocator, most, watch))
 }

@@ -5,8 +5,7 @@ use pyo3::prelude::*;
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::PoolToken;
-use crate::memory::pool::scope;
+use crate::memory::{EnteredScope, PoolToken};
 use crate::python::entered::Entered;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
@@ -38,7 +37,7 @@ impl PyPoolToken {
 pub(in crate::python) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
-    entered: Entered<scope::Entered>,
+    entered: Entered<EnteredScope>,
 }
 
 /// What a `MemPool` or its token names, as an argument of this function.

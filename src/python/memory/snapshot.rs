@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyList};
 use super::pair;
 use crate::handle::HandleEvent;
 use crate::ids::Device;
-use crate::memory::{Action, BlockView, SegmentView, TraceEvent, frames};
+use crate::memory::{BlockView, MemoryAction, MemoryEvent, SegmentView, frames};
 use crate::observe::recording::Stack;
 use crate::python::device;
 use crate::recording;
@@ -126,12 +126,12 @@ fn list_of_segments<'py>(frames: &mut Frames<'py>, views: &[SegmentView]) -> PyR
     Ok(list)
 }
 
-fn trace_entry<'py>(frames: &mut Frames<'py>, event: &TraceEvent) -> PyResult<Bound<'py, PyDict>> {
+fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<Bound<'py, PyDict>> {
     let py = frames.py;
     let entry = PyDict::new(py);
     entry.set_item(intern!(py, "action"), event.action.name())?;
     let address = match event.action {
-        Action::Oom => intern!(py, "device_free"),
+        MemoryAction::Oom => intern!(py, "device_free"),
         _ => intern!(py, "addr"),
     };
     entry.set_item(address, event.address)?;
@@ -147,7 +147,11 @@ fn trace_entry<'py>(frames: &mut Frames<'py>, event: &TraceEvent) -> PyResult<Bo
 }
 
 /// A list for each device of the process, as PyTorch has it.
-fn device_traces<'py>(frames: &mut Frames<'py>, devices: usize, events: &[TraceEvent]) -> PyResult<Bound<'py, PyList>> {
+fn device_traces<'py>(
+    frames: &mut Frames<'py>,
+    devices: usize,
+    events: &[MemoryEvent],
+) -> PyResult<Bound<'py, PyList>> {
     let traces: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
     for event in events {
         if let Some(trace) = traces.get(event.device.ordinal()) {

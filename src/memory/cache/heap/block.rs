@@ -1,6 +1,6 @@
 //! A block: a run of bytes that is free, held by a caller, or cut into slots.
 
-use crate::memory::device::size_class::ALIGNMENT;
+use crate::memory::device::ALIGNMENT;
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
@@ -12,13 +12,13 @@ pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = u32::MAX as u64 * ALIGNMENT;
 
 /// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum State {
+pub(in crate::memory) enum BlockState {
     Free,
     /// Held by a caller.
     Live,
     /// Cut into slots for small blocks.
     Slab,
-    /// This record stands for no block.
+    /// The number is vacant.
     Vacant,
 }
 
@@ -32,15 +32,15 @@ pub(in crate::memory) struct Block {
     /// The neighbours, or [`EDGE`] and the span's number.
     pub(super) previous: u32,
     pub(super) next: u32,
-    pub(super) state: State,
-    /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant record.
+    pub(super) state: BlockState,
+    /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant number.
     payload: [u32; 2],
 }
 
 impl Block {
     pub(super) const fn free(start: u64, size: u64) -> Self {
         let units = (size / ALIGNMENT) as u32;
-        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: State::Free }
+        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: BlockState::Free }
     }
 
     /// In bytes.

@@ -4,7 +4,7 @@
 //! sizes of a bin differ by at most 1.6 %. A bitmap tells which bins hold any. Inside a bin a few blocks are compared.
 
 use super::block::{Block, NONE};
-use crate::memory::device::size_class::ALIGNMENT;
+use crate::memory::device::ALIGNMENT;
 
 /// Bins to a doubling, as a power of two.
 const STEP_BITS: u32 = 6;

@@ -11,16 +11,13 @@ mod span;
 mod transfer;
 mod view;
 
-use crate::memory::device::pages::{BLOCKS_MAX, Entry, Pages};
-pub(in crate::memory) use crate::memory::device::size_class::ALIGNMENT;
-use crate::memory::device::size_class::{CLASSES, SMALL_MAX, SizeClass};
-use crate::memory::device::slab::Slab;
+use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, Pages, SMALL_MAX, SizeClass, Slab};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
-use block::{Block, EDGE, NONE, State};
+use block::{Block, BlockState, EDGE, NONE};
 pub(in crate::memory) use counts::Counts;
 use free_index::FreeIndex;
 use span::Spans;
-pub(in crate::memory) use view::BlockView;
+pub(in crate::memory) use view::HeapBlock;
 
 /// Why an address cannot be freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +32,7 @@ pub(in crate::memory) enum Invalid {
 #[derive(Debug)]
 pub(in crate::memory) struct Heap {
     blocks: Vec<Block>,
-    /// The first vacant record.
+    /// The first vacant number.
     vacant: u32,
     free: FreeIndex,
     /// For each small size the slabs with a free slot; the last is tried first.
@@ -141,7 +138,7 @@ impl Heap {
         let size = if self.is_split { size } else { whole };
         let id = self.cut(id, start, size)?;
         let block = &mut self.blocks[id as usize];
-        block.state = State::Live;
+        block.state = BlockState::Live;
         block.set_requested(bytes);
         pages.set_block(start, id);
         self.counts.allocate(size, bytes);
@@ -153,17 +150,17 @@ impl Heap {
     fn cut(&mut self, id: u32, start: u64, size: u64) -> Option<u32> {
         let whole = self.blocks[id as usize].clone();
         let (before, after) = (start - whole.start, whole.end() - (start + size));
-        // So that running out of records leaves everything as it was.
+        // So that running out of numbers leaves everything as it was.
         let mut spare = [NONE; 2];
         if before > 0 {
-            spare[0] = self.new_record()?;
+            spare[0] = self.new_number()?;
         }
         if after > 0 {
-            spare[1] = match self.new_record() {
-                Some(record) => record,
+            spare[1] = match self.new_number() {
+                Some(number) => number,
                 None => {
                     if before > 0 {
-                        self.drop_record(spare[0]);
+                        self.drop_number(spare[0]);
                     }
                     return None;
                 }
@@ -213,13 +210,13 @@ impl Heap {
     }
 
     #[inline]
-    fn new_record(&mut self) -> Option<u32> {
-        if let Some(record) = self.blocks.get(self.vacant as usize) {
-            return Some(std::mem::replace(&mut self.vacant, record.number()));
+    fn new_number(&mut self) -> Option<u32> {
+        if let Some(block) = self.blocks.get(self.vacant as usize) {
+            return Some(std::mem::replace(&mut self.vacant, block.number()));
         }
         let id = u32::try_from(self.blocks.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
         if self.blocks.len() == self.blocks.capacity() {
-            // By a quarter rather than by half: there is a record for each live block.
+            // By a quarter rather than by half: there is a number for each live block.
             self.blocks.reserve_exact(self.blocks.len() / 4 + 64);
         }
         self.blocks.push(Block::free(0, 0));
@@ -227,11 +224,11 @@ impl Heap {
     }
 
     #[inline]
-    fn drop_record(&mut self, id: u32) {
+    fn drop_number(&mut self, id: u32) {
         let vacant = std::mem::replace(&mut self.vacant, id);
-        let record = &mut self.blocks[id as usize];
-        record.state = State::Vacant;
-        record.set_number(vacant);
+        let block = &mut self.blocks[id as usize];
+        block.state = BlockState::Vacant;
+        block.set_number(vacant);
     }
 
     /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`].
@@ -302,25 +299,26 @@ impl Heap {
         self.turnover += 1;
         let mut block = self.blocks[id as usize].clone();
         let mut keep = id;
-        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == State::Free) {
+        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == BlockState::Free) {
             let (gone, size, beyond) = (block.next, next.size(), next.next);
             self.free.remove(&mut self.blocks, gone);
-            self.drop_record(gone);
+            self.drop_number(gone);
             block.set_size(block.size() + size);
             block.next = beyond;
             self.set_previous(block.next, keep);
         }
-        if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == State::Free) {
+        if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == BlockState::Free)
+        {
             let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
             self.free.remove(&mut self.blocks, kept);
-            self.drop_record(keep);
+            self.drop_number(keep);
             block.start = start;
             block.set_size(block.size() + size);
             block.previous = before;
             keep = kept;
             self.set_previous(block.next, keep);
         }
-        block.state = State::Free;
+        block.state = BlockState::Free;
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);
     }

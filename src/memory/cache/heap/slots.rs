@@ -1,10 +1,10 @@
 //! Small blocks: slots of slabs, which are blocks that the heap cuts once for many.
 
 use super::Heap;
-use super::block::State;
-use crate::memory::device::pages::Pages;
-use crate::memory::device::size_class::{CLASSES, SMALL_MAX, SizeClass};
-use crate::memory::device::slab::Slab;
+use super::block::BlockState;
+use crate::memory::device::Pages;
+use crate::memory::device::Slab;
+use crate::memory::device::{CLASSES, SMALL_MAX, SizeClass};
 
 impl Heap {
     #[inline]
@@ -35,7 +35,7 @@ impl Heap {
         };
         slab.reset(start, class, id);
         slab.set_listed(true);
-        self.blocks[id as usize].state = State::Slab;
+        self.blocks[id as usize].state = BlockState::Slab;
         self.blocks[id as usize].set_number(slab.number());
         pages.set_slab(start, bytes, Some(slab.number()));
         self.slabs[class.index()].push(slab);

@@ -1,16 +1,16 @@
 //! Memory that comes into a heap and leaves it: spans, and the mappings in them.
 
 use super::Heap;
-use super::block::{Block, EDGE, NONE, State};
+use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
-use crate::memory::device::pages::{Mapping, PAGE, Pages};
+use crate::memory::device::{Mapping, PAGE, Pages};
 
 impl Heap {
     /// Where each span ends, and the bytes before its end that join what is added there; by address.
     pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
         // Memory handed out whole is not joined.
         let free =
-            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == State::Free && self.is_split);
+            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.is_split);
         let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
         tails.sort_unstable();
@@ -25,7 +25,7 @@ impl Heap {
 
     /// Adds free memory, joined with what is free beside it. False if there are too many blocks.
     pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
-        let Some(id) = self.new_record() else { return false };
+        let Some(id) = self.new_number() else { return false };
         let end = start + size;
         // Memory handed out whole is not joined.
         let left = self.spans.ending_at(start).filter(|_| self.is_split);
@@ -67,7 +67,7 @@ impl Heap {
     pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages) -> Vec<(u64, u64)> {
         let is_whole = |(_, span): (u32, Span)| {
             let block = self.blocks.get(span.first as usize)?;
-            let is_free = block.state == State::Free && span.first == span.last;
+            let is_free = block.state == BlockState::Free && span.first == span.last;
             is_free.then_some((span.first, block.start, block.size()))
         };
         let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();
@@ -141,7 +141,7 @@ impl Heap {
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Answers the number of
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the number of
     /// the free block after it.
     fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
         let Some(number) = self.spans.with(start) else { return NONE };
@@ -151,13 +151,13 @@ impl Heap {
         self.mapped -= end - start;
         // The part before keeps the span, if there is one.
         let mut span = Some(number);
-        let mut record = Some(id);
+        let mut unused = Some(id);
         if start > old.start {
             span = None;
             self.spans.get_mut(number).end = start;
             self.spans.get_mut(number).last = whole.previous;
             if start > whole.start {
-                record = None;
+                unused = None;
                 self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
             } else {
                 self.set_next(whole.previous, EDGE | number);
@@ -180,12 +180,12 @@ impl Heap {
                 self.set_previous(next, edge);
             }
             if end < whole.end() {
-                match record.take().or_else(|| self.new_record()) {
+                match unused.take().or_else(|| self.new_number()) {
                     Some(id) => {
                         self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
                         rest = id;
                     }
-                    // Records run out at eight million blocks; what is left of the block is then lost to use.
+                    // Numbers run out at eight million blocks; what is left of the block is then lost to use.
                     None => self.spans.get_mut(number).start = whole.end(),
                 }
             }
@@ -193,8 +193,8 @@ impl Heap {
         if let Some(number) = span {
             self.spans.remove(number);
         }
-        if let Some(id) = record {
-            self.drop_record(id);
+        if let Some(id) = unused {
+            self.drop_number(id);
         }
         rest
     }

@@ -47,7 +47,7 @@ struct Functions {
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
 /// The symbols whose addresses [`set_symbols`] takes, in this order.
-pub(in crate::memory) const SYMBOLS: [&str; 6] = [
+pub(super) const SYMBOLS: [&str; 6] = [
     "__cxa_allocate_exception",
     "__cxa_throw",
     "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE6appendEPKcm",
@@ -56,17 +56,20 @@ pub(in crate::memory) const SYMBOLS: [&str; 6] = [
     "_ZTVN3c1016OutOfMemoryErrorE",
 ];
 
-/// Tells where PyTorch's [`SYMBOLS`] are. The caller of the Python API vouches for them, as with ctypes.
+/// Sets where PyTorch's [`SYMBOLS`] are.
+///
+/// # Safety
+/// Each address is 0 or that of its symbol, in a library that stays loaded.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if one of them is null.
-pub(in crate::memory) fn set_symbols(addresses: [usize; 6]) -> Result<()> {
+pub(super) unsafe fn set_symbols(addresses: [usize; 6]) -> Result<()> {
     if let Some(place) = addresses.iter().position(|address| *address == 0) {
         return Err(Error::invalid_value(format!("{} has no address", SYMBOLS[place])));
     }
     let [allocate, throw, append, dispose, construct, out_of_memory] =
         addresses.map(ptr::with_exposed_provenance::<c_void>);
-    // SAFETY: the caller vouches for the addresses, none is null, and these are the symbols' signatures.
+    // SAFETY: the caller promises that these are the symbols' addresses, none is null, and the types are their signatures.
     let functions = unsafe {
         Functions {
             allocate: transmute::<*const c_void, unsafe extern "C" fn(usize) -> *mut c_void>(allocate),
@@ -118,7 +121,7 @@ fn describe(error: Error) -> (String, bool) {
 ///
 /// # Safety
 /// The caller was called by code that lets C++ exceptions through, and all Rust functions in between are `C-unwind`.
-pub(in crate::memory) unsafe fn throw(error: Error) -> ! {
+pub(super) unsafe fn throw(error: Error) -> ! {
     let Some(functions) = FUNCTIONS.get() else { std::process::abort() };
     let (message, is_of_memory) = describe(error);
     // SAFETY: the functions are what their names say (`set_symbols`). The object is larger than the class and aligned as

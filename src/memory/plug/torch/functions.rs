@@ -9,18 +9,13 @@ use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::{exception, stream};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
-use crate::memory::cache::thread as local;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::mem_pool;
-use crate::memory::plug::c_api::{guard, pointer, stream_of};
-use crate::memory::plug::torch::exception as torch_error;
-use crate::memory::plug::torch::stream;
-use crate::memory::pool::id::PoolId;
-use crate::memory::pool::state::{Pool, Rules};
-use crate::memory::pool::uses::PoolUse;
-use crate::memory::serve::allocate as allocator;
+use crate::memory::plug::c_api::{C_API, address_of, guard, stream_of};
+use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, Rules, only_in};
+use crate::memory::serve;
+use crate::memory::{empty_cache, set_per_process_memory_fraction};
 use crate::process;
 use crate::runtime::{self, KnownCapture, Stream, note_capture};
 use crate::sync::lock;
@@ -28,23 +23,29 @@ use crate::sync::lock;
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
 type TorchId = (u64, u64);
 
-/// The addresses of the functions for PyTorch, by the names of the setters that take them. `address_of` answers where a
+/// The addresses of the functions for PyTorch, by the names of the setters that take them. `address_of` returns where a
 /// symbol of PyTorch's library is.
 ///
+/// # Safety
+/// Each address is 0 or that of the symbol asked for, in a library that stays loaded.
+///
 /// # Errors
-/// What `address_of` answers.
-pub(crate) fn functions<E: From<Error>>(
+/// What `address_of` returns; `ErrorKind::InvalidValue` if a symbol that is needed has no address.
+pub(crate) unsafe fn functions<E: From<Error>>(
     mut address_of: impl FnMut(&'static str) -> Result<usize, E>,
 ) -> Result<[(&'static str, usize); 8], E> {
-    let mut addresses = [0; torch_error::SYMBOLS.len()];
-    for (address, symbol) in addresses.iter_mut().zip(torch_error::SYMBOLS) {
+    let mut addresses = [0; exception::SYMBOLS.len()];
+    for (address, symbol) in addresses.iter_mut().zip(exception::SYMBOLS) {
         *address = address_of(symbol)?;
     }
-    torch_error::set_symbols(addresses)?;
-    stream::set_symbols(stream::SYMBOLS.map(|symbol| address_of(symbol).unwrap_or(0)));
+    // SAFETY: the caller promises that these are the symbols' addresses.
+    unsafe { exception::set_symbols(addresses) }?;
+    let addresses = stream::SYMBOLS.map(|symbol| address_of(symbol).unwrap_or(0));
+    // SAFETY: the caller promises that these are the symbols' addresses.
+    unsafe { stream::set_symbols(addresses) };
     Ok([
         ("malloc", malloc as *const () as usize),
-        ("free", crate::memory::C_API.free as *const () as usize),
+        ("free", C_API.free as *const () as usize),
         ("set_record_stream_fn", record_stream as *const () as usize),
         ("set_reset_fn", reset as *const () as usize),
         ("set_memory_fraction_fn", memory_fraction as *const () as usize),
@@ -119,20 +120,21 @@ fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
     }))
 }
 
-fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void> {
+/// # Safety
+/// PyTorch's allocator called, which names a stream that is alive and lets C++ exceptions through.
+unsafe fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void> {
     if size == 0 {
         return Ok(std::ptr::null_mut());
     }
-    let stream = stream_of(device, stream)?;
-    // SAFETY: only `malloc` calls this, which PyTorch calls.
+    // SAFETY: the caller promises that the stream is alive.
+    let stream = unsafe { stream_of(device, stream) }?;
+    // SAFETY: the caller promises that PyTorch called.
     unsafe { stream::note(&stream) };
-    let address = match captured_in(&stream)? {
-        None => crate::memory::allocate(size as u64, &stream)?,
-        Some(pool) => {
-            local::only_in(&pool, true, || allocator::allocate(size as u64, &stream)).map(|block| block.address())?
-        }
-    };
-    Ok(pointer(address))
+    let allocate = || serve::allocate(size as u64, &stream);
+    address_of(match captured_in(&stream)? {
+        None => allocate(),
+        Some(pool) => only_in(&pool, Purpose::Graph, allocate),
+    })
 }
 
 fn device_of(ordinal: c_int) -> Result<Device> {
@@ -141,8 +143,8 @@ fn device_of(ordinal: c_int) -> Result<Device> {
 
 /// A use for a graph of PyTorch's, of a new pool.
 fn new_pool(device: Device) -> Result<PoolUse> {
-    let rules = Rules { source: DeviceMemory::of(device)?.default_source(), ..Rules::default() };
-    Ok(PoolUse::first(mem_pool::make(device, PoolId::capture(), rules, None)?, true))
+    let pool = serve::make_pool(device, PoolId::capture(), Rules::default(), None, None)?;
+    Ok(PoolUse::first(pool, true))
 }
 
 /// Drops the routes of captures that are over: PyTorch 2.11 does not end those that failed.
@@ -218,58 +220,59 @@ fn release(device: c_int, id: TorchId) -> Result<()> {
 /// Throws what goes wrong.
 ///
 /// # Safety
-/// As [`torch_error::throw`].
+/// As [`exception::throw`].
 unsafe fn or_throw<R>(run: impl FnOnce() -> Result<R> + std::panic::UnwindSafe) -> R {
     let outcome = catch_unwind(run);
     match outcome {
         Ok(Ok(result)) => result,
         // SAFETY: the caller's promise.
-        Ok(Err(error)) => unsafe { torch_error::throw(error) },
+        Ok(Err(error)) => unsafe { exception::throw(error) },
         // SAFETY: the caller's promise.
-        Err(_) => unsafe { torch_error::throw(Error::invalid_value("gpupool failed; this is a bug of gpupool's")) },
+        Err(_) => unsafe { exception::throw(Error::internal("a call of PyTorch's panicked")) },
     }
 }
 
 /// `void *(size_t size, int device, cudaStream_t stream)`.
 unsafe extern "C-unwind" fn malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
-    // SAFETY: PyTorch's allocator calls it, and its callers take exceptions for failures; so in those that follow.
+    // SAFETY: PyTorch's allocator calls, with a live stream, and its callers take exceptions for failures.
     unsafe { or_throw(|| allocate(size, device, stream)) }
 }
 
 /// `void (void *pointer, cudaStream_t stream)`.
 unsafe extern "C-unwind" fn record_stream(pointer: *mut c_void, stream: *mut c_void) {
-    // SAFETY: as in `malloc`.
+    // SAFETY: PyTorch's allocator calls, and its callers take exceptions for failures.
     unsafe {
         or_throw(|| {
             if pointer.is_null() {
                 return Ok(());
             }
-            crate::memory::record_stream(pointer.addr() as u64, &stream_of(-1, stream)?)
+            let stream = stream_of(-1, stream)?;
+            serve::record_stream(serve::find(pointer.addr() as u64, None)?, &stream)
         });
     }
 }
 
 /// `void ()`: `torch.cuda.empty_cache`.
 unsafe extern "C-unwind" fn reset() {
-    // SAFETY: as in `malloc`.
-    unsafe { or_throw(|| crate::memory::empty_cache().map(drop)) }
+    // SAFETY: PyTorch's allocator calls, and its callers take exceptions for failures.
+    unsafe { or_throw(|| empty_cache().map(drop)) }
 }
 
 /// `void (double fraction, int device)`.
 unsafe extern "C-unwind" fn memory_fraction(fraction: f64, device: c_int) {
-    // SAFETY: as in `malloc`.
-    unsafe { or_throw(|| crate::memory::set_per_process_memory_fraction(fraction, device_of(device)?)) }
+    // SAFETY: PyTorch's allocator calls, and its callers take exceptions for failures.
+    unsafe { or_throw(|| set_per_process_memory_fraction(fraction, device_of(device)?)) }
 }
 
 /// `void (int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter)`. C++ passes the last by its address.
 unsafe extern "C-unwind" fn begin_allocate_to_pool(device: c_int, first: u64, second: u64, _filter: *const c_void) {
-    // SAFETY: as in `malloc`.
+    // SAFETY: PyTorch's allocator calls, and its callers take exceptions for failures.
     unsafe { or_throw(|| begin(device, (first, second))) }
 }
 
 /// `void (int device, MempoolId_t id)`.
 unsafe extern "C-unwind" fn end_allocate_to_pool(device: c_int, first: u64, second: u64) {
-    // SAFETY: as in `malloc`.
+    // SAFETY: PyTorch's allocator calls, and its callers take exceptions for failures.
     unsafe { or_throw(|| end(device, (first, second))) }
 }
 

@@ -31,16 +31,18 @@ struct Functions {
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
 /// The symbols whose addresses [`set_symbols`] takes, in this order.
-pub(in crate::memory) const SYMBOLS: [&str; 2] =
-    ["_ZN3c104cuda20getCurrentCUDAStreamEa", "_ZNK3c104cuda10CUDAStream6streamEv"];
+pub(super) const SYMBOLS: [&str; 2] = ["_ZN3c104cuda20getCurrentCUDAStreamEa", "_ZNK3c104cuda10CUDAStream6streamEv"];
 
-/// Tells where PyTorch's [`SYMBOLS`] are. The caller of the Python API vouches for them, as with ctypes.
-pub(in crate::memory) fn set_symbols(addresses: [usize; 2]) {
+/// Sets where PyTorch's [`SYMBOLS`] are.
+///
+/// # Safety
+/// Each address is 0 or that of its symbol, in a library that stays loaded.
+pub(super) unsafe fn set_symbols(addresses: [usize; 2]) {
     if addresses.contains(&0) {
         return;
     }
     let [current, address] = addresses.map(ptr::with_exposed_provenance::<c_void>);
-    // SAFETY: the caller vouches for the addresses, neither is null, and these are the symbols' signatures: the class is two
+    // SAFETY: the caller promises that these are the symbols' addresses, neither is null, and these are the symbols' signatures: the class is two
     // words without a destructor, which C++ returns as C does.
     let functions = unsafe {
         Functions {
@@ -63,10 +65,10 @@ thread_local! {
 /// # Safety
 /// PyTorch called, and lets C++ exceptions through.
 #[inline]
-pub(in crate::memory) unsafe fn note(stream: &Stream) {
+pub(super) unsafe fn note(stream: &Stream) {
     let asked = (stream.raw().address(), stream.device().ordinal());
     if stream.raw() != RawStream::LEGACY && ASKED.replace(asked) != asked {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that PyTorch called.
         unsafe { ask(stream, stream.device()) };
     }
 }

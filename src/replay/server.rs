@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{ReplayAllocator, Slots};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::device::device_memory::DeviceMemory;
-use crate::memory::report::stats::{empty_cache, reset_peak_memory_stats};
-use crate::memory::serve::allocate::{self as allocator, Allocation};
+use crate::memory::{self, Allocation, empty_cache, reset_peak_memory_stats};
 use crate::runtime::{self, Stream};
 
 /// A block of whichever allocator.
@@ -36,7 +34,7 @@ impl Server {
     pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<Block> {
         let runtime = runtime::get()?;
         let address = match self.allocator {
-            ReplayAllocator::Gpupool => return allocator::allocate(bytes, stream).map(Block::Ours),
+            ReplayAllocator::Gpupool => return memory::allocate_block(bytes, stream).map(Block::Ours),
             ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
             // SAFETY: the stream is the replay's own.
             ReplayAllocator::Async => unsafe { runtime.memory_allocate_async(bytes, stream.raw()) }?,
@@ -49,7 +47,7 @@ impl Server {
 
     pub(super) fn free(&self, block: Block, bytes: u64, stream: &Stream) -> Result<()> {
         let address = match block {
-            Block::Ours(block) => return allocator::free(block.cache, block.offset, None),
+            Block::Ours(block) => return memory::free_block(block, None),
             Block::Driver(address) => address,
         };
         self.live.fetch_sub(bytes, Ordering::Relaxed);
@@ -87,7 +85,7 @@ impl Server {
     /// The bytes of the device that the allocator has. The current device is the replay's.
     pub(super) fn reserved(&self) -> Result<u64> {
         match self.allocator {
-            ReplayAllocator::Gpupool => Ok(DeviceMemory::of(self.device)?.budget.reserved()),
+            ReplayAllocator::Gpupool => memory::reserved_bytes(self.device),
             ReplayAllocator::Driver => Ok(self.live.load(Ordering::Relaxed)),
             ReplayAllocator::Async => match runtime::get()?.memory_pool_reserved()? {
                 Some(pool) => Ok(pool.now),

@@ -65,13 +65,13 @@ const CHUNK: usize = 512;
 type Slots = Vec<Option<(Block, u64, u32)>>;
 
 /// Where a log is replayed: the calling thread's current device.
-struct Place {
+struct ReplayPlace {
     server: Server,
     streams: Vec<Stream>,
     slots: usize,
 }
 
-impl Place {
+impl ReplayPlace {
     fn new(events: &[ReplayEvent], allocator: ReplayAllocator) -> Result<Self> {
         let device = runtime::get()?.current_device()?;
         let slots = events.iter().map(|event| event.slot as usize + 1).max().unwrap_or(0);
@@ -85,8 +85,8 @@ impl Place {
 }
 
 /// One thread's passes over the log; the barrier keeps the passes of all threads together.
-fn run(place: &Place, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
-    let Place { server, streams, slots } = place;
+fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
+    let ReplayPlace { server, streams, slots } = place;
     let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
     let mut blocks: Slots = vec![None; *slots];
     let mut times = Vec::new();
@@ -157,12 +157,12 @@ pub fn replay(
     if threads == 0 {
         return Err(Error::invalid_value("0 threads replay nothing"));
     }
-    let place = Place::new(events, allocator)?;
+    let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(PASSES * threads * events.len());
     watched(&progress, watch, || passes(&place, events, threads, &progress))
 }
 
-fn passes(place: &Place, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
+fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
     let server = &place.server;
     let device = server.device;
     let _bound = BoundDevice::new(runtime::get()?, device)?;
@@ -188,7 +188,7 @@ fn passes(place: &Place, events: &[ReplayEvent], threads: usize, progress: &Prog
     });
     let mut times = vec![Vec::new(); PASSES];
     for outcome in outcomes {
-        let panicked = |_| Error::invalid_value("a replaying thread ended early");
+        let panicked = |_| Error::internal("a replaying thread panicked");
         for (pass, time) in outcome.map_err(panicked)??.into_iter().enumerate() {
             times[pass].push(time);
         }
@@ -198,7 +198,7 @@ fn passes(place: &Place, events: &[ReplayEvent], threads: usize, progress: &Prog
     let cold_ns = per_pass.remove(0);
     per_pass.sort_by(f64::total_cmp);
     let warm_ns = per_pass[per_pass.len() / 2];
-    let (after, calls) = first.ok_or_else(|| Error::invalid_value("nothing was replayed"))?;
+    let (after, calls) = first.ok_or_else(|| Error::internal("a replay had no first pass"))?;
     let after = after?;
     Ok(match server.allocator {
         ReplayAllocator::Gpupool => ReplayResult {

@@ -57,6 +57,6 @@ pub(super) fn watched<T: Send>(
         }
         worker.join()
     });
-    let answer = outcome.map_err(|_| Error::invalid_value("the replay's thread ended early"))??;
+    let answer = outcome.map_err(|_| Error::internal("the replay's thread panicked"))??;
     Ok((!progress.is_stopped()).then_some(answer))
 }

@@ -1,7 +1,7 @@
 //! The bytes that an allocator has of the device over the events of a log, in few numbers.
 
 use super::watch::{Progress, watched};
-use super::{CHUNK, Place, ReplayAllocator, ReplayEvent, Slots, step};
+use super::{CHUNK, ReplayAllocator, ReplayEvent, ReplayPlace, Slots, step};
 use crate::error::Result;
 use crate::runtime::{self, BoundDevice};
 
@@ -56,10 +56,10 @@ pub fn replay_reserved(
     most: usize,
     watch: &mut dyn FnMut(f64) -> bool,
 ) -> Result<Option<Vec<(usize, u64)>>> {
-    let place = Place::new(events, allocator)?;
+    let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(events.len());
     watched(&progress, watch, || {
-        let Place { server, streams, slots } = &place;
+        let ReplayPlace { server, streams, slots } = &place;
         let _bound = BoundDevice::new(runtime::get()?, server.device)?;
         server.clear()?;
         let mut blocks: Slots = vec![None; *slots];

@@ -1,0 +1,89 @@
+//! Who uses a block beside its own stream, and what a freed block waits for.
+
+use crate::ids::RawStream;
+use crate::memory::device::{EventPool, Until, devices};
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, ThreadNumber};
+
+/// Which threads can name a user's stream once the block is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NamedBy {
+    /// Any thread.
+    All,
+    /// The thread whose per-thread default stream it is.
+    Thread(ThreadNumber),
+    /// None: the stream may be gone, and is not touched again.
+    #[cfg(feature = "python")]
+    None,
+}
+
+/// A stream that uses a block.
+#[derive(Clone, Debug)]
+pub(in crate::memory) struct BlockUser {
+    stream: Stream,
+    named_by: NamedBy,
+}
+
+impl BlockUser {
+    pub(in crate::memory) fn new(stream: &Stream, thread: ThisThread) -> Self {
+        let is_per_thread = stream.raw() == RawStream::PER_THREAD;
+        let named_by = if is_per_thread { NamedBy::Thread(thread.number()) } else { NamedBy::All };
+        Self { stream: stream.kept(), named_by }
+    }
+
+    /// The same user whose stream may be gone by the time the block is freed: all work on its device then stands for its.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn fleeting(self) -> Self {
+        let lasts = self.named_by != NamedBy::All || self.stream.is_lasting();
+        if lasts { self } else { Self { named_by: NamedBy::None, ..self } }
+    }
+
+    pub(in crate::memory) fn is(&self, other: &Self) -> bool {
+        self.stream.raw() == other.stream.raw()
+            && self.stream.device() == other.stream.device()
+            && self.named_by == other.named_by
+    }
+
+    fn can_be_named_by(&self, thread: ThisThread) -> bool {
+        match self.named_by {
+            NamedBy::All => true,
+            NamedBy::Thread(number) => number == thread.number(),
+            #[cfg(feature = "python")]
+            NamedBy::None => false,
+        }
+    }
+}
+
+/// A freed block and what must happen before it is used again.
+#[derive(Debug)]
+pub(in crate::memory) struct Waiting {
+    pub(in crate::memory) offset: u64,
+    pub(in crate::memory) until: Until,
+}
+
+impl Waiting {
+    /// A block that waits for the users' work so far, or for what they have done as soon as the driver records it, which is
+    /// later and so never too early.
+    pub(in crate::memory) fn for_users(
+        offset: u64,
+        users: &[BlockUser],
+        events: &EventPool,
+        thread: ThisThread,
+    ) -> Self {
+        let streams: Vec<_> = users.iter().map(|user| user.stream.clone()).collect();
+        let until = if users.iter().all(|user| user.can_be_named_by(thread)) {
+            Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
+        } else {
+            let devices = devices(&streams);
+            Until::all_work(events, &devices).unwrap_or(Until::Devices(devices))
+        };
+        Self { offset, until }
+    }
+
+    /// A block that waits for all work so far, on its device and on those of streams that use it.
+    pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
+        let streams = users.iter().map(|user| user.stream.clone());
+        let devices = devices(&streams.chain([Stream::legacy(events.device)]).collect::<Vec<_>>());
+        Self { offset, until: Until::all_work(events, &devices).unwrap_or(Until::Devices(devices)) }
+    }
+}

@@ -1,0 +1,149 @@
+//! What is recorded of a cache's blocks: those that are live, with the stacks that they were allocated under; and how a
+//! cache writes its events.
+
+use std::sync::{Mutex, MutexGuard};
+
+use rustc_hash::FxHashMap;
+
+use super::event::{MemoryAction, MemoryEvent, note};
+use super::heap::HeapBlock;
+use super::thread_cache::ThreadCache;
+use crate::memory::pool::PoolId;
+use crate::observe::recording::{self, Settings, Stack};
+use crate::sync::lock;
+
+/// A block that a caller holds, or that waits for streams.
+#[derive(Clone, Copy, Debug)]
+struct RecordedBlock {
+    requested: u64,
+    stack: Stack,
+    /// The stack that it was freed under, once it was.
+    freed: Option<Stack>,
+}
+
+/// What is recorded of one cache's blocks, by offset.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct RecordedBlocks {
+    pool: PoolId,
+    blocks: FxHashMap<u64, RecordedBlock>,
+}
+
+/// What is recorded of a cache's blocks, locked.
+pub(in crate::memory) type RecordedGuard<'a> = MutexGuard<'a, RecordedBlocks>;
+
+/// The part of a cache that recording needs. Locked under the heap's lock or alone, never the other way round.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct CacheRecording(Mutex<RecordedBlocks>);
+
+impl CacheRecording {
+    pub(in crate::memory) fn lock(&self) -> RecordedGuard<'_> {
+        lock(&self.0)
+    }
+
+    pub(in crate::memory) fn set_pool(&self, pool: PoolId) {
+        *self.lock() = RecordedBlocks { pool, ..RecordedBlocks::default() };
+    }
+}
+
+impl RecordedBlocks {
+    /// The stack that a block was allocated under.
+    pub(in crate::memory) fn stack(&self, offset: u64) -> Stack {
+        self.blocks.get(&offset).map_or(Stack::NONE, |block| block.stack)
+    }
+
+    /// Returns whether the block was freed, and waits for streams.
+    pub(in crate::memory) fn is_freed(&self, offset: u64) -> bool {
+        self.blocks.get(&offset).is_some_and(|block| block.freed.is_some())
+    }
+
+    /// Returns whether the block is known to be held, or to wait.
+    pub(in crate::memory) fn knows(&self, offset: u64) -> bool {
+        self.blocks.contains_key(&offset)
+    }
+
+    /// Begins to record with the blocks that there are.
+    pub(in crate::memory) fn begin(&mut self, blocks: impl Iterator<Item = HeapBlock>) {
+        // What is known already keeps its stack.
+        let known = std::mem::take(&mut self.blocks);
+        let blocks = blocks.filter(|block| block.is_live).map(|block| {
+            let begun = RecordedBlock {
+                requested: block.requested,
+                stack: Stack::NONE,
+                freed: block.is_waiting.then_some(Stack::NONE),
+            };
+            (block.start, known.get(&block.start).copied().unwrap_or(begun))
+        });
+        self.blocks = blocks.collect();
+    }
+
+    fn note(&self, cache: &ThreadCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack) {
+        let (device, address, stream) = (cache.memory.device, cache.memory.address(offset), cache.stream_address());
+        note(MemoryEvent { time: 0, thread: 0, stack, action, device, address, bytes, stream, pool: self.pool });
+    }
+}
+
+impl ThreadCache {
+    /// Records an allocation; with the heap's lock held.
+    #[cold]
+    pub(in crate::memory) fn record_alloc(&self, offset: u64, requested: u64) {
+        let settings = Settings::get();
+        let mut recorded = self.recording.lock();
+        let stack = recording::stack_if(settings.has_live_stacks);
+        recorded.blocks.insert(offset, RecordedBlock { requested, stack, freed: None });
+        recorded.note(self, MemoryAction::Alloc, offset, requested, recording::stack_if(settings.has_alloc_stacks));
+    }
+
+    /// Records the free of a live block, before the block can be had again.
+    #[cold]
+    pub(in crate::memory) fn record_free(&self, offset: u64, is_completed: bool) {
+        let stack = recording::stack_if(Settings::get().has_free_stacks);
+        let mut recorded = self.recording.lock();
+        // What is not known was allocated before anything was recorded, or is no block.
+        let Some(block) = recorded.blocks.get_mut(&offset).filter(|block| block.freed.is_none()) else { return };
+        block.freed = Some(stack);
+        let requested = block.requested;
+        recorded.note(self, MemoryAction::FreeRequested, offset, requested, stack);
+        if is_completed {
+            recorded.blocks.remove(&offset);
+            recorded.note(self, MemoryAction::FreeCompleted, offset, requested, stack);
+        }
+    }
+
+    /// Records that a freed block's streams are done; with the heap's lock held, before the block is free.
+    #[cold]
+    pub(in crate::memory) fn record_completed(&self, offset: u64) {
+        let mut recorded = self.recording.lock();
+        if let Some(block) = recorded.blocks.remove(&offset) {
+            recorded.note(
+                self,
+                MemoryAction::FreeCompleted,
+                offset,
+                block.requested,
+                block.freed.unwrap_or(Stack::NONE),
+            );
+        }
+    }
+
+    /// Records pages, or a segment, that came or go; with the heap's lock held.
+    #[cold]
+    pub(in crate::memory) fn record_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
+        self.recording.lock().note(self, action, start, bytes, recording::stack_if(Settings::get().has_alloc_stacks));
+    }
+}
+
+#[cfg(feature = "python")]
+impl RecordedBlocks {
+    /// The stacks that the blocks were allocated and freed under.
+    pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
+        self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
+    }
+}
+
+impl CacheRecording {
+    /// Forgets every block.
+    pub(in crate::memory) fn clear(&self) {
+        let forgotten = std::mem::take(&mut self.lock().blocks);
+        // Outside the lock: it may be large.
+        drop(forgotten);
+    }
+}

@@ -1,0 +1,63 @@
+//! What a cache serves: one pool, one stream, and whether for graphs or for another allocator.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::ids::RawStream;
+use crate::memory::device::{EventPool, Until};
+use crate::memory::pool::Pool;
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, ThreadNumber};
+
+/// What a cache serves.
+#[derive(Clone, Debug)]
+pub(in crate::memory) struct Service {
+    pub(in crate::memory) pool: Arc<Pool>,
+    pub(in crate::memory) stream: Stream,
+    /// The thread whose per-thread default stream this is; none for any other stream.
+    pub(in crate::memory) per_thread_of: Option<ThreadNumber>,
+    /// Whether its blocks are parts of captured graphs.
+    pub(in crate::memory) is_captured: bool,
+    /// Whether its blocks are another allocator's, which cuts them further.
+    pub(in crate::memory) is_feed: bool,
+}
+
+/// The stream by which a cache is found: the two names of the legacy stream are one.
+#[inline]
+pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
+    if stream.address() == 1 { 0 } else { stream.address() }
+}
+
+impl Service {
+    /// Returns whether work of one is in order with work of the other: both are of one stream.
+    pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
+        normalized(self.stream.raw()) == normalized(other.stream.raw()) && self.per_thread_of == other.per_thread_of
+    }
+
+    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a caller has
+    /// just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
+    pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Stream>) -> bool {
+        if self.is_captured {
+            return false;
+        }
+        match self.per_thread_of {
+            Some(number) => number == thread.number(),
+            None => self.stream.is_lasting() || alive.is_some_and(|alive| alive.raw() == self.stream.raw()),
+        }
+    }
+
+    /// Waits for the work so far on the stream that is served. A foreign stream may have been destroyed by now, unless it is
+    /// `alive`, and is not touched: all work on the device stands for its.
+    pub(in crate::memory) fn work_so_far(
+        &self,
+        events: &EventPool,
+        thread: ThisThread,
+        alive: Option<&Stream>,
+    ) -> Result<Until> {
+        if self.is_stream_usable(thread, alive) {
+            Until::work_on(events, vec![self.stream.clone()])
+        } else {
+            Until::all_work(events, &[events.device])
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The address range that a device's pages stand in, and the driver's calls that map extents there: each bound to the
+//! device, safe in a stream capture, counted.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::pages::{Mapping, PAGE};
+use crate::error::Result;
+use crate::ids::Device;
+use crate::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
+use crate::sync::lock;
+
+/// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16 times
+/// kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page tables.
+const ROOM: u64 = 16;
+/// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses.
+const ROOM_LEAST: u64 = if cfg!(loom) { PAGE } else { 1 << 40 };
+const ROOM_MOST: u64 = 16 << 40;
+
+/// Addresses reserved for a device's pages, which stand at offsets in it.
+#[derive(Debug)]
+pub(in crate::memory) struct AddressRange {
+    device: Device,
+    base: u64,
+    /// 0 where the device has no virtual memory.
+    bytes: u64,
+    /// Devices that may read and write what is mapped.
+    peers: Mutex<Vec<Device>>,
+    /// Calls of the driver's memory functions so far.
+    driver_calls: AtomicU64,
+}
+
+/// Runs a driver call with the device bound and no capture at risk.
+fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
+    let runtime = runtime::get()?;
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+    call(runtime).map_err(|e| e.on(device))
+}
+
+impl AddressRange {
+    pub(super) const fn new(device: Device, base: u64, bytes: u64) -> Self {
+        Self { device, base, bytes, peers: Mutex::new(Vec::new()), driver_calls: AtomicU64::new(0) }
+    }
+
+    /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another size
+    /// than ours. Where the driver has fewer addresses than are wanted, half as many, as long as all of the device's memory
+    /// fits in them.
+    pub(super) fn reserve(device: Device, total: u64) -> Result<Self> {
+        let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
+        let (base, bytes) = with_device(device, |runtime| {
+            if !runtime.supports_virtual_memory(device)? || !PAGE.is_multiple_of(runtime.page_bytes(device)?) {
+                return Ok((0, 0));
+            }
+            let mut bytes = wanted;
+            loop {
+                match runtime.address_reserve(bytes) {
+                    Ok(base) => return Ok((base, bytes)),
+                    Err(error) if bytes / 2 < total => return Err(error),
+                    Err(_) => bytes = (bytes / 2).next_multiple_of(PAGE),
+                }
+            }
+        })?;
+        Ok(Self::new(device, base, bytes))
+    }
+
+    /// The fewest pages that a device's table has entries for.
+    pub(super) fn table_pages(&self) -> u32 {
+        (self.bytes.max(ROOM_LEAST) / PAGE) as u32
+    }
+
+    #[inline]
+    pub(in crate::memory) const fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Bytes of the range; offsets beyond are those of segments.
+    #[inline]
+    pub(in crate::memory) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the offset of an address, if it lies in the range.
+    #[inline]
+    pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
+        let offset = address.wrapping_sub(self.base);
+        (offset < self.bytes).then_some(offset)
+    }
+
+    pub(in crate::memory) fn driver_calls(&self) -> u64 {
+        self.driver_calls.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call of a memory function that is made elsewhere.
+    pub(in crate::memory) fn count_driver_call(&self) {
+        self.driver_calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn driver<R>(&self, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
+        self.count_driver_call();
+        with_device(self.device, call)
+    }
+
+    /// Gives the addresses back.
+    ///
+    /// # Safety
+    /// Nothing is mapped in the range, and nothing will be.
+    pub(in crate::memory) unsafe fn free(&self) {
+        // SAFETY: `reserve` made the range, and the caller promises that it is unused.
+        let _ = with_device(self.device, |runtime| unsafe { runtime.address_free(self.base, self.bytes) });
+    }
+
+    /// Returns a new extent.
+    pub(in crate::memory) fn create(&self, pages: u32) -> Result<Physical> {
+        self.driver(|runtime| runtime.physical_create(self.device, u64::from(pages) * PAGE))
+    }
+
+    /// Gives an extent back; its memory goes when its last mapping does.
+    ///
+    /// # Safety
+    /// [`AddressRange::create`] made the extent, and its only owner gives it up.
+    pub(in crate::memory) unsafe fn release(&self, extent: Physical) -> Result<()> {
+        // SAFETY: the caller owns the extent and gives it up.
+        self.driver(|runtime| unsafe { runtime.physical_release(extent) })
+    }
+
+    /// Maps an extent at the offset that `mapping` says.
+    ///
+    /// # Safety
+    /// The extent is alive and as long as the mapping, whose pages the caller has taken from the address space.
+    pub(in crate::memory) unsafe fn map(&self, mapping: Mapping) -> Result<()> {
+        let address = self.base + mapping.start();
+        // SAFETY: the addresses are reserved, and the caller alone has them and the extent.
+        self.driver(|runtime| unsafe { runtime.memory_map(address, mapping.bytes(), mapping.physical) })
+    }
+
+    /// Lets the device and its peers read and write mapped memory.
+    ///
+    /// # Safety
+    /// The offsets consist of whole mappings.
+    pub(in crate::memory) unsafe fn set_access(&self, start: u64, bytes: u64) -> Result<()> {
+        let mut devices = vec![self.device];
+        devices.extend_from_slice(&lock(&self.peers));
+        // SAFETY: the caller promises that the range is mapped.
+        self.driver(|runtime| unsafe { runtime.memory_set_access(self.base + start, bytes, &devices) })
+    }
+
+    /// Unmaps whole mappings.
+    ///
+    /// # Safety
+    /// No work uses the memory at these pages, now or later.
+    pub(in crate::memory) unsafe fn unmap(&self, first: u32, pages: u32) -> Result<()> {
+        let (start, bytes) = (u64::from(first) * PAGE, u64::from(pages) * PAGE);
+        // SAFETY: the caller promises that the pages are used no more.
+        self.driver(|runtime| unsafe { runtime.memory_unmap(self.base + start, bytes) })
+    }
+
+    /// Lets in another device from the next [`AddressRange::set_access`] on; false if it was let in before.
+    pub(in crate::memory) fn add_peer(&self, peer: Device) -> bool {
+        let mut peers = lock(&self.peers);
+        let is_new = !peers.contains(&peer);
+        if is_new {
+            peers.push(peer);
+        }
+        is_new
+    }
+
+    pub(in crate::memory) fn remove_peer(&self, peer: Device) {
+        lock(&self.peers).retain(|other| *other != peer);
+    }
+
+    /// Returns whether the device was let in.
+    pub(in crate::memory) fn is_peer(&self, device: Device) -> bool {
+        lock(&self.peers).contains(&device)
+    }
+}

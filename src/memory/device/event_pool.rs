@@ -1,0 +1,43 @@
+//! Events of a device that are used again and again, for the driver takes a microsecond to make one.
+
+use std::sync::Mutex;
+
+use crate::error::Result;
+use crate::ids::Device;
+use crate::runtime::{Event, Stream};
+use crate::sync::lock;
+
+/// Events that are not in use.
+#[derive(Debug)]
+pub(in crate::memory) struct EventPool {
+    /// The device whose memory the events guard; some may be of its peers.
+    pub(in crate::memory) device: Device,
+    idle: Mutex<Vec<Event>>,
+}
+
+impl EventPool {
+    pub(super) const fn new(device: Device) -> Self {
+        Self { device, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// Returns an event that has recorded the stream's work so far.
+    pub(in crate::memory) fn record(&self, stream: &Stream) -> Result<Event> {
+        let event = self.take(stream.device())?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Returns an event of this device: a stream of a peer takes one of its own device.
+    pub(in crate::memory) fn take(&self, device: Device) -> Result<Event> {
+        let idle = {
+            let mut idle = lock(&self.idle);
+            let place = idle.iter().rposition(|event| event.device() == device);
+            place.map(|place| idle.swap_remove(place))
+        };
+        idle.map_or_else(|| Event::new(device), Ok)
+    }
+
+    pub(in crate::memory) fn put_back(&self, events: impl IntoIterator<Item = Event>) {
+        lock(&self.idle).extend(events);
+    }
+}

@@ -1,0 +1,92 @@
+//! The table of a device's segments: memory at addresses outside of the device's range, and the offsets that stand for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, RwLock};
+
+use super::address_space::AddressSpace;
+use super::pages::PAGE;
+use crate::error::{Error, Result};
+use crate::sync::{lock, read, write};
+
+/// A segment's bytes, and the offset that stands for its address.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    bytes: u64,
+    offset: u64,
+}
+
+/// A device's segments.
+#[derive(Debug)]
+pub(in crate::memory) struct Segments {
+    /// By address.
+    all: RwLock<BTreeMap<u64, Segment>>,
+    /// The offsets for them, which begin where those of the address range end.
+    space: Mutex<AddressSpace>,
+}
+
+impl Segments {
+    /// No segments yet, with room for so many pages of them from page `first` on.
+    pub(super) fn new(first: u32, pages: u32) -> Self {
+        Self { all: RwLock::default(), space: Mutex::new(AddressSpace::new(first, pages)) }
+    }
+
+    /// Adds a segment and returns its offset; none if no offsets are left.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if it overlaps another segment, or goes beyond the last address.
+    pub(in crate::memory) fn add(&self, address: u64, bytes: u64) -> Result<Option<u64>> {
+        // A page stays unused after each segment, so that segments never join.
+        let Ok(pages) = u32::try_from(bytes.div_ceil(PAGE) + 1) else { return Ok(None) };
+        let first = {
+            let mut space = lock(&self.space);
+            let hole = space.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
+            let Some(first) = hole.or_else(|| space.far(pages)) else { return Ok(None) };
+            space.take(first, pages);
+            first
+        };
+        let offset = u64::from(first) * PAGE;
+        let mut all = write(&self.all);
+        if address.checked_add(bytes).is_none() || overlaps(&all, address, bytes) {
+            drop(all);
+            lock(&self.space).put_back(first, pages);
+            return Err(overlapping(address, bytes));
+        }
+        all.insert(address, Segment { bytes, offset });
+        Ok(Some(offset))
+    }
+
+    /// Forgets the segment at this address and offset.
+    pub(in crate::memory) fn remove(&self, address: u64, offset: u64, bytes: u64) {
+        write(&self.all).remove(&address);
+        lock(&self.space).put_back((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
+    }
+
+    /// Returns the offset of an address, if it lies in a segment.
+    pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
+        let all = read(&self.all);
+        let (start, segment) = all.range(..=address).next_back()?;
+        (address - start < segment.bytes).then(|| segment.offset + (address - start))
+    }
+
+    /// Returns whether a segment starts at this address.
+    pub(in crate::memory) fn starts_at(&self, address: u64) -> bool {
+        read(&self.all).contains_key(&address)
+    }
+
+    /// Returns whether any segment has one of these addresses.
+    pub(in crate::memory) fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        overlaps(&read(&self.all), address, bytes)
+    }
+}
+
+fn overlaps(all: &BTreeMap<u64, Segment>, address: u64, bytes: u64) -> bool {
+    let is_above = |(start, segment): (&u64, &Segment)| start + segment.bytes > address;
+    all.range(..address.saturating_add(bytes)).next_back().is_some_and(is_above)
+}
+
+/// The error of a pool's own allocator that gives memory out twice.
+pub(in crate::memory) fn overlapping(address: u64, bytes: u64) -> Error {
+    Error::invalid_value(format!(
+        "the pool's own allocator returned {address:#x} for {bytes} bytes, which overlaps memory that is still in use"
+    ))
+}

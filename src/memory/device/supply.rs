@@ -1,0 +1,37 @@
+//! Where a pool's memory comes from, and how much it has and may have.
+
+use std::sync::Arc;
+
+use super::budget::Budget;
+use super::segment_source::SegmentSource;
+
+/// Where a pool's memory comes from.
+#[derive(Clone, Debug, Default)]
+pub(in crate::memory) enum Source {
+    /// Pages of the device's address range, moved where they are needed.
+    #[default]
+    Pages,
+    /// Segments that stay where they are.
+    Segments(Arc<dyn SegmentSource>),
+}
+
+impl Source {
+    pub(in crate::memory) const fn is_pages(&self) -> bool {
+        matches!(self, Self::Pages)
+    }
+}
+
+/// A pool's source and budget: what memory on its way back to the driver needs of the pool, which may be gone by then.
+#[derive(Debug)]
+pub(in crate::memory) struct Supply {
+    pub(in crate::memory) source: Source,
+    /// The pool's physical bytes.
+    pub(in crate::memory) budget: Budget,
+}
+
+impl Supply {
+    /// A supply from the source, of at most `limit` bytes if there is a limit.
+    pub(in crate::memory) const fn new(source: Source, limit: Option<u64>) -> Self {
+        Self { source, budget: Budget::new(limit) }
+    }
+}

@@ -1,0 +1,92 @@
+//! What freed memory waits for: work of streams, recorded by events as soon as the driver records it.
+//!
+//! Memory that was used on its own stream alone waits for nothing. Events are asked about only when a request finds no free
+//! block, or when memory is given back.
+
+use super::event_pool::EventPool;
+use crate::error::Result;
+use crate::ids::{CaptureStatus, Device};
+use crate::runtime::{self, Event, RelaxedCapture, Stream};
+
+/// What is waited for.
+#[derive(Debug)]
+pub(in crate::memory) enum Until {
+    /// Work recorded on streams.
+    Events(Vec<Event>),
+    /// Streams on which nothing could be recorded yet: one is being captured, or the driver refused.
+    Unrecorded(Vec<Stream>),
+    /// All work on these devices, which could not be recorded yet.
+    Devices(Vec<Device>),
+}
+
+impl Until {
+    /// Waits for nothing.
+    pub(in crate::memory) const fn at_once() -> Self {
+        Self::Events(Vec::new())
+    }
+
+    /// Waits for the streams' work so far.
+    pub(in crate::memory) fn work_on(events: &EventPool, streams: Vec<Stream>) -> Result<Self> {
+        for stream in &streams {
+            if stream.capture_status()? != CaptureStatus::None {
+                return Ok(Self::Unrecorded(streams));
+            }
+        }
+        streams.iter().map(|stream| events.record(stream)).collect::<Result<_>>().map(Self::Events)
+    }
+
+    /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is recorded
+    /// later.
+    pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
+        for &device in devices {
+            if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+                return Ok(Self::Devices(devices.to_vec()));
+            }
+        }
+        let record = |&device: &Device| {
+            let event = events.take(device)?;
+            event.record_context().map(|()| event)
+        };
+        devices.iter().map(record).collect::<Result<_>>().map(Self::Events)
+    }
+
+    /// Returns whether all of it is done; with `wait`, waits for what is recorded. A refusal leaves this as it is.
+    pub(in crate::memory) fn is_done(&mut self, pool: &EventPool, wait: bool) -> Result<bool> {
+        match self {
+            // Streams that may have been destroyed meanwhile are not touched again.
+            Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
+                *self = Self::work_on(pool, streams.clone())?
+            }
+            Self::Unrecorded(streams) => *self = Self::all_work(pool, &devices(streams))?,
+            Self::Devices(devices) => *self = Self::all_work(pool, devices)?,
+            Self::Events(_) => {}
+        }
+        match self {
+            Self::Unrecorded(_) | Self::Devices(_) => Ok(false),
+            Self::Events(events) => {
+                if events.is_empty() {
+                    return Ok(true);
+                }
+                // A question about an event spoils captures of this thread, and of others in global mode.
+                let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+                while let Some(event) = events.last() {
+                    if wait {
+                        event.synchronize()?;
+                    } else if !event.query()? {
+                        return Ok(false);
+                    }
+                    pool.put_back(events.pop());
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// Returns the devices of streams, each once.
+pub(in crate::memory) fn devices(streams: &[Stream]) -> Vec<Device> {
+    let mut devices: Vec<_> = streams.iter().map(Stream::device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}

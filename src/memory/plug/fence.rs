@@ -1,0 +1,32 @@
+//! A fence for memory that a framework uses on streams that it does not name.
+
+use crate::error::Result;
+use crate::memory::serve::device_caches;
+use crate::runtime::{self, RelaxedCapture, Stream};
+
+/// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
+/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Returns false,
+/// with nothing done, while a capture is known of, which that would spoil.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses, as those before CUDA 12.5 do.
+pub(crate) fn fence(stream: &Stream) -> Result<bool> {
+    let device = stream.device();
+    let events = &device_caches(device)?.memory.events;
+    if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+        return Ok(false);
+    }
+    let event = events.take(device)?;
+    event.record_context()?;
+    let is_done = {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        event.query()?
+    };
+    if !is_done {
+        // What the allocator asks about later is this stream.
+        stream.wait(&event)?;
+        event.delay_context()?;
+    }
+    events.put_back([event]);
+    Ok(true)
+}

@@ -1,0 +1,298 @@
+//! Routes: which pool the calling thread's requests go to, by the scopes and captures that it is in.
+//!
+//! A thread's cache for a stream is found again at once as long as the thread's routes have not changed, which [`changes`]
+//! says.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::id::PoolId;
+use super::state::Pool;
+use super::uses::PoolUse;
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device, RawStream};
+use crate::runtime::Stream;
+
+/// A pool that the thread's requests on its device go to.
+#[derive(Debug)]
+struct Route {
+    pool: Arc<Pool>,
+    kind: RouteKind,
+    /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None for a
+    /// route that is entered and left by the pool's id.
+    uses: Vec<PoolUse>,
+    /// What [`leave`] finds the route by.
+    ticket: u64,
+}
+
+/// What the memory of a route is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RouteKind {
+    /// Any work of the thread's.
+    Scope,
+    /// The graph of a capture, of this stream if it is known.
+    Capture(Option<RawStream>),
+    /// Another allocator, which cuts it further; or for one and for its graphs.
+    Feed { is_captured: bool },
+}
+
+impl RouteKind {
+    const fn is_captured(self) -> bool {
+        matches!(self, Self::Capture(_) | Self::Feed { is_captured: true })
+    }
+}
+
+/// Where a request goes.
+#[derive(Debug)]
+pub(in crate::memory) struct Destination {
+    pub(in crate::memory) pool: Arc<Pool>,
+    /// Whether the memory becomes part of a graph.
+    pub(in crate::memory) is_captured: bool,
+    /// Whether it is another allocator's, which cuts it further.
+    pub(in crate::memory) is_feed: bool,
+}
+
+#[derive(Debug)]
+struct Routes {
+    /// The innermost is the last.
+    all: RefCell<Vec<Route>>,
+    /// Routes with lower tickets are not followed for now.
+    first_ticket: Cell<u64>,
+    has_followed: Cell<bool>,
+    /// The pools whose own allocators this thread is in, by number.
+    supplied: RefCell<Vec<u32>>,
+}
+
+static TICKETS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    // Apart, without a destructor, so that a hit reads one word.
+    static CHANGES: Cell<u32> = const { Cell::new(0) };
+    static ROUTES: Routes = const {
+        Routes {
+            all: RefCell::new(Vec::new()),
+            first_ticket: Cell::new(0),
+            has_followed: Cell::new(false),
+            supplied: RefCell::new(Vec::new()),
+        }
+    };
+}
+
+impl Drop for Routes {
+    fn drop(&mut self) {
+        note_change();
+        // Scopes that were never left end with their thread.
+        self.all.get_mut().drain(..).flat_map(|route| route.uses).for_each(PoolUse::abandon);
+    }
+}
+
+/// How often this thread's routes have changed.
+#[inline]
+pub(in crate::memory) fn changes() -> u32 {
+    CHANGES.get()
+}
+
+fn note_change() {
+    CHANGES.set(CHANGES.get().wrapping_add(1));
+}
+
+fn next_ticket() -> u64 {
+    TICKETS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The error of a request on a thread whose thread-locals are destroyed.
+pub(in crate::memory) fn ending() -> Error {
+    Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
+}
+
+impl Routes {
+    /// Notes whether any route is followed; after each change of them.
+    fn note_routes(&self) {
+        note_change();
+        let first = self.first_ticket.get();
+        self.has_followed.set(self.all.borrow().last().is_some_and(|route| route.ticket >= first));
+    }
+
+    fn destination(&self, stream: &Stream) -> Result<Option<Destination>> {
+        if !self.has_followed.get() {
+            return Ok(None);
+        }
+        let device = stream.device();
+        let mut routes = self.all.borrow_mut();
+        let first = self.first_ticket.get();
+        let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.device == device;
+        let mut followed = routes.iter_mut().rev().filter(is_followed);
+        let Some(innermost) = followed.next() else { return Ok(None) };
+        let to = |is_captured| {
+            let is_feed = matches!(innermost.kind, RouteKind::Feed { .. });
+            Ok(Some(Destination { pool: Arc::clone(&innermost.pool), is_captured, is_feed }))
+        };
+        if innermost.kind.is_captured() {
+            return to(true);
+        }
+        // On a captured stream the graph of a capture further out uses this pool as its own.
+        let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
+        let Some(capture) = followed.find(captures) else { return to(false) };
+        if capture.kind != RouteKind::Capture(Some(stream.raw())) && stream.capture_status()? == CaptureStatus::None {
+            return to(false);
+        }
+        if capture.uses.iter().all(|used| used.pool().number != innermost.pool.number) {
+            capture.uses.push(PoolUse::new(&innermost.pool, true)?);
+        }
+        to(true)
+    }
+}
+
+/// Returns the pool that the thread's innermost route on the stream's device leads to, if it has one.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends; what the driver refuses when it is asked about a capture.
+pub(in crate::memory) fn destination(stream: &Stream) -> Result<Option<Destination>> {
+    ROUTES.try_with(|routes| routes.destination(stream)).unwrap_or_else(|_| Err(ending()))
+}
+
+/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned. The use is
+/// the thread's until then.
+pub(super) fn enter(in_use: PoolUse) -> Result<u64> {
+    add(Arc::clone(in_use.pool()), RouteKind::Scope, vec![in_use])
+}
+
+/// As [`enter`], for a capture of the stream.
+pub(super) fn enter_capture(in_use: PoolUse, stream: RawStream) -> Result<u64> {
+    add(Arc::clone(in_use.pool()), RouteKind::Capture(Some(stream)), vec![in_use])
+}
+
+/// As [`enter`], until [`leave_by_id`].
+pub(in crate::memory) fn enter_by_id(pool: Arc<Pool>, is_captured: bool) -> Result<()> {
+    let kind = if is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
+    add(pool, kind, Vec::new()).map(drop)
+}
+
+fn add(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
+    let ticket = next_ticket();
+    let entered = ROUTES.try_with(|routes| {
+        routes.all.borrow_mut().push(Route { pool, kind, uses, ticket });
+        routes.note_routes();
+    });
+    entered.map(|()| ticket).map_err(|_| ending())
+}
+
+/// Ends a route of this thread, wherever it stands among the others, and returns its uses; none if this thread has no such
+/// route.
+pub(super) fn leave(ticket: u64) -> Option<Vec<PoolUse>> {
+    take_last(|route| route.ticket == ticket).map(|route| route.uses)
+}
+
+/// Ends this thread's innermost route that was entered by this id; false if there is none.
+pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
+    let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.device == device;
+    take_last(is_meant).is_some()
+}
+
+fn take_last(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
+    let taken = ROUTES.try_with(|routes| {
+        let taken = {
+            let mut all = routes.all.borrow_mut();
+            let place = all.iter().rposition(is_meant)?;
+            all.remove(place)
+        };
+        routes.note_routes();
+        Some(taken)
+    });
+    // The pool may be dropped with the route, outside the borrow.
+    taken.ok().flatten()
+}
+
+/// Follows the thread's routes again when dropped, also after a panic.
+struct Unfollowed {
+    first: u64,
+}
+
+impl Unfollowed {
+    /// Follows none of the routes that there are.
+    fn new() -> Result<Self> {
+        let first = ROUTES.try_with(|routes| {
+            let first = routes.first_ticket.replace(next_ticket());
+            routes.note_routes();
+            first
+        });
+        Ok(Self { first: first.map_err(|_| ending())? })
+    }
+}
+
+impl Drop for Unfollowed {
+    fn drop(&mut self) {
+        let _ = ROUTES.try_with(|routes| {
+            routes.first_ticket.set(self.first);
+            routes.note_routes();
+        });
+    }
+}
+
+/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's routes, so that the
+/// pool is not asked to supply itself.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator returns.
+pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> Result<R> {
+    /// Ends the pool's supply when dropped, also after a panic.
+    struct Supplying;
+    impl Drop for Supplying {
+        fn drop(&mut self) {
+            let _ = ROUTES.try_with(|routes| routes.supplied.borrow_mut().pop());
+        }
+    }
+    let is_first = ROUTES.try_with(|routes| {
+        let mut supplied = routes.supplied.borrow_mut();
+        let is_first = !supplied.contains(&pool.number);
+        if is_first {
+            supplied.push(pool.number);
+        }
+        is_first
+    });
+    if !is_first.map_err(|_| ending())? {
+        return Err(Error::invalid_value(format!(
+            "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
+            pool.id, pool.id
+        )));
+    }
+    let _supplying = Supplying;
+    let _unfollowed = Unfollowed::new()?;
+    allocator()
+}
+
+/// What an allocation is for that one pool alone is to serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Purpose {
+    /// A graph's.
+    #[cfg(feature = "python")]
+    Graph,
+    /// Another allocator's, which cuts it further, for a graph or for any work.
+    Feed { is_captured: bool },
+}
+
+/// Runs an allocation from this pool, whatever scopes the thread is in.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends; what the allocation returns.
+pub(in crate::memory) fn only_in<R>(
+    pool: &Arc<Pool>,
+    purpose: Purpose,
+    allocate: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    struct Left(u64);
+    impl Drop for Left {
+        fn drop(&mut self) {
+            drop(leave(self.0));
+        }
+    }
+    let _unfollowed = Unfollowed::new()?;
+    let kind = match purpose {
+        #[cfg(feature = "python")]
+        Purpose::Graph => RouteKind::Capture(None),
+        Purpose::Feed { is_captured } => RouteKind::Feed { is_captured },
+    };
+    let _left = Left(add(Arc::clone(pool), kind, Vec::new())?);
+    allocate()
+}

@@ -1,0 +1,60 @@
+//! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams whose pages all serve
+//! others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
+
+use super::trim::retire_free;
+use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
+
+/// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner. Returns
+/// those that the thread must give up.
+pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static ThreadCache> {
+    let serving: Vec<_> = caches.serving().into_iter().filter_map(|cache| Some((cache, cache.service()?))).collect();
+    let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
+    let mut ended = Vec::new();
+    for (cache, service) in &serving {
+        let is_abandoned = match service.stream.clones() {
+            // Each cache holds one clone, and this list another.
+            Some(clones) => clones == 2 * of(&service.stream),
+            None => cache.is_lending() && is_bare(cache, thread),
+        };
+        if !is_abandoned {
+            continue;
+        }
+        let is_adopted = !cache.is_owned_by(thread);
+        if is_adopted && !cache.adopt(thread) {
+            continue;
+        }
+        if end(caches, cache, service, thread) {
+            ended.push(*cache);
+        } else if is_adopted {
+            cache.give_up(thread);
+        }
+    }
+    caches.put_spare(ended.clone());
+    ended
+}
+
+/// Returns whether the cache, which the thread owns or which has no owner, has no memory.
+fn is_bare(cache: &ThreadCache, thread: ThisThread) -> bool {
+    (cache.is_owned_by(thread) || cache.owner().is_none()) && cache.lock(thread).mapped() == 0
+}
+
+/// Takes a cache in which nothing is live out of its pool; false if something is.
+fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, thread: ThisThread) -> bool {
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
+    if !is_idle || !is_bare(cache, thread) && retire_free(cache, thread, service).is_err() {
+        return false;
+    }
+    let counts = {
+        let heap = cache.lock(thread);
+        if heap.mapped() > 0 {
+            return false;
+        }
+        heap.counts()
+    };
+    caches.remove_cache(&service.pool, cache, counts);
+    cache.report_end(&service.pool);
+    cache.end_service();
+    true
+}

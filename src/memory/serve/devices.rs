@@ -1,0 +1,72 @@
+//! The devices in use: each one's memory is made when it is first needed, with the process's limit.
+
+use std::sync::{Arc, Once};
+
+use super::pools::end_pool;
+use super::settle::Patience;
+use super::trim::trim_device;
+use crate::error::{MemoryUse, Result};
+use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::{DeviceMemory, Supply};
+use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
+use crate::memory_users::{self, MemoryUser};
+use crate::process;
+use crate::runtime;
+use crate::sync::ThisThread;
+
+/// Returns the device's memory, pools and caches.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
+/// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
+pub(in crate::memory) fn device_caches(device: Device) -> Result<&'static DeviceCaches> {
+    process::refuse_forked()?;
+    match DeviceCaches::known(device) {
+        Some(caches) => Ok(caches),
+        None => make(device),
+    }
+}
+
+#[cold]
+fn make(device: Device) -> Result<&'static DeviceCaches> {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| memory_users::add(MemoryUser { used, release }));
+    runtime::device(device.ordinal() as i64)?;
+    // Whole, with its default pool, before any other thread sees it.
+    let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
+    let memory = &caches.memory;
+    let supply = Supply::new(memory.default_source(), None);
+    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), supply, end_pool)));
+    // Whoever sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
+    let limit = lock_limit();
+    memory.budget.set_limit(limit.on(memory.total));
+    let installed = caches.install()?;
+    drop(limit);
+    if !std::ptr::eq(installed, caches) {
+        // SAFETY: another thread was first, so nothing was ever mapped in this range.
+        unsafe { memory.range.free() };
+    }
+    Ok(installed)
+}
+
+/// What each pool has of the device's memory.
+fn used(device: Device) -> Vec<MemoryUse> {
+    let Some(caches) = DeviceCaches::known(device) else { return Vec::new() };
+    let describe = |pool: Arc<Pool>| {
+        let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
+        let name =
+            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
+        let live_blocks = counts.allocations - counts.frees;
+        MemoryUse { pool: name, count: live_blocks as usize, bytes: pool.budget().reserved() }
+    };
+    caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
+}
+
+/// Gives every pool's free memory on the device back, after waiting for work that uses it.
+fn release(device: Device) {
+    if let Some(caches) = DeviceCaches::known(device) {
+        // What cannot be given back leaves the rest to help.
+        let _ = trim_device(caches, ThisThread::get(), Patience::Wait);
+    }
+}

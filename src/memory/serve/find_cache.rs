@@ -1,0 +1,105 @@
+//! The cache for a request: the one that served last, one that the thread has, one whose thread has ended, or a new one.
+
+use std::sync::Arc;
+
+use super::abandoned::end_abandoned;
+use super::devices::device_caches;
+use crate::error::{Error, Result};
+use crate::ids::{Device, RawStream};
+use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Service, ThreadCache, normalized};
+use crate::memory::pool::{self, Destination};
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
+
+/// Returns this thread's cache for requests on the stream.
+///
+/// # Errors
+/// As [`device_caches`]; `ErrorKind::InvalidValue` while the thread ends.
+#[inline]
+pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+    match cache::last(stream) {
+        Some(last) => Ok(last),
+        None => find(stream),
+    }
+}
+
+#[cold]
+fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+    let (thread, device, changes) = (ThisThread::get(), stream.device(), pool::changes());
+    let destination = pool::destination(stream)?;
+    let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
+    let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
+    let cache = match cache::known(key)? {
+        Some(cache) => cache,
+        None => {
+            let caches = device_caches(device)?;
+            forget_unused(caches, thread)?;
+            let cache = acquire(caches, thread, destination, stream)?;
+            if let Err(error) = cache::add(key, cache) {
+                cache.give_up(thread);
+                return Err(error);
+            }
+            cache
+        }
+    };
+    cache::remember(key, changes, thread, cache);
+    Ok((cache, thread))
+}
+
+/// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds.
+fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()> {
+    let ended = end_abandoned(caches, thread);
+    let forgotten = cache::forget(thread, |cache| {
+        ended.iter().any(|other| std::ptr::eq(*other, cache))
+            || (cache.is_closing() && cache.lock(thread).mapped() == 0)
+    });
+    // Those that were adopted just to end them.
+    ended.into_iter().for_each(|cache| cache.give_up(thread));
+    forgotten
+}
+
+/// Returns a cache without an owner that serves the same, else a new one; owned by the thread.
+fn acquire(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    destination: Option<Destination>,
+    stream: &Stream,
+) -> Result<&'static ThreadCache> {
+    let (pool, is_captured, is_feed) = match destination {
+        Some(Destination { pool, is_captured, is_feed }) => (pool, is_captured, is_feed),
+        None => (Arc::clone(caches.default_pool()?), false, false),
+    };
+    let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
+    let service = Service { pool, stream: stream.kept(), per_thread_of, is_captured, is_feed };
+    for cache in DeviceCaches::caches_of(&service.pool) {
+        let serves = cache.service().is_some_and(|other| {
+            other.is_in_order_with(&service) && other.is_captured == is_captured && other.is_feed == is_feed
+        });
+        if serves && cache.adopt(thread) {
+            return Ok(cache);
+        }
+    }
+    let pool = Arc::clone(&service.pool);
+    let cache = caches.new_cache(service, thread)?;
+    let is_added = caches.add_cache(&pool, cache);
+    if pool.is_lending() {
+        cache.lend_if_foreign();
+    }
+    // Asked after the cache is known to the pool, so that whoever closes it sees the cache, or this sees the end.
+    if !is_added || pool.is_closed() {
+        caches.remove_cache(&pool, cache, Counts::default());
+        cache.end_service();
+        cache.give_up(thread);
+        caches.put_spare(vec![cache]);
+        return Err(released(&pool.id, stream.device()));
+    }
+    Ok(cache)
+}
+
+#[cold]
+fn released(id: &pool::PoolId, device: Device) -> Error {
+    Error::invalid_value(format!(
+        "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
+         end_allocate_to_pool"
+    ))
+}

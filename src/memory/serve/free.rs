@@ -1,0 +1,188 @@
+//! Freeing: the way from an address to its block, and what a freed block waits for.
+
+use super::request::Allocation;
+use super::{lending, settle, trim};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting, is_recorded};
+use crate::observe::recording::{self, Purpose};
+use crate::process;
+use crate::runtime::{self, Stream};
+use crate::sync::ThisThread;
+
+/// Frees a block; where other streams used it, once they are done. The stream is alive: the caller names it.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no peer;
+/// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone: the block is freed all the same.
+#[inline]
+pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
+    let cache = block.cache;
+    if cache.has_uses()
+        || cache.has_duties()
+        || !process::state().is_plain()
+        || on.is_some_and(|stream| !cache.is_of(stream))
+    {
+        return free_slowly(block, on);
+    }
+    cache.free(ThisThread::get(), block.offset).map_err(|reason| refuse(block, reason))
+}
+
+#[cold]
+fn refuse(block: Allocation, reason: Invalid) -> Error {
+    let (address, device) = (block.address(), block.cache.memory.device);
+    Error::invalid_value(match reason {
+        Invalid::NotABlock => format!(
+            "{address:#x} is not the start of a block that gpupool handed out on {device}; free what was allocated, by \
+             its own address"
+        ),
+        Invalid::Freed => format!("{address:#x} on {device} was freed before; free each block once"),
+    })
+}
+
+#[cold]
+fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
+    let Allocation { cache, offset } = block;
+    check_live(block)?;
+    let thread = ThisThread::get();
+    let (own, other) = on.map_or((None, None), |on| if cache.is_of(on) { (Some(on), None) } else { (None, Some(on)) });
+    let other = other.map(|on| user(block, on)).transpose()?;
+    let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
+    users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
+    record_free(block, users.is_empty());
+    if users.is_empty() {
+        // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
+        let own = own.filter(|_| cache.is_lending() && (cache.is_owned_by(thread) || cache.is_large(offset)));
+        cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
+        if let Some(own) = own {
+            // Without a mark the pages are not lent.
+            let _ = lending::mark_work(cache, own, thread);
+        }
+    } else {
+        cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
+        settle::wait(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread));
+    }
+    if cache.is_closing() {
+        trim::leave_closed(cache, thread)?;
+    }
+    Ok(())
+}
+
+/// Records a free before the block can be had again, where memory is recorded.
+fn record_free(block: Allocation, is_completed: bool) {
+    if is_recorded() {
+        let _stack = recording::hold_stack(Purpose::Free);
+        block.cache.record_free(block.offset, is_completed);
+    }
+}
+
+/// Frees a block whose streams were not named: it is used again once all work on the device so far is done.
+///
+/// # Errors
+/// As [`free`].
+pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
+    let Allocation { cache, offset } = block;
+    check_live(block)?;
+    let users = cache.take_uses(offset);
+    record_free(block, false);
+    cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
+    settle::wait(cache, Waiting::for_all_work(offset, &users, &cache.memory.events));
+    if cache.is_closing() {
+        trim::leave_closed(cache, ThisThread::get())?;
+    }
+    Ok(())
+}
+
+/// Refuses in a forked child, and where no caller holds the block.
+fn check_live(block: Allocation) -> Result<()> {
+    process::refuse_forked()?;
+    block.cache.check_live(block.offset).map_err(|reason| refuse(block, reason))
+}
+
+/// A stream that uses a block, as the calling thread names it.
+fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
+    let memory = block.cache.memory;
+    if stream.device() != memory.device && !memory.range.is_peer(stream.device()) {
+        return Err(Error::invalid_value(format!(
+            "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
+            block.address(),
+            memory.device,
+            stream.device(),
+            memory.device
+        )));
+    }
+    Ok(BlockUser::new(stream, ThisThread::get()))
+}
+
+/// Checks that a block can be freed on this stream.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the stream is of a device that is no peer; `ErrorKind::Forked`.
+#[cfg(feature = "python")]
+pub(in crate::memory) fn check_stream(block: Allocation, stream: &Stream) -> Result<()> {
+    process::refuse_forked()?;
+    user(block, stream).map(drop)
+}
+
+/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of a device that is no peer.
+pub(in crate::memory) fn record_stream(block: Allocation, stream: &Stream) -> Result<()> {
+    add_user(block, stream, |user| user)
+}
+
+/// As [`record_stream`] for a stream that may be gone by the time the block is freed.
+#[cfg(feature = "python")]
+pub(in crate::memory) fn record_consumer(block: Allocation, stream: &Stream) -> Result<()> {
+    add_user(block, stream, BlockUser::fleeting)
+}
+
+fn add_user(block: Allocation, stream: &Stream, as_what: impl FnOnce(BlockUser) -> BlockUser) -> Result<()> {
+    check_live(block)?;
+    if !block.cache.is_of(stream) {
+        block.cache.add_use(block.offset, as_what(user(block, stream)?));
+    }
+    Ok(())
+}
+
+/// Returns the block at an address of any device, or of this one.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's.
+#[inline]
+pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
+    let paged = match device {
+        Some(device) => DeviceCaches::known(device).and_then(|caches| block_in_pages(caches, address)),
+        None => DeviceCaches::all().find_map(|caches| block_in_pages(caches, address)),
+    };
+    match paged {
+        Some(block) => Ok(block),
+        None => find_in_segments(address, device),
+    }
+}
+
+#[inline]
+fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocation> {
+    let offset = caches.memory.range.offset(address)?;
+    Some(Allocation { cache: caches.cache_at(offset)?, offset })
+}
+
+#[cold]
+fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
+    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device)) {
+        if let Some(offset) = caches.memory.segments.offset(address)
+            && let Some(cache) = caches.cache_at(offset)
+        {
+            return Ok(Allocation { cache, offset });
+        }
+    }
+    not_found(address, device)
+}
+
+#[cold]
+fn not_found(address: u64, device: Option<Device>) -> Result<Allocation> {
+    runtime::get()?;
+    let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
+    Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))
+}

@@ -1,0 +1,42 @@
+//! Claims on memory: within the limits of the pool and the process, or refused for want of memory.
+
+use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::memory::device::DeviceMemory;
+use crate::memory::pool::Pool;
+
+/// Returns whether an error means that memory ran out, so that freeing some may help.
+pub(in crate::memory::serve) fn is_no_memory(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory)
+}
+
+pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
+    Error::no_memory(
+        "gpupool",
+        format!("no addresses are left of the {} bytes reserved for {}", memory.range.bytes(), memory.device),
+    )
+}
+
+pub(super) fn limit_reached(pool: &Pool) -> Error {
+    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id))
+}
+
+/// Returns physical memory that `supply` gives, within the limits of the pool and the process.
+pub(super) fn claimed<R>(
+    memory: &DeviceMemory,
+    pool: &Pool,
+    bytes: u64,
+    supply: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    if !pool.budget().claim(bytes) {
+        return Err(limit_reached(pool));
+    }
+    if !memory.budget.claim(bytes) {
+        pool.budget().withdraw(bytes);
+        return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
+    }
+    let supplied = supply();
+    for budget in [pool.budget(), &memory.budget] {
+        if supplied.is_ok() { budget.settle(bytes) } else { budget.withdraw(bytes) }
+    }
+    supplied
+}

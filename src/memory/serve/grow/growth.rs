@@ -1,0 +1,209 @@
+//! One growth under way: what was taken and done so far, so that all of it can be undone.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::claim::{claimed, limit_reached};
+use super::place::{EXTENT_PAGES, Place};
+use crate::error::Result;
+use crate::memory::cache::{Service, ThreadCache};
+use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
+use crate::memory::pool::Pool;
+use crate::memory::serve::request::Request;
+use crate::observe::Activity;
+
+/// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size is this
+/// part of what the pool has, between [`EXTENT_PAGES`]. 180 keeps both within the limits on all traces:
+/// `benches/results/h200-memory/memory.json`.
+const EXTENT_PART: u64 = 180;
+
+/// Pages taken from a cache to be moved.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    pub(super) cache: &'static ThreadCache,
+    pub(super) pool: Arc<Pool>,
+    pub(super) mappings: Vec<Mapping>,
+    /// When the old mappings can go.
+    pub(super) until: Until,
+}
+
+impl Gathered {
+    /// Gives the pages back to the cache they came from; they are still mapped there.
+    pub(super) fn put_back(self, memory: &DeviceMemory) {
+        let mut heap = self.cache.visit();
+        for mapping in self.mappings {
+            memory.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.number));
+            self.cache.add_span(&mut heap, mapping.start(), mapping.bytes());
+        }
+    }
+}
+
+/// One growth under way.
+#[derive(Debug)]
+pub(super) struct Growth<'a> {
+    pub(super) request: &'a Request,
+    pub(super) memory: &'static DeviceMemory,
+    pub(super) place: Place,
+    /// As [`rivals`](super::place::rivals) returns.
+    pub(super) rivals: u64,
+    pub(super) gathered: Vec<Gathered>,
+    /// New extents, with the bytes counted for each.
+    created: Vec<Mapping>,
+    /// What stands at the new place so far.
+    mapped: Vec<Mapping>,
+}
+
+impl<'a> Growth<'a> {
+    pub(super) fn new(request: &'a Request, place: Place, rivals: u64) -> Self {
+        let (gathered, created, mapped) = (Vec::new(), Vec::new(), Vec::new());
+        Self { request, memory: request.memory(), place, rivals, gathered, created, mapped }
+    }
+
+    fn pool(&self) -> &'a Arc<Pool> {
+        &self.request.service.pool
+    }
+
+    pub(super) fn gathered_pages(&self) -> u32 {
+        self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
+    }
+
+    pub(super) fn moved_bytes(&self) -> u64 {
+        u64::from(self.gathered_pages()) * PAGE
+    }
+
+    pub(super) fn created_bytes(&self) -> u64 {
+        self.created.iter().map(|mapping| mapping.bytes()).sum()
+    }
+
+    /// Takes in free pages of a cache, whose work so far is recorded. If the driver refuses that, the growth is to be undone,
+    /// which gives them back.
+    pub(super) fn add(&mut self, cache: &'static ThreadCache, service: &Service, mappings: Vec<Mapping>) -> Result<()> {
+        if mappings.is_empty() {
+            return Ok(());
+        }
+        let pool = Arc::clone(&service.pool);
+        self.gathered.push(Gathered { cache, pool, mappings, until: Until::at_once() });
+        let alive = Some(&self.request.service.stream);
+        let until = service.work_so_far(&self.memory.events, self.request.thread, alive)?;
+        if let Some(last) = self.gathered.last_mut() {
+            last.until = until;
+        }
+        Ok(())
+    }
+
+    /// Creates the extents that are missing.
+    pub(super) fn create(&mut self) -> Result<()> {
+        let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
+        let part = (self.pool().budget().reserved() / PAGE / EXTENT_PART) as u32;
+        let part = part.clamp(EXTENT_PAGES.least, EXTENT_PAGES.most);
+        let part = if self.rivals > 0 { EXTENT_PAGES.most } else { part };
+        let most = part.min(self.place.pages.next_power_of_two());
+        let _activity =
+            (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
+        while missing > 0 {
+            let pages = most.min(missing);
+            let bytes = u64::from(pages) * PAGE;
+            let extent = claimed(self.memory, self.pool(), bytes, || self.memory.range.create(pages))?;
+            self.created.push(Mapping { first: 0, pages, physical: extent });
+            missing -= pages;
+        }
+        Ok(())
+    }
+
+    /// Maps everything at the new place.
+    pub(super) fn map(&mut self) -> Result<()> {
+        // Pages of another pool are this pool's from now on.
+        let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
+        if !self.pool().budget().claim(foreign) {
+            return Err(limit_reached(self.pool()));
+        }
+        let mapped = self.map_all();
+        match mapped {
+            Ok(()) => self.pool().budget().settle(foreign),
+            Err(_) => self.pool().budget().withdraw(foreign),
+        }
+        mapped
+    }
+
+    fn map_all(&mut self) -> Result<()> {
+        let _activity =
+            (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
+        let mut first = self.place.first;
+        let moved = self.gathered.iter().flat_map(|from| &from.mappings);
+        for &mapping in moved.chain(&self.created) {
+            let mapping = Mapping { first, ..mapping };
+            // SAFETY: `find_place` took the pages for this growth, which has the extent.
+            unsafe { self.memory.range.map(mapping) }?;
+            self.mapped.push(mapping);
+            first += mapping.pages;
+        }
+        let bytes = u64::from(first - self.place.first) * PAGE;
+        // SAFETY: all of it was just mapped.
+        unsafe { self.memory.range.set_access(self.place.start(), bytes) }
+    }
+
+    /// Bytes gathered from other pools.
+    fn foreign(&self) -> impl Iterator<Item = (&Arc<Pool>, u64)> {
+        let others = self.gathered.iter().filter(|from| from.pool.number != self.pool().number);
+        others.map(|from| (&from.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
+    }
+
+    /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of a
+    /// block for the request.
+    pub(super) fn finish(self) -> Option<u64> {
+        for (pool, bytes) in self.foreign() {
+            pool.budget().release(bytes);
+        }
+        let Request { cache, thread, bytes: request, .. } = *self.request;
+        let moved = self.gathered_pages();
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        let bytes = u64::from(pages) * PAGE;
+        let memory = self.memory;
+        memory.moved_pages.fetch_add(moved.into(), Ordering::Relaxed);
+        for &mapping in &self.mapped {
+            memory.pages.set_mapping(mapping);
+        }
+        memory.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.number));
+        self.count_traffic();
+        let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
+        memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        for from in self.gathered {
+            // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used them.
+            unsafe { memory.retire(Remains::Moved(from.mappings), from.until, &from.pool.supply) };
+        }
+        offset
+    }
+
+    fn count_traffic(&self) {
+        let count = |mappings: &[Mapping]| mappings.iter().map(|mapping| u64::from(mapping.pages)).sum();
+        let Request { cache, thread, .. } = *self.request;
+        for from in self.gathered.iter().filter(|from| !std::ptr::eq(from.cache, cache)) {
+            let pages = count(&from.mappings);
+            from.cache.traffic.lose(pages);
+            cache.traffic.take(pages, cache.lock(thread).counts().allocations);
+        }
+        cache.traffic.create(count(&self.created));
+    }
+
+    /// Puts everything back to where it was; what the driver refuses now is tried again later.
+    pub(super) fn undo(mut self) {
+        let memory = self.memory;
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        // Created memory was mapped after what was gathered.
+        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
+        let created = self.mapped.split_off(moved);
+        let unmapped = self.created.split_off(created.len());
+        let mapped = std::mem::take(&mut self.mapped);
+        let supply = &self.pool().supply;
+        // SAFETY: no cache has got the new place, so no work uses it.
+        unsafe { memory.retire(Remains::Moved(mapped), Until::at_once(), supply) };
+        let created = Remains::Released { mapped: created, unmapped };
+        // SAFETY: no cache has got the new extents, so no work uses them.
+        unsafe { memory.retire(created, Until::at_once(), supply) };
+        for from in self.gathered {
+            from.put_back(memory);
+        }
+        memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        let _ = memory.end_retired(false);
+    }
+}

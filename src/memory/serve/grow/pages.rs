@@ -1,0 +1,66 @@
+//! Growth by pages: those that are free are moved, and extents are created for what is missing.
+
+use log::debug;
+
+use super::claim::out_of_addresses;
+use super::effort::Effort;
+use super::gather::gather;
+use super::growth::Growth;
+use super::place::{find_place, rivals, spare};
+use crate::error::{Bytes, Result};
+use crate::ids::CaptureStatus;
+use crate::memory::device::PAGE;
+use crate::memory::serve::request::Request;
+use crate::observe::Activity;
+use crate::observe::target::MEMORY;
+
+/// Grows the request's cache by pages; see [`grow`](super::grow).
+pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<u64>> {
+    let Request { cache, service, thread, bytes } = request;
+    let memory = cache.memory;
+    let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
+    // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
+    let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
+    let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
+    let (place, own) = {
+        let mut heap = cache.lock(*thread);
+        if effort > Effort::Exact {
+            heap.drop_empty_slabs(&memory.pages);
+        }
+        let place = find_place(memory, &heap, &service.pool, *bytes, effort, rivals);
+        let place = place.ok_or_else(|| out_of_addresses(memory))?;
+        let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
+        let (wanted, slack) = spare(&heap, wanted, slack, rivals);
+        let own = if may_move { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
+        (place, own)
+    };
+    let mut growth = Growth::new(request, place, rivals);
+    let outcome = (|| {
+        growth.add(cache, service, own)?;
+        if may_move {
+            gather(&mut growth, effort)?;
+        }
+        growth.create()?;
+        growth.map()
+    })();
+    match outcome {
+        Ok(()) => {
+            let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
+            let offset = growth.finish();
+            let (id, on, took) = (service.pool.id, memory.device, activity.took());
+            let reserved = Bytes(service.pool.budget().reserved());
+            debug!(
+                target: MEMORY,
+                "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
+                 for {bytes} bytes, {reserved} reserved"
+            );
+            // What the driver refuses here it refuses again later, where a call asked for it.
+            let _ = memory.end_retired(false);
+            Ok(offset)
+        }
+        Err(error) => {
+            growth.undo();
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Memory that ran out: the user's callbacks, and the error that says what holds the memory.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+
+use super::grow::is_no_memory;
+use super::request::Request;
+use crate::error::{Error, ErrorKind, OutOfMemory, Wanted};
+use crate::ids::Device;
+use crate::memory::cache::{is_recorded, note_oom};
+use crate::memory_users;
+use crate::runtime::{self, MemoryInfo};
+use crate::sync::lock;
+
+/// A callback for when memory has run out: frees what it can of its own, and returns whether it freed anything.
+pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
+
+/// A callback, and the number that its guard has.
+struct Registered {
+    number: u64,
+    callback: OomCallback,
+}
+
+static CALLBACKS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+
+/// A callback that stays registered until this is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+#[derive(Debug)]
+pub struct OomGuard {
+    number: u64,
+}
+
+impl Drop for OomGuard {
+    fn drop(&mut self) {
+        let removed = {
+            let mut callbacks = lock(&CALLBACKS);
+            let place = callbacks.iter().position(|registered| registered.number == self.number);
+            place.map(|place| callbacks.remove(place))
+        };
+        // Dropped outside the lock: it may hold anything.
+        drop(removed);
+    }
+}
+
+/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
+/// any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and finds none, no
+/// callback is asked.
+pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
+    let mut callbacks = lock(&CALLBACKS);
+    let number = callbacks.iter().map(|registered| registered.number + 1).max().unwrap_or(0);
+    callbacks.push(Registered { number, callback: Arc::new(callback) });
+    OomGuard { number }
+}
+
+thread_local! {
+    /// Whether this thread is in a callback, or may not call one.
+    static IS_CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns the callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does not
+/// ask itself, nor in [`without_callbacks`].
+pub(super) fn callbacks() -> Vec<OomCallback> {
+    if IS_CALLING.try_with(Cell::get) != Ok(false) {
+        return Vec::new();
+    }
+    lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect()
+}
+
+/// Runs what must not ask callbacks if it finds no memory.
+pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
+    struct Calling {
+        before: bool,
+    }
+    impl Drop for Calling {
+        fn drop(&mut self) {
+            let _ = IS_CALLING.try_with(|is_calling| is_calling.set(self.before));
+        }
+    }
+    // Set back also where it panics.
+    let _calling = Calling { before: IS_CALLING.try_with(|is_calling| is_calling.replace(true)).unwrap_or(true) };
+    run()
+}
+
+/// Calls a callback, and returns whether it freed anything.
+pub(super) fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
+    without_callbacks(|| callback(device, bytes))
+}
+
+/// What the driver says of a device's memory; zeros where it says nothing.
+fn memory_info(device: Device) -> MemoryInfo {
+    runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 })
+}
+
+/// Records that memory ran out, where memory is recorded; before callbacks are asked, which may take a snapshot.
+pub(super) fn note(request: &Request) {
+    if is_recorded() {
+        let device = request.memory().device;
+        let (stream, pool) = (request.cache.stream_address(), request.pool().id);
+        note_oom(device, stream, pool, request.bytes, memory_info(device).free);
+    }
+}
+
+/// Returns the error that says what holds the memory; a refusal for another reason as it is.
+#[cold]
+pub(super) fn no_memory_left(request: &Request, refused: Error) -> Error {
+    if !is_no_memory(&refused) {
+        return refused;
+    }
+    let device = request.memory().device;
+    let MemoryInfo { free, total } = memory_info(device);
+    let refused = match refused.into_kind() {
+        ErrorKind::Library(refused) => refused,
+        other => return other.into(),
+    };
+    let pool = request.pool();
+    let wanted = Wanted::Memory { bytes: request.bytes, pool: pool.id.to_string(), limit: pool.budget().limit() };
+    let users = memory_users::all(device);
+    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
+}

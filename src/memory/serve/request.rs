@@ -1,0 +1,50 @@
+//! A request that its cache could not serve at once, and the block that it gets: what each step on its way needs.
+
+use crate::memory::cache::{Service, ThreadCache};
+use crate::memory::device::DeviceMemory;
+use crate::memory::pool::Pool;
+use crate::sync::ThisThread;
+
+/// A block that a caller holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(in crate::memory) cache: &'static ThreadCache,
+    pub(in crate::memory) offset: u64,
+}
+
+impl Allocation {
+    #[inline]
+    pub(in crate::memory) fn address(self) -> u64 {
+        self.cache.memory.address(self.offset)
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) cache: &'static ThreadCache,
+    /// What the cache serves.
+    pub(super) service: Service,
+    pub(super) thread: ThisThread,
+    pub(super) bytes: u64,
+}
+
+impl Request {
+    pub(super) fn memory(&self) -> &'static DeviceMemory {
+        self.cache.memory
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.service.pool
+    }
+
+    /// The block at an offset that the cache handed out for the request.
+    pub(super) fn allocation(&self, offset: u64) -> Allocation {
+        Allocation { cache: self.cache, offset }
+    }
+
+    /// Searches the cache's heap once for a free block.
+    pub(super) fn search(&self) -> Option<Allocation> {
+        self.cache.allocate(self.thread, self.bytes).map(|offset| self.allocation(offset))
+    }
+}
