@@ -87,10 +87,12 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     record_free(block, false);
     cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
     settle::wait(cache, Waiting::for_all_work(offset, &users, &cache.memory.events));
+    let thread = ThisThread::get();
     if cache.is_closing() {
-        trim::leave_closed(cache, ThisThread::get())?;
+        return trim::leave_closed(cache, thread);
     }
-    Ok(())
+    // At once where the device has nothing to do.
+    settle::settle(cache, thread, settle::Patience::Ask).map(drop)
 }
 
 /// Refuses in a forked child, and where no caller holds the block.
