@@ -34,8 +34,8 @@ pub struct DeviceBuffer {
     stream: Stream,
 }
 
-/// Allocates device memory on the stream, not initialised; from the pool that the calling thread is in a scope of, else from
-/// the device's default pool. 0 bytes take no memory and have the address 0.
+/// Allocates device memory on the stream, not initialised; from the pool that the calling thread is in a scope of, else
+/// from the device's default pool. 0 bytes take no memory and have the address 0.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` if the stream's device does not exist;
@@ -96,28 +96,28 @@ pub(crate) fn try_empty(nbytes: u64, stream: &Stream) -> Result<Empty> {
 }
 
 impl DeviceBuffer {
-    /// The address on the device; 0 for an empty buffer.
+    /// Returns the address on the device; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {
         self.block.map_or(0, Allocation::address)
     }
 
-    /// The bytes asked for.
+    /// Returns the bytes asked for.
     pub const fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> Device {
         self.stream.device()
     }
 
-    /// The stream on which it was allocated.
+    /// Returns the stream on which it was allocated.
     pub const fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// The pool that it came from.
+    /// Returns the pool that it came from.
     pub fn pool_id(&self) -> PoolId {
         self.block.and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
     }
@@ -150,8 +150,8 @@ impl DeviceBuffer {
     /// Frees the memory after what was submitted to this stream so far.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all the same.
-    /// `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all
+    /// the same. `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.end(Some(stream))
     }
@@ -177,7 +177,8 @@ impl Drop for DeviceBuffer {
     #[inline]
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
+            // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given
+            // back.
             let _ = serve::free(block, None);
         }
     }

@@ -1,8 +1,9 @@
 //! Python's call stacks, as cheap to take as can be: code objects and places in them, named only when somebody looks.
 //!
 //! A stack is taken by a thread that holds the GIL, and never is the GIL waited for: whoever allocates without it, as
-//! PyTorch's operators do, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so
-//! that no local variable lives longer. What nothing names any more is dropped by whoever next takes a new stack.
+//! PyTorch's operators do, has no stack. Each stack is kept once, by a number, and holds its code objects, not its
+//! frames, so that no local variable lives longer. What nothing names any more is dropped by whoever next takes a new
+//! stack.
 //!
 //! Only functions of the stable ABI are linked; those that are not part of it are looked up when first needed.
 
@@ -64,8 +65,8 @@ fn functions() -> Option<Functions> {
     static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
     *FUNCTIONS.get_or_init(|| {
         let process = Library::this();
-        // SAFETY: the functions have had these types in every version that has them: PyThreadState_GetUnchecked since 3.13, its
-        // former name since 3.5, PyFrame_GetBack since 3.9, PyFrame_GetLasti since 3.11.
+        // SAFETY: the functions have had these types in every version that has them: PyThreadState_GetUnchecked since
+        // 3.13, its former name since 3.5, PyFrame_GetBack since 3.9, PyFrame_GetLasti since 3.11.
         unsafe {
             let thread_state = process
                 .get::<GetThreadState>(c"PyThreadState_GetUnchecked")
@@ -81,8 +82,8 @@ fn functions() -> Option<Functions> {
 
 /// The interpreter, if this thread holds its lock. Touches nothing of Python's otherwise, and waits for nobody.
 fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
-    // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it has
-    // one, and the second is that same state only while this thread holds the GIL.
+    // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it
+    // has one, and the second is that same state only while this thread holds the GIL.
     let is_attached = unsafe {
         let own = ffi::PyGILState_GetThisThreadState();
         !own.is_null() && own == (functions.thread_state)()
@@ -93,8 +94,8 @@ fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
 
 /// Writes down where the calling thread is in each of its functions, the innermost first.
 fn walk(_py: Python<'_>, functions: Functions, key: &mut Key) {
-    // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around it is
-    // owned until its successor is known; a frame has its code object as long as it lives.
+    // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around
+    // it is owned until its successor is known; a frame has its code object as long as it lives.
     unsafe {
         let mut frame = ffi::PyEval_GetFrame();
         let mut owned: *mut ffi::PyFrameObject = std::ptr::null_mut();

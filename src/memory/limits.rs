@@ -21,7 +21,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
     Ok(())
 }
 
-/// The part of the device's memory that this process may reserve through gpupool; 1 unless it was set.
+/// Returns the part of the device's memory that this process may reserve through gpupool; 1 unless it was set.
 ///
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
@@ -54,8 +54,8 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     Ok(DeviceCaches::all().map(|caches| caches.memory.device).collect())
 }
 
-/// Gives free memory of every pool back to the driver, on every device that was used, and returns the bytes that went. Works
-/// inside scopes, and does not wait: pages that the GPU may still be using go later.
+/// Gives free memory of every pool back to the driver, on every device that was used, and returns the bytes that went.
+/// Works inside scopes, and does not wait: pages that the GPU may still be using go later.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.

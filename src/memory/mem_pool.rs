@@ -15,8 +15,8 @@ use crate::sync::ThisThread;
 /// A private pool of one device's memory.
 ///
 /// What a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and goes back
-/// there, so that it neither mixes with other memory nor is used for anything else. When the pool is dropped, blocks that
-/// are still alive stay valid; everything else goes back to the driver at once, and the rest as it is freed.
+/// there, so that it neither mixes with other memory nor is used for anything else. When the pool is dropped, blocks
+/// that are still alive stay valid; everything else goes back to the driver at once, and the rest as it is freed.
 ///
 /// ```
 /// let device = gpupool::device(0)?;
@@ -46,7 +46,7 @@ pub struct MemPoolBuilder {
 }
 
 impl MemPoolBuilder {
-    /// The device; by default the calling thread's current one.
+    /// Sets the device; by default the calling thread's current one.
     pub fn device(mut self, device: Device) -> Self {
         self.device = Some(device);
         self
@@ -58,26 +58,26 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Whether requests for the default pool may take free blocks of this one when the device has no more memory.
+    /// Sets whether requests for the default pool may take free blocks of this one when the device has no more memory.
     pub fn use_on_oom(mut self, use_on_oom: bool) -> Self {
         self.rules.use_on_oom = use_on_oom;
         self
     }
 
-    /// Whether each block has a segment of its own, never cut, as needed to register it with a network card.
+    /// Sets whether each block has a segment of its own, never cut, as needed to register it with a network card.
     pub fn no_split(mut self, no_split: bool) -> Self {
         self.rules.no_split = no_split;
         self
     }
 
-    /// Whether the memory comes from the driver's plain allocations (`cuMemAlloc`), which legacy IPC can share, and which
-    /// never move. Giving them back waits for the device.
+    /// Sets whether the memory comes from the driver's plain allocations (`cuMemAlloc`), which legacy IPC can share,
+    /// and which never move. Giving them back waits for the device.
     pub fn segments(mut self, segments: bool) -> Self {
         self.segments = segments;
         self
     }
 
-    /// The most bytes that the pool may reserve.
+    /// Sets the most bytes that the pool may reserve.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
@@ -100,7 +100,7 @@ impl MemPoolBuilder {
 }
 
 impl MemPool {
-    /// A pool to be set up.
+    /// Returns a pool to be set up.
     pub fn builder() -> MemPoolBuilder {
         MemPoolBuilder::default()
     }
@@ -109,33 +109,33 @@ impl MemPool {
         self.in_use.pool()
     }
 
-    /// What identifies the pool in the process: `(0, n)`.
+    /// Returns what identifies the pool in the process: `(0, n)`.
     pub fn id(&self) -> PoolId {
         self.pool().id
     }
 
-    /// The device whose memory it is.
+    /// Returns the device whose memory it is.
     pub fn device(&self) -> Device {
         self.pool().memory.device
     }
 
-    /// How many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was not reset and
-    /// each library that takes memory from it.
+    /// How many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was not
+    /// reset and each library that takes memory from it.
     pub fn use_count(&self) -> u32 {
         self.pool().use_count()
     }
 
-    /// Whether it stands in when the default pool has no more memory.
+    /// Returns whether it stands in when the default pool has no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().rules.use_on_oom
     }
 
-    /// Whether each block has a segment of its own.
+    /// Returns whether each block has a segment of its own.
     pub fn no_split(&self) -> bool {
         self.pool().rules.no_split
     }
 
-    /// The most bytes that the pool may reserve, if there is a limit.
+    /// Returns the most bytes that the pool may reserve, if there is a limit.
     pub fn limit(&self) -> Option<u64> {
         self.pool().budget().limit()
     }
@@ -145,8 +145,8 @@ impl MemPool {
         self.pool().budget().set_limit(limit);
     }
 
-    /// Routes what the calling thread allocates on this device into the pool, until the scope is dropped. Scopes nest, and
-    /// any number of threads may be in the same pool at once.
+    /// Routes what the calling thread allocates on this device into the pool, until the scope is dropped. Scopes nest,
+    /// and any number of threads may be in the same pool at once.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends.
@@ -154,7 +154,8 @@ impl MemPool {
         PoolScope::new(self.pool())
     }
 
-    /// What lets another thread enter the pool: threads do not take over the scopes of the thread that started them.
+    /// Returns what lets another thread enter the pool: threads do not take over the scopes of the thread that started
+    /// them.
     pub fn token(&self) -> PoolToken {
         PoolToken::new(self.pool())
     }
@@ -168,7 +169,7 @@ impl MemPool {
         CaptureScope::new(self.pool(), stream)
     }
 
-    /// What the pool holds and has done.
+    /// Returns what the pool holds and has done.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
@@ -187,8 +188,8 @@ impl MemPool {
         Ok(())
     }
 
-    /// Gives free memory back to the driver, or to the pool's allocator, and returns the bytes that went. Pages that the
-    /// GPU may still be using go later, so this does not wait.
+    /// Gives free memory back to the driver, or to the pool's allocator, and returns the bytes that went. Pages that
+    /// the GPU may still be using go later, so this does not wait.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -198,7 +199,7 @@ impl MemPool {
         serve::trim(caches, self.pool(), ThisThread::get(), Patience::Ask)
     }
 
-    /// The pool's memory, block by block.
+    /// Returns the pool's memory, block by block.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.

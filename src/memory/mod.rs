@@ -1,8 +1,8 @@
 //! Device memory: a caching allocator, and private pools on top of it.
 //!
-//! A request finds its thread's cache and takes a free block of its heap ([`cache`]); only where none fits does it climb the
-//! ladder of `serve/miss.rs`: pages move or grow, and at last memory is given back. Freed blocks are used again in stream
-//! order. Nothing here touches the memory itself.
+//! A request finds its thread's cache and takes a free block of its heap ([`cache`]); only where none fits does it
+//! climb the ladder of `serve/miss.rs`: pages move or grow, and at last memory is given back. Freed blocks are used
+//! again in stream order. Nothing here touches the memory itself.
 
 mod cache;
 mod device;
@@ -61,12 +61,12 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
     serve::allocate(nbytes, stream).map(Allocation::address)
 }
 
-/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on the one that is
-/// named, which must be alive and may be of another device if [`enable_peer_access`] has let it in.
+/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on the one
+/// that is named, which must be alive and may be of another device if [`enable_peer_access`] has let it in.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if the
-/// driver refuses to take back memory of a pool that is gone: the block is freed all the same.
+/// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if
+/// the driver refuses to take back memory of a pool that is gone: the block is freed all the same.
 #[inline]
 pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;

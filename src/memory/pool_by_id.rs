@@ -9,9 +9,9 @@ use crate::ids::Device;
 use crate::runtime;
 use crate::sync::lock;
 
-/// Routes what the calling thread allocates on the device into the pool with this id, which is made if there is none yet
-/// (see [`graph_pool_handle`](super::graph_pool_handle)). Adds one to the pool's use count, which
-/// [`release_pool`] takes back. As PyTorch's `beginAllocateToPool`, but for the calling thread alone, and it nests.
+/// Routes what the calling thread allocates on the device into the pool with this id, which is made if there is none
+/// yet (see [`graph_pool_handle`](super::graph_pool_handle)). Adds one to the pool's use count, which [`release_pool`]
+/// takes back. As PyTorch's `beginAllocateToPool`, but for the calling thread alone, and it nests.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for the id of no pool, or an unknown device.
@@ -50,7 +50,8 @@ pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     )))
 }
 
-/// Takes back one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory goes.
+/// Takes back one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory
+/// goes.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if none is left that [`begin_allocate_to_pool`] added.

@@ -1,7 +1,7 @@
 //! Replaying a log of allocations: the same requests, in the same order, on this machine.
 //!
-//! Peak and driver calls are those of the first pass over the log, times those of the first pass and the median of three
-//! more, as PyTorch's allocator is measured.
+//! Peak and driver calls are those of the first pass over the log, times those of the first pass and the median of
+//! three more, as PyTorch's allocator is measured.
 
 mod reserved;
 mod server;
@@ -84,7 +84,7 @@ impl ReplayPlace {
     }
 }
 
-/// One thread's passes over the log; the barrier keeps the passes of all threads together.
+/// Returns one thread's passes over the log; the barrier keeps the passes of all threads together.
 fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
     let ReplayPlace { server, streams, slots } = place;
     let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
@@ -141,10 +141,11 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
     Ok(())
 }
 
-/// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given back.
+/// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given
+/// back.
 ///
 /// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If
-/// it answers false, the replay ends, and the answer is none.
+/// it returns false, the replay ends and returns none.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes.

@@ -43,10 +43,10 @@ impl Changes {
     }
 }
 
-/// Replays a log once, on one thread and the calling thread's current device, and answers the bytes that the allocator
-/// had reserved: (event, bytes after it), by event, at each change. There are at most so many: if they change more often,
-/// the least, the most and the last of each of equal parts of the log. Nothing is timed. Memory cached before is given
-/// back. The watcher is as that of [`replay`](super::replay).
+/// Replays a log once, on one thread and the calling thread's current device, and returns the bytes that the allocator
+/// had reserved: (event, bytes after it), by event, at each change. There are at most so many: if they change more
+/// often, the least, the most and the last of each of equal parts of the log. Nothing is timed. Memory cached before is
+/// given back. The watcher is as that of [`replay`](super::replay).
 ///
 /// # Errors
 /// As [`replay`](super::replay).

@@ -82,7 +82,7 @@ impl Server {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// The bytes of the device that the allocator has. The current device is the replay's.
+    /// Returns the bytes of the device that the allocator has. The current device is the replay's.
     pub(super) fn reserved(&self) -> Result<u64> {
         match self.allocator {
             ReplayAllocator::Gpupool => memory::reserved_bytes(self.device),
@@ -104,7 +104,7 @@ impl Server {
         }
     }
 
-    /// The most that was reserved, by the driver's allocators; gpupool counts its own.
+    /// Returns the most that was reserved, by the driver's allocators; gpupool counts its own.
     pub(super) fn peak_reserved(&self) -> Result<u64> {
         let peak = self.peak.load(Ordering::Relaxed);
         match self.allocator {

@@ -37,7 +37,7 @@ impl Progress {
     }
 }
 
-/// Does the work on a thread of its own while the calling one asks the watcher, and answers none if that stopped it.
+/// Does the work on a thread of its own while the calling one asks the watcher, and returns none if that stopped it.
 pub(super) fn watched<T: Send>(
     progress: &Progress,
     watch: &mut dyn FnMut(f64) -> bool,
@@ -57,6 +57,6 @@ pub(super) fn watched<T: Send>(
         }
         worker.join()
     });
-    let answer = outcome.map_err(|_| Error::internal("the replay's thread panicked"))??;
-    Ok((!progress.is_stopped()).then_some(answer))
+    let result = outcome.map_err(|_| Error::internal("the replay's thread panicked"))??;
+    Ok((!progress.is_stopped()).then_some(result))
 }

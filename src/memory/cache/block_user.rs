@@ -31,7 +31,8 @@ impl BlockUser {
         Self { stream: stream.kept(), named_by }
     }
 
-    /// The same user whose stream may be gone by the time the block is freed: all work on its device then stands for its.
+    /// Returns the same user whose stream may be gone by the time the block is freed: all work on its device then
+    /// stands for its.
     #[cfg(feature = "python")]
     pub(in crate::memory) fn fleeting(self) -> Self {
         let lasts = self.named_by != NamedBy::All || self.stream.is_lasting();
@@ -62,8 +63,8 @@ pub(in crate::memory) struct Waiting {
 }
 
 impl Waiting {
-    /// A block that waits for the users' work so far, or for what they have done as soon as the driver records it, which is
-    /// later and so never too early.
+    /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
+    /// it, which is later and so never too early.
     pub(in crate::memory) fn for_users(
         offset: u64,
         users: &[BlockUser],
@@ -80,7 +81,7 @@ impl Waiting {
         Self { offset, until }
     }
 
-    /// A block that waits for all work so far, on its device and on those of streams that use it.
+    /// Makes a block that waits for all work so far, on its device and on those of streams that use it.
     pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
         let streams = users.iter().map(|user| user.stream.clone());
         let devices = devices(&streams.chain([Stream::legacy(events.device)]).collect::<Vec<_>>());

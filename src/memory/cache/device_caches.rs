@@ -1,6 +1,7 @@
 //! A device's memory with all that shares it: its pools, and the caches that serve them.
 //!
-//! Made when first needed and never dropped. From an offset to the cache that holds the block there are two array loads.
+//! Made when first needed and never dropped. From an offset to the cache that holds the block there are two array
+//! loads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -60,19 +61,19 @@ fn too_many(what: &str, most: usize) -> Error {
 }
 
 impl DeviceCaches {
-    /// The device's, if its memory was used.
+    /// Returns the caches of a device, if its memory was used.
     #[inline]
     pub(in crate::memory) fn known(device: Device) -> Option<&'static Self> {
         DEVICES.get(device.ordinal())?.get().copied()
     }
 
-    /// Those of every device whose memory was used.
+    /// Returns the caches of every device whose memory was used.
     pub(in crate::memory) fn all() -> impl Iterator<Item = &'static Self> {
         let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
         used.filter_map(|caches| caches.get().copied())
     }
 
-    /// No pools and caches yet, of this memory; for as long as the process lives.
+    /// Makes the caches of this memory, with no pools yet, for as long as the process lives.
     pub(in crate::memory) fn new(memory: DeviceMemory) -> &'static Self {
         Box::leak(Box::new(Self {
             memory,
@@ -103,17 +104,17 @@ impl DeviceCaches {
         self.add_pool(self.default.get_or_init(|| pool));
     }
 
-    /// The default pool, which is there from the start.
+    /// Returns the default pool, which is there from the start.
     pub(in crate::memory) fn default_pool(&self) -> Result<&Arc<Pool>> {
         self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.device)))
     }
 
-    /// Every pool that has, or can have, memory. The default pool is the first.
+    /// Returns every pool that has, or can have, memory. The default pool is the first.
     pub(in crate::memory) fn pools(&self) -> Vec<Arc<Pool>> {
         lock(&self.pools).all.values().map(|entry| Arc::clone(&entry.pool)).collect()
     }
 
-    /// The pools, and what those that are gone have counted.
+    /// Returns the pools, and what those that are gone have counted.
     pub(in crate::memory) fn pools_and_past(&self) -> (Vec<Arc<Pool>>, Counts) {
         let pools = lock(&self.pools);
         (pools.all.values().map(|entry| Arc::clone(&entry.pool)).collect(), pools.past)
@@ -124,8 +125,8 @@ impl DeviceCaches {
         lock(&self.pools).all.insert(pool.number, entry);
     }
 
-    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others once their threads have
-    /// given them up.
+    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others once their threads
+    /// have given them up.
     pub(in crate::memory) fn remove_pool(&self, pool: &Pool, counts: Counts) {
         let removed = {
             let mut pools = lock(&self.pools);
@@ -141,7 +142,7 @@ impl DeviceCaches {
         self.put_spare(removed.caches);
     }
 
-    /// Every cache, whichever pool it serves.
+    /// Returns every cache, whichever pool it serves.
     pub(in crate::memory) fn serving(&self) -> Vec<&'static ThreadCache> {
         lock(&self.pools).all.values().flat_map(|entry| &entry.caches).copied().collect()
     }
@@ -150,19 +151,19 @@ impl DeviceCaches {
         lock(&self.pools).all.get_mut(&pool.number).map(f)
     }
 
-    /// The caches that serve the pool.
+    /// Returns the caches that serve the pool.
     pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static ThreadCache> {
         Self::caches_and_past_of(pool).0
     }
 
-    /// The caches that serve the pool, and what those that are gone have counted.
+    /// Returns the caches that serve the pool, and what those that are gone have counted.
     pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static ThreadCache>, Counts) {
         let caches = Self::known(pool.memory.device);
         let found = caches.and_then(|caches| caches.pool_caches(pool, |entry| (entry.caches.clone(), entry.past)));
         found.unwrap_or_default()
     }
 
-    /// What all caches of the pool have counted, those that are gone too.
+    /// Returns what all caches of the pool have counted, those that are gone too.
     pub(in crate::memory) fn counts_of(pool: &Pool, thread: ThisThread) -> Counts {
         let (caches, mut counts) = Self::caches_and_past_of(pool);
         caches.iter().for_each(|cache| counts.add(cache.lock(thread).counts()));
@@ -189,19 +190,19 @@ impl DeviceCaches {
         });
     }
 
-    /// The cache with this number.
+    /// Returns the cache with this number.
     #[inline]
     fn cache(&self, number: u32) -> Option<&ThreadCache> {
         self.caches.get(number as usize)?.get()
     }
 
-    /// The cache that holds the block at the offset.
+    /// Returns the cache that holds the block at the offset.
     #[inline]
     pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&ThreadCache> {
         self.cache(self.memory.pages.cache(offset)?)
     }
 
-    /// A cache that serves this from now on, owned by the calling thread.
+    /// Returns a cache that serves this from now on, owned by the calling thread.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if there are too many.

@@ -1,8 +1,8 @@
 //! Events of memory: what happened to each block and each page, while that is recorded.
 //!
-//! An event is written where its block or page changes hands, under the lock that is held there anyway: so events of one
-//! address have the order of what happened, and a snapshot that holds those locks sees neither more nor less than they
-//! say. A free is written before the block can be had again, an allocation once it cannot.
+//! An event is written where its block or page changes hands, under the lock that is held there anyway: so events of
+//! one address have the order of what happened, and a snapshot that holds those locks sees neither more nor less than
+//! they say. A free is written before the block can be had again, an allocation once it cannot.
 
 use std::sync::LazyLock;
 
@@ -51,7 +51,7 @@ impl MemoryAction {
         Self::Snapshot,
     ];
 
-    /// As PyTorch's snapshots name it.
+    /// Returns the name that PyTorch's snapshots have for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -128,14 +128,14 @@ pub(super) fn note(event: MemoryEvent) -> Option<MemoryEvent> {
     Some(event)
 }
 
-/// Memory ran out for a request on this stream of the device, whose driver has `free` bytes left.
+/// Records that memory ran out for a request on this stream of the device, whose driver has `free` bytes left.
 #[cold]
 pub(in crate::memory) fn note_oom(device: Device, stream: usize, pool: PoolId, requested: u64, free: u64) {
     let (action, stack) = (MemoryAction::Oom, recording::stack_if(Settings::get().has_alloc_stacks));
     note(MemoryEvent { time: 0, thread: 0, stack, action, device, address: free, bytes: requested, stream, pool });
 }
 
-/// A snapshot is taken of a device of which so many bytes are held.
+/// Records that a snapshot is taken of a device of which so many bytes are live, and returns the event.
 pub(in crate::memory) fn note_snapshot(device: Device, active: u64) -> Option<MemoryEvent> {
     let (action, stack, pool) = (MemoryAction::Snapshot, Stack::NONE, PoolId::NONE);
     note(MemoryEvent { time: 0, thread: 0, stack, action, device, address: 0, bytes: active, stream: 0, pool })

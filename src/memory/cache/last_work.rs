@@ -1,7 +1,7 @@
 //! The work so far on a cache's stream, marked while the stream was alive.
 //!
-//! A stream that gpupool did not make can be touched only in a call that names it. What is marked then serves later, when
-//! the stream may be gone.
+//! A stream that gpupool did not make can be touched only in a call that names it. What is marked then serves later,
+//! when the stream may be gone.
 
 use std::sync::Mutex;
 

@@ -1,9 +1,10 @@
 //! Pages that go to and fro between the streams of a pool.
 //!
-//! A stream that lacks pages takes those that are free on another. Where the other soon needs them back, and so on, each time
-//! costs driver calls, and the program would be quicker with pages for both. So a cache counts the pages that it lost
-//! and took back; once those are many, for the memory that it has and for what it allocated meanwhile, it takes new ones.
-//! Streams that only ever take, as those of a program with a stream for each piece of work, are not concerned.
+//! A stream that lacks pages takes those that are free on another. Where the other soon needs them back, and so on,
+//! each time costs driver calls, and the program would be quicker with pages for both. So a cache counts the pages that
+//! it lost and took back; once those are many, for the memory that it has and for what it allocated meanwhile, it takes
+//! new ones. Streams that only ever take, as those of a program with a stream for each piece of work, are not
+//! concerned.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

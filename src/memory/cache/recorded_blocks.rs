@@ -46,7 +46,7 @@ impl CacheRecording {
 }
 
 impl RecordedBlocks {
-    /// The stack that a block was allocated under.
+    /// Returns the stack that a block was allocated under.
     pub(in crate::memory) fn stack(&self, offset: u64) -> Stack {
         self.blocks.get(&offset).map_or(Stack::NONE, |block| block.stack)
     }
@@ -133,7 +133,7 @@ impl ThreadCache {
 
 #[cfg(feature = "python")]
 impl RecordedBlocks {
-    /// The stacks that the blocks were allocated and freed under.
+    /// Returns the stacks that the blocks were allocated and freed under.
     pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
         self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
     }

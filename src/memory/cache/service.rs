@@ -22,7 +22,7 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) is_feed: bool,
 }
 
-/// The stream by which a cache is found: the two names of the legacy stream are one.
+/// Returns the stream by which a cache is found: the two names of the legacy stream are one.
 #[inline]
 pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
     if stream.address() == 1 { 0 } else { stream.address() }
@@ -34,8 +34,8 @@ impl Service {
         normalized(self.stream.raw()) == normalized(other.stream.raw()) && self.per_thread_of == other.per_thread_of
     }
 
-    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a caller has
-    /// just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
+    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a
+    /// caller has just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
     pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Stream>) -> bool {
         if self.is_captured {
             return false;
@@ -46,8 +46,8 @@ impl Service {
         }
     }
 
-    /// Waits for the work so far on the stream that is served. A foreign stream may have been destroyed by now, unless it is
-    /// `alive`, and is not touched: all work on the device stands for its.
+    /// Waits for the work so far on the stream that is served. A foreign stream may have been destroyed by now, unless
+    /// it is `alive`, and is not touched: all work on the device stands for its.
     pub(in crate::memory) fn work_so_far(
         &self,
         events: &EventPool,

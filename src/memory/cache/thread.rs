@@ -1,7 +1,7 @@
 //! The caches that the calling thread owns, and the one that served last.
 //!
-//! The cache for a request is one comparison away where the thread asks for the same stream in the same scope as the last
-//! time.
+//! The cache for a request is one comparison away where the thread asks for the same stream in the same scope as the
+//! last time.
 
 use std::cell::{Cell, RefCell};
 

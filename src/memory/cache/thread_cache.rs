@@ -1,7 +1,7 @@
 //! A thread cache: the memory of one pool and one stream that one thread cuts blocks from, without waiting for others.
 //!
-//! Other threads leave what they free in the inbox. When the thread ends, its caches wait for the next thread that works
-//! on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
+//! Other threads leave what they free in the inbox. When the thread ends, its caches wait for the next thread that
+//! works on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,7 +28,7 @@ const CLOSING: u32 = 1;
 /// The work on its stream is noted when memory is freed there.
 const LENDING: u32 = 2;
 
-/// One cache. It is never moved nor dropped; when its pool is gone it serves another.
+/// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
@@ -93,19 +93,19 @@ impl ThreadCache {
         *write(&self.service) = Some(service);
     }
 
-    /// Makes an empty cache serve nobody, and let its stream go.
+    /// Ends the service of an empty cache, and lets its stream go.
     pub(in crate::memory) fn end_service(&self) {
         let ended = write(&self.service).take();
         // Outside the lock: the last clone of a stream destroys it.
         drop(ended);
     }
 
-    /// What it serves, if anything.
+    /// Returns what the cache serves, if anything.
     pub(in crate::memory) fn service(&self) -> Option<Service> {
         read(&self.service).clone()
     }
 
-    /// Whether its blocks are used in the order of this stream, as the calling thread names it.
+    /// Returns whether its blocks are used in the order of this stream, as the calling thread names it.
     #[inline]
     pub(in crate::memory) fn is_of(&self, stream: &Stream) -> bool {
         self.stream.load(Ordering::Relaxed) == normalized(stream.raw())
@@ -118,7 +118,7 @@ impl ThreadCache {
         self.service().is_some_and(|service| service.per_thread_of == Some(ThisThread::get().number()))
     }
 
-    /// The address of the stream that it serves; 0 for the legacy default one.
+    /// Returns the address of the stream that it serves; 0 for the legacy default one.
     pub(in crate::memory) fn stream_address(&self) -> usize {
         self.stream.load(Ordering::Relaxed)
     }
@@ -129,7 +129,7 @@ impl ThreadCache {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
-    /// The thread that allocates from it, if any does.
+    /// Returns the thread that allocates from it, if any does.
     pub(in crate::memory) fn owner(&self) -> Option<ThreadNumber> {
         ThreadNumber::from_word(self.owner.load(Ordering::Relaxed))
     }
@@ -156,7 +156,7 @@ impl ThreadCache {
         }
     }
 
-    /// Whether there is more to do than to free a block.
+    /// Returns whether there is more to do than to free a block.
     #[inline]
     pub(in crate::memory) fn has_duties(&self) -> bool {
         self.duties.load(Ordering::Acquire) != 0
@@ -174,8 +174,8 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn lock(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         let heap = if self.is_owned_by(thread) {
-            // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of this
-            // room keeps a guard while it calls one that locks.
+            // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
+            // this room keeps a guard while it calls one that locks.
             unsafe { self.heap.lock_as_owner() }
         } else {
             self.heap.lock()
@@ -183,7 +183,8 @@ impl ThreadCache {
         self.with_inbox(heap)
     }
 
-    /// Locks the heap as a visitor, also for the owner, so that whoever only looks into it is not held up by a long look.
+    /// Locks the heap as a visitor, also for the owner, so that threads that only look into
+    /// it are not held up by a long look.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
         self.with_inbox(self.heap.lock())
     }
@@ -342,12 +343,12 @@ impl ThreadCache {
         }
     }
 
-    /// Whether the block at the offset is no slot of a slab.
+    /// Returns whether the block at the offset is no slot of a slab.
     pub(in crate::memory) fn is_large(&self, offset: u64) -> bool {
         matches!(self.memory.pages.entry(offset), Entry::Block(_))
     }
 
-    /// Whether a caller holds a block that starts at the offset.
+    /// Returns whether a caller holds a block that starts at the offset.
     pub(in crate::memory) fn check_live(&self, offset: u64) -> Result<(), Invalid> {
         let pages = &self.memory.pages;
         match pages.entry(offset) {
@@ -373,13 +374,13 @@ impl ThreadCache {
         });
     }
 
-    /// Whether any block is used by further streams.
+    /// Returns whether any block is used by further streams.
     #[inline]
     pub(in crate::memory) fn has_uses(&self) -> bool {
         !self.uses.is_empty()
     }
 
-    /// The further streams that use a block, which end with it.
+    /// Returns the further streams that use a block, which end with it.
     pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<BlockUser> {
         self.uses.change(|uses| {
             let users = uses.remove(&offset).unwrap_or_default();
@@ -456,7 +457,7 @@ mod models {
             thread::spawn(move || cache.free(other(), offset).is_ok())
         }
 
-        /// What the owner counts as live and as freed once it has locked.
+        /// Returns what the owner counts as live and as freed once it has locked.
         fn counts(&self) -> (u64, u64) {
             let Counts { live, frees, .. } = self.lock(owner()).counts();
             (live, frees)
@@ -553,8 +554,8 @@ mod models {
             let again = other.lock(owner()).allocate(&other.memory.pages, LARGE);
             assert_eq!(again, Some(offset));
             other.mark_waiting(offset).unwrap();
-            // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not with
-            // a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
+            // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not
+            // with a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
             cache.inbox.change(|inbox| {
                 inbox.push(offset);
                 (inbox.len(), ())

@@ -10,8 +10,9 @@ use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
 use crate::sync::lock;
 
-/// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16 times
-/// kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page tables.
+/// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
+/// times kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page
+/// tables.
 const ROOM: u64 = 16;
 /// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses.
 const ROOM_LEAST: u64 = if cfg!(loom) { PAGE } else { 1 << 40 };
@@ -43,9 +44,9 @@ impl AddressRange {
         Self { device, base, bytes, peers: Mutex::new(Vec::new()), driver_calls: AtomicU64::new(0) }
     }
 
-    /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another size
-    /// than ours. Where the driver has fewer addresses than are wanted, half as many, as long as all of the device's memory
-    /// fits in them.
+    /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
+    /// size than ours. Where the driver has fewer addresses than are wanted, half as many, as long as all of the
+    /// device's memory fits in them.
     pub(super) fn reserve(device: Device, total: u64) -> Result<Self> {
         let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
         let (base, bytes) = with_device(device, |runtime| {
@@ -64,7 +65,7 @@ impl AddressRange {
         Ok(Self::new(device, base, bytes))
     }
 
-    /// The fewest pages that a device's table has entries for.
+    /// Returns the fewest pages that a device's table has entries for.
     pub(super) fn table_pages(&self) -> u32 {
         (self.bytes.max(ROOM_LEAST) / PAGE) as u32
     }

@@ -12,12 +12,12 @@ pub(in crate::memory) struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// A space of `pages` unused pages from `first` on.
+    /// Makes a space of `pages` unused pages from `first` on.
     pub(in crate::memory) fn new(first: u32, pages: u32) -> Self {
         Self { free: BTreeMap::from([(first, pages)]), wide: (pages / 256).max(1) }
     }
 
-    /// The unused pages from this one on.
+    /// Returns the unused pages from this one on.
     pub(in crate::memory) fn free_at(&self, page: u32) -> u32 {
         match self.free.range(..=page).next_back() {
             Some((&first, &pages)) if first + pages > page => first + pages - page,
@@ -25,13 +25,13 @@ impl AddressSpace {
         }
     }
 
-    /// Every hole: unused pages between used ones.
+    /// Returns every hole: unused pages between used ones.
     pub(in crate::memory) fn holes(&self) -> impl Iterator<Item = (u32, u32)> {
         let wide = self.wide;
         self.free.iter().map(|(&first, &pages)| (first, pages)).filter(move |&(_, pages)| pages < wide)
     }
 
-    /// A place far from what others use, with room to grow.
+    /// Returns a place far from what others use, with room to grow.
     pub(in crate::memory) fn far(&self, pages: u32) -> Option<u32> {
         let (&first, &length) = self.free.iter().max_by_key(|(_, length)| **length)?;
         let middle = if length >= self.wide { length / 2 } else { 0 };

@@ -1,7 +1,7 @@
 //! The physical bytes that a pool or a device has reserved, and how many it may.
 //!
-//! A request claims its bytes before the driver is asked, so that no two together pass the limit. Only what the driver then
-//! gives counts as reserved, so that a refused request leaves no mark on the peak.
+//! A request claims its bytes before the driver is asked, so that no two together pass the limit. Only what the driver
+//! then gives counts as reserved, so that a refused request leaves no mark on the peak.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +42,7 @@ impl Budget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were reserved at once.
+    /// Returns the most bytes that were reserved at once.
     pub(in crate::memory) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }

@@ -62,18 +62,18 @@ impl DeviceMemory {
         }
     }
 
-    /// A device without memory, as small as can be: models make one for each order of their threads.
+    /// Makes a device without memory, as small as can be: models make one for each order of their threads.
     #[cfg(all(test, loom))]
     pub(in crate::memory) fn for_model(device: Device) -> Self {
         Self::new(AddressRange::new(device, 0, PAGE), device, PAGE)
     }
 
-    /// Where a pool's memory comes from unless it is told otherwise.
+    /// Returns where a pool's memory comes from that has no source of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
         if self.range.bytes() > 0 { Source::Pages } else { Source::Segments(Arc::new(DriverSegments)) }
     }
 
-    /// The address of an offset.
+    /// Returns the address of an offset.
     #[inline]
     pub(in crate::memory) fn address(&self, offset: u64) -> u64 {
         if offset < self.range.bytes() {

@@ -1,5 +1,5 @@
-//! What a device has: its address range and the pages in it, the physical memory behind them, segments, events, and what
-//! waits to be unmapped.
+//! What a device has: its address range and the pages in it, the physical memory behind them, segments, events, and
+//! what waits to be unmapped.
 //!
 //! This room knows nothing of pools and caches. A pool's [`Supply`] and the number of a cache are all that it is given.
 

@@ -1,4 +1,5 @@
-//! What stands at each 2 MiB of a device's address range: whose it is, the physical memory behind it, and the blocks in it.
+//! What stands at each 2 MiB of a device's address range: whose it is, the physical memory behind it, and the blocks in
+//! it.
 //!
 //! From an address to its page and from the page to the block are two array loads, for any thread, without a lock. An
 //! address that holds no block is always recognised.
@@ -78,13 +79,13 @@ const NUMBER: u32 = (1 << 23) - 1;
 /// How many blocks a cache can have.
 pub(in crate::memory) const BLOCKS_MAX: u32 = NUMBER;
 
-/// The place in its unit, so that an address inside a block is told from its start.
+/// Returns the place in its unit, so that an address inside a block is told from its start.
 #[inline]
 const fn place(offset: u64) -> u32 {
     ((offset % UNIT / ALIGNMENT) as u32) << 23
 }
 
-/// The unit of its page that an offset lies in.
+/// Returns the unit of its page that an offset lies in.
 #[inline]
 const fn unit_of(offset: u64) -> usize {
     (offset % PAGE / UNIT) as usize
@@ -145,7 +146,7 @@ impl Pages {
         self.table.get((offset / PAGE) as usize)
     }
 
-    /// The number of the cache that holds the page, if any does.
+    /// Returns the number of the cache that holds the page, if any does.
     #[inline]
     pub(in crate::memory) fn cache(&self, offset: u64) -> Option<u32> {
         // Acquire: the cache is seen as it was when it took the page.
@@ -176,7 +177,7 @@ impl Pages {
         }
     }
 
-    /// The mapping that this page is part of, if it can be moved.
+    /// Returns the mapping that this page is part of, if it can be moved.
     pub(in crate::memory) fn mapping(&self, offset: u64) -> Option<Mapping> {
         let page = self.page(offset)?;
         let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
@@ -196,7 +197,7 @@ impl Pages {
         }
     }
 
-    /// What starts at the offset.
+    /// Returns what starts at the offset.
     #[inline]
     pub(in crate::memory) fn entry(&self, offset: u64) -> Entry {
         let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else { return Entry::Nothing };

@@ -43,8 +43,8 @@ impl DeviceMemory {
     /// Unmaps or gives back what remains of memory that was `supply`'s, once `until` is done.
     ///
     /// # Safety
-    /// The memory is in no cache and on no other list any more, and all work that uses it at these addresses is done when
-    /// `until` is.
+    /// The memory is in no cache and on no other list any more, and all work that uses it at these addresses is done
+    /// when `until` is.
     pub(in crate::memory) unsafe fn retire(&self, remains: Remains, until: Until, supply: &Arc<Supply>) {
         let mut entries = lock(&self.retired.entries);
         entries.push(Entry { remains, until, supply: Arc::clone(supply) });
@@ -67,8 +67,8 @@ impl DeviceMemory {
         let mut outcome = Ok(());
         let mut released = 0;
         let mut kept = Vec::new();
-        // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back leaves
-        // no older mapping behind.
+        // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back
+        // leaves no older mapping behind.
         for mut entry in entries.into_iter().rev() {
             match entry.until.is_done(&self.events, wait) {
                 Ok(true) => {
@@ -107,7 +107,8 @@ impl DeviceMemory {
             Remains::Released { mapped, unmapped } => {
                 while !(mapped.is_empty() && unmapped.is_empty()) {
                     while let Some(mapping) = unmapped.last() {
-                        // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the entry below.
+                        // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
+                        // entry below.
                         unsafe { self.range.release(mapping.physical) }?;
                         self.budget.release(mapping.bytes());
                         supply.budget.release(mapping.bytes());

@@ -1,7 +1,7 @@
 //! Segments: memory that a source other than gpupool's own pages supplies, and that stays where it is.
 //!
-//! A source is a pair of functions: a user's own allocator, or the driver's plain allocation where memory must be shared
-//! by legacy IPC or registered with a network card. What a source gave goes back to the same source.
+//! A source is a pair of functions: a user's own allocator, or the driver's plain allocation where memory must be
+//! shared by legacy IPC or registered with a network card. What a source gave goes back to the same source.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// At least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
     ///
     /// # Errors
-    /// Any error is taken for a lack of memory: the request goes on to free what it can and asks once more, and the error
-    /// of the last try is what the caller sees.
+    /// Any error is taken for a lack of memory: the request goes on to free what it can and asks once more, and the
+    /// error of the last try is what the caller sees.
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
 
     /// Takes back what [`SegmentSource::allocate`] gave. All work that uses it is done.
@@ -24,7 +24,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// The memory counts as returned all the same, unless [`SegmentSource::frees_again`].
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
 
-    /// Whether memory whose free failed is still there, and is to be freed again later.
+    /// Returns whether memory whose free failed is still there, and is to be freed again later.
     fn frees_again(&self) -> bool {
         false
     }
@@ -43,7 +43,7 @@ pub type AllocateFunction = unsafe extern "C" fn(isize, i32, *mut std::ffi::c_vo
 pub type FreeFunction = unsafe extern "C" fn(*mut std::ffi::c_void, isize, i32, *mut std::ffi::c_void);
 
 impl SegmentFunctions {
-    /// A source of these functions.
+    /// Makes a source of these functions.
     ///
     /// # Safety
     /// The functions do what their types say, from any thread, as long as the process lives.
@@ -51,7 +51,7 @@ impl SegmentFunctions {
         Self { allocate, free }
     }
 
-    /// The functions at these addresses.
+    /// Returns the functions at these addresses.
     ///
     /// # Safety
     /// Functions of these types lie there, and do what [`SegmentFunctions::new`] asks of them.
@@ -80,7 +80,7 @@ impl fmt::Debug for SegmentFunctions {
     }
 }
 
-/// The functions' argument for a device.
+/// Returns the functions' argument for a device.
 fn ordinal(device: Device) -> i32 {
     i32::try_from(device.ordinal()).unwrap_or(i32::MAX)
 }
@@ -88,7 +88,7 @@ fn ordinal(device: Device) -> i32 {
 impl SegmentSource for SegmentFunctions {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let size = isize::try_from(bytes).map_err(|_| Error::invalid_value(format!("{bytes} bytes are too many")))?;
-        // SAFETY: whoever made this source promised that the function may be called so.
+        // SAFETY: `new` requires that the function may be called so, from any thread.
         let address = unsafe { (self.allocate)(size, ordinal(stream.device()), stream.raw().as_ptr()) };
         if address.is_null() {
             return Err(Error::no_memory("the pool's own allocator", "allocate returned a null pointer"));
@@ -98,7 +98,7 @@ impl SegmentSource for SegmentFunctions {
 
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let pointer = std::ptr::without_provenance_mut(address as usize);
-        // SAFETY: whoever made this source promised that the function may be called so for memory of `allocate`'s.
+        // SAFETY: `new` requires that the function takes back what `allocate` returned, from any thread.
         unsafe { (self.free)(pointer, bytes as isize, ordinal(stream.device()), stream.raw().as_ptr()) };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The table of a device's segments: memory at addresses outside of the device's range, and the offsets that stand for it.
+//! The table of a device's segments: memory at addresses outside of the device's range, and the offsets that stand for
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, RwLock};
@@ -25,7 +26,7 @@ pub(in crate::memory) struct Segments {
 }
 
 impl Segments {
-    /// No segments yet, with room for so many pages of them from page `first` on.
+    /// Makes no segments yet, with room for so many pages of them from page `first` on.
     pub(super) fn new(first: u32, pages: u32) -> Self {
         Self { all: RwLock::default(), space: Mutex::new(AddressSpace::new(first, pages)) }
     }
@@ -84,7 +85,7 @@ fn overlaps(all: &BTreeMap<u64, Segment>, address: u64, bytes: u64) -> bool {
     all.range(..address.saturating_add(bytes)).next_back().is_some_and(is_above)
 }
 
-/// The error of a pool's own allocator that gives memory out twice.
+/// Returns the error of a pool's own allocator that gives memory out twice.
 pub(in crate::memory) fn overlapping(address: u64, bytes: u64) -> Error {
     Error::invalid_value(format!(
         "the pool's own allocator returned {address:#x} for {bytes} bytes, which overlaps memory that is still in use"

@@ -74,7 +74,7 @@ const fn size_of(class: u8) -> u64 {
 }
 
 impl SizeClass {
-    /// The class for a small block of this size, 1 to [`SMALL_MAX`] bytes.
+    /// Returns the class for a small block of this size, 1 to [`SMALL_MAX`] bytes.
     #[inline]
     pub(in crate::memory) fn of(bytes: u64) -> Self {
         Self(CLASS_OF[bytes.div_ceil(ALIGNMENT) as usize])
@@ -89,13 +89,13 @@ impl SizeClass {
         Self(index as u8)
     }
 
-    /// What a block of this class takes, in bytes.
+    /// Returns what a block of this class takes, in bytes.
     #[inline]
     pub(in crate::memory) const fn bytes(self) -> u32 {
         SIZES[self.0 as usize]
     }
 
-    /// What a slab of this class takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
+    /// Returns what a slab of this class takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
     pub(in crate::memory) const fn slab_bytes(self) -> u64 {
         let wanted = (self.bytes() as u64 * 16).next_power_of_two();
         if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
@@ -107,7 +107,7 @@ impl SizeClass {
         SLOTS[self.0 as usize] as usize
     }
 
-    /// The slot of a slab that starts so many bytes after the slab does, if one does.
+    /// Returns the slot of a slab that starts so many bytes after the slab does, if one does.
     #[inline]
     pub(in crate::memory) const fn slot_at(self, within: u64) -> Option<usize> {
         // Exact: a slab has at most 2^11 units, and a block 2^7.

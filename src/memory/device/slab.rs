@@ -1,7 +1,7 @@
 //! Slabs: blocks cut into slots of one small size.
 //!
-//! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit of
-//! their own, which the owner collects, so neither waits for the other.
+//! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit
+//! of their own, which the owner collects, so neither waits for the other.
 
 use super::size_class::{SLOTS_MAX, SizeClass};
 use crate::sync::Table;
@@ -54,7 +54,7 @@ impl Default for Slab {
     }
 }
 
-/// The bits for the slots from 64 * `word` on that a slab of `slots` has.
+/// Returns the bits for the slots from 64 * `word` on that a slab of `slots` has.
 #[inline]
 const fn mask(word: usize, slots: usize) -> u64 {
     let left = slots.saturating_sub(word * 64);
@@ -101,7 +101,7 @@ impl Slab {
         self.start.load(Ordering::Relaxed) + slot as u64 * u64::from(self.class().bytes())
     }
 
-    /// The slot that starts at the offset, if one does.
+    /// Returns the slot that starts at the offset, if one does.
     #[inline]
     pub(in crate::memory) fn slot_at(&self, offset: u64) -> Option<usize> {
         self.class().slot_at(offset.wrapping_sub(self.start.load(Ordering::Relaxed)))
@@ -115,7 +115,7 @@ impl Slab {
             let free = !taken & self.slots[word].load(Ordering::Relaxed);
             if free != 0 {
                 let bit = free.trailing_zeros() as usize;
-                // Release: whoever is handed the address sees the slot as live.
+                // Release: a thread that is handed the address sees the slot as live.
                 live.store(taken | 1 << bit, Ordering::Release);
                 self.requested[word * 64 + bit].store(requested, Ordering::Relaxed);
                 return Some(word * 64 + bit);
@@ -124,7 +124,7 @@ impl Slab {
         None
     }
 
-    /// Whether a caller holds the slot.
+    /// Returns whether a caller holds the slot.
     #[inline]
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
@@ -132,7 +132,7 @@ impl Slab {
             && (self.freed[word].load(Ordering::Relaxed) | self.waiting[word].load(Ordering::Relaxed)) & bit == 0
     }
 
-    /// Makes a slot free again and answers the bytes that were asked for; for the owner.
+    /// Makes a slot free again and returns the bytes that were asked for; for the owner.
     #[inline]
     pub(in crate::memory) fn put_back(&self, slot: usize) -> u32 {
         let live = &self.live[slot / 64];
@@ -140,8 +140,8 @@ impl Slab {
         self.requested[slot].load(Ordering::Relaxed)
     }
 
-    /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits to
-    /// be collected. Whoever frees that one tells the owner, once for all that are freed until the owner comes.
+    /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits
+    /// to be collected. The thread that frees that one tells the owner, once for all that are freed until the owner comes.
     pub(in crate::memory) fn mark_freed(&self, slot: usize) -> Option<bool> {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
         if !self.is_live(slot) {
@@ -162,8 +162,8 @@ impl Slab {
         self.waiting[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
     }
 
-    /// The slots of a word, that of this slot, that other threads have freed; for the owner, once each time it is told. No
-    /// other word, so that each call is answered for and none comes when the slab is gone.
+    /// Returns the slots of a word, that of this slot, that other threads have freed; for the owner, once each time it
+    /// is told. No other word, so that each telling is collected once and none comes when the slab is gone.
     pub(in crate::memory) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
         let word = slot / 64;
         // Only live ones: of a wrong second free, under way during the first, the bit may come after the slot was
@@ -186,7 +186,7 @@ impl Slab {
         self.live.iter().zip(&self.slots).all(|(live, all)| live.load(Ordering::Relaxed) == all.load(Ordering::Relaxed))
     }
 
-    /// The slots that callers hold: offset, bytes, bytes asked for, whether it only waits for streams.
+    /// Returns the slots that callers hold: offset, bytes, bytes asked for, whether it only waits for streams.
     pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64, bool)> {
         let bytes = u64::from(self.class().bytes());
         let is_set =
@@ -221,7 +221,7 @@ impl Slabs {
         self.table.get(number as usize)
     }
 
-    /// A slab that is not in use.
+    /// Returns a slab that is not in use.
     pub(in crate::memory) fn acquire(&self) -> Option<&Slab> {
         let mut numbers = lock(&self.numbers);
         let number = numbers.returned.pop().unwrap_or(numbers.next);
@@ -248,18 +248,18 @@ mod models {
     use crate::sync::SharedList;
     use crate::sync::{AtomicBool, Ordering};
 
-    /// A slab and what is around it: who frees, and an owner who looks only where it was told to.
+    /// A slab and what is around it: threads that free, and an owner that looks only at what is in its inbox.
     #[derive(Default)]
     struct Cache {
         slab: Slab,
-        told: SharedList<Vec<usize>>,
+        inbox: SharedList<Vec<usize>>,
         /// What each holder of a slot does last, and the owner once it has it back: loom objects if one does not see
         /// the other's.
         memory: [UnsafeCell<u32>; 2],
     }
 
     impl Cache {
-        /// A cache whose first `taken` slots are held.
+        /// Returns a cache whose first `taken` slots are held.
         fn new(taken: usize) -> Arc<Self> {
             let cache = Arc::new(Self::default());
             cache.slab.reset(0, SizeClass::of(512), 0);
@@ -270,7 +270,7 @@ mod models {
         }
 
         fn touch(&self, slot: usize) {
-            // SAFETY: only the holder of the slot comes here, or the owner for a slot that nobody holds.
+            // SAFETY: only the holder of the slot comes here, or the owner for a slot that no caller holds.
             self.memory[slot].with_mut(|value| unsafe { *value += 1 });
         }
 
@@ -278,9 +278,9 @@ mod models {
         fn free(&self, slot: usize) -> bool {
             let freed = self.slab.mark_freed(slot);
             if freed == Some(true) {
-                self.told.change(|told| {
-                    told.push(slot);
-                    (told.len(), ())
+                self.inbox.change(|inbox| {
+                    inbox.push(slot);
+                    (inbox.len(), ())
                 });
             }
             freed.is_some()
@@ -291,14 +291,14 @@ mod models {
             thread::spawn(move || cache.free(slot))
         }
 
-        /// What the owner has been told of, and collects; each call brings something.
+        /// Returns what the owner has been told of, and collects; each call brings something.
         fn collect(&self) -> Vec<usize> {
-            if self.told.is_empty() {
+            if self.inbox.is_empty() {
                 return Vec::new();
             }
-            let told = self.told.change(|told| (0, std::mem::take(told)));
+            let inbox = self.inbox.change(|inbox| (0, std::mem::take(inbox)));
             let mut all = Vec::new();
-            for slot in told {
+            for slot in inbox {
                 let slots: Vec<_> = self.slab.collect(slot).collect();
                 assert!(!slots.is_empty(), "told of {slot} for nothing");
                 for slot in slots {
@@ -410,7 +410,7 @@ mod models {
             let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
             let mut put_back = Vec::new();
             for _ in 0..2 {
-                for slot in cache.told.change(|told| (0, std::mem::take(told))) {
+                for slot in cache.inbox.change(|inbox| (0, std::mem::take(inbox))) {
                     for slot in cache.slab.collect(slot) {
                         cache.slab.put_back(slot);
                         put_back.push(slot);
@@ -418,7 +418,7 @@ mod models {
                 }
             }
             assert!(threads.map(|thread| thread.join().unwrap()).contains(&true));
-            for slot in cache.told.change(|told| (0, std::mem::take(told))) {
+            for slot in cache.inbox.change(|inbox| (0, std::mem::take(inbox))) {
                 put_back.extend(cache.slab.collect(slot));
             }
             assert_eq!(put_back, [0]);

@@ -30,7 +30,7 @@ pub(in crate::memory) struct Supply {
 }
 
 impl Supply {
-    /// A supply from the source, of at most `limit` bytes if there is a limit.
+    /// Makes a supply from the source, of at most `limit` bytes if there is a limit.
     pub(in crate::memory) const fn new(source: Source, limit: Option<u64>) -> Self {
         Self { source, budget: Budget::new(limit) }
     }

@@ -1,7 +1,7 @@
 //! What freed memory waits for: work of streams, recorded by events as soon as the driver records it.
 //!
-//! Memory that was used on its own stream alone waits for nothing. Events are asked about only when a request finds no free
-//! block, or when memory is given back.
+//! Memory that was used on its own stream alone waits for nothing. Events are asked about only when a request finds no
+//! free block, or when memory is given back.
 
 use super::event_pool::EventPool;
 use crate::error::Result;
@@ -35,8 +35,8 @@ impl Until {
         streams.iter().map(|stream| events.record(stream)).collect::<Result<_>>().map(Self::Events)
     }
 
-    /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is recorded
-    /// later.
+    /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is
+    /// recorded later.
     pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
         for &device in devices {
             if runtime::is_known_stream_capturing(runtime::get()?, device)? {

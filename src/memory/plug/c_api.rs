@@ -50,7 +50,7 @@ pub static C_API: Api = Api {
 pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), gpupool_handler_alloc, gpupool_handler_free, b"gpupool");
 
-/// A handler whose memory comes from where this says.
+/// Returns a handler whose memory comes from where this says.
 pub(super) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
     let context = ptr::from_ref(memory).cast_mut().cast();
     DeviceMemHandler::new(context, gpupool_library_alloc, gpupool_library_free, b"gpupool.MemPool")
@@ -76,7 +76,7 @@ pub(super) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + std::pani
     }
 }
 
-/// The stream that a caller names; -1 for whichever device it belongs to.
+/// Returns the stream that a caller names; -1 for whichever device it belongs to.
 ///
 /// # Safety
 /// The stream is alive while it is used, and of the device if one is named, which is looked up where it is used.
@@ -90,7 +90,7 @@ pub(super) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Str
     }
 }
 
-/// The address of a block as C takes it.
+/// Returns the address of a block as C takes it.
 pub(super) fn address_of(block: Result<Allocation>) -> Result<*mut c_void> {
     block.map(|block| pointer(block.address()))
 }

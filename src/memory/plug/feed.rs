@@ -1,9 +1,10 @@
-//! Functions that feed another allocator, one that keeps what it gets and cuts blocks from it, as PyTorch's `MemPool` does.
+//! Functions that feed another allocator, one that keeps what it gets and cuts blocks from it, as PyTorch's `MemPool`
+//! does.
 //!
-//! Such an allocator calls from whatever thread, for a stream that may not be the one that uses the memory, and keeps what
-//! it got in graphs that run on any stream. So scopes are not followed, each pool has a function of its own, and the
-//! functions do what `cudaMalloc` and `cudaFree` would: nothing is at work on what they give, and what comes back is
-//! used again once all work on the device so far is done. They never wait for the GPU while there is other memory.
+//! Such an allocator calls from whatever thread, for a stream that may not be the one that uses the memory, and keeps
+//! what it got in graphs that run on any stream. So scopes are not followed, each pool has a function of its own, and
+//! the functions do what `cudaMalloc` and `cudaFree` would: nothing is at work on what they give, and what comes back
+//! is used again once all work on the device so far is done. They never wait for the GPU while there is other memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
@@ -33,7 +34,8 @@ static MALLOCS: [AllocateFunction; 64] = functions!(
 /// a pool's function serves another pool only when the pool was dropped.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was dropped.
+/// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was
+/// dropped.
 pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
     let Some(token) = pool else { return Ok((malloc_default, free)) };
     let pool = token.pool();
@@ -66,10 +68,10 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
     }
 }
 
-/// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for nobody.
+/// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for no stream.
 static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
-/// The device's stream on which nothing ever runs.
+/// Returns the device's stream on which nothing ever runs.
 fn idle_stream(device: Device) -> Result<Stream> {
     let known = || lock(&STREAMS);
     let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();

@@ -5,8 +5,8 @@ use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
 
 /// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
-/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Returns false,
-/// with nothing done, while a capture is known of, which that would spoil.
+/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Returns
+/// false, with nothing done, while a capture is known of, which that would spoil.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, as those before CUDA 12.5 do.

@@ -27,7 +27,7 @@ impl LibraryMemory {
         Box::leak(Box::new(Self { device, pool: Mutex::new(None) }))
     }
 
-    /// What a library is given.
+    /// Returns what a library is given.
     pub(crate) fn handler(&'static self) -> DeviceMemHandler {
         c_api::library_handler(self)
     }
@@ -36,7 +36,7 @@ impl LibraryMemory {
         lock(&self.pool)
     }
 
-    /// Whether there is a pool.
+    /// Returns whether there is a pool.
     pub(crate) fn has_pool(&self) -> bool {
         self.lock().is_some()
     }

@@ -1,4 +1,4 @@
-//! Memory for stream capture: blocks that become parts of a graph, and are nobody else's until the graph is reset.
+//! Memory for stream capture: blocks that become parts of a graph, and of nothing else until the graph is reset.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ impl CaptureScope {
 }
 
 impl GraphMemory {
-    /// The pool's id.
+    /// Returns the pool's id.
     pub fn pool_id(&self) -> PoolId {
         self.pool
     }

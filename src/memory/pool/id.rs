@@ -15,12 +15,12 @@ impl PoolId {
     /// No pool: the device's default one.
     pub const NONE: Self = Self(0, 0);
 
-    /// Whether it is for graph capture.
+    /// Returns whether it is for graph capture.
     pub(in crate::memory) const fn is_of_graph(self) -> bool {
         self.0 != 0
     }
 
-    /// Whether it was handed out.
+    /// Returns whether it was handed out.
     pub(in crate::memory) fn is_known(self) -> bool {
         match self {
             Self(0, user) => user > 0 && user < USER.load(Ordering::Relaxed),
@@ -29,12 +29,12 @@ impl PoolId {
         }
     }
 
-    /// The next id for a pool made by a user.
+    /// Returns the next id for a pool made by a user.
     pub(in crate::memory) fn user() -> Self {
         Self(0, USER.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The next id for a pool made for graph capture.
+    /// Returns the next id for a pool made for graph capture.
     pub(in crate::memory) fn capture() -> Self {
         Self(CAPTURE.fetch_add(1, Ordering::Relaxed), 0)
     }
@@ -46,8 +46,8 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// An id that no pool has yet, for a pool that is made when it is first used: by a user (`(0, n)`) or for graph capture
-/// (`(n, 0)`).
+/// Returns an id that no pool has yet, for a pool that is made when it is first used: by a user (`(0, n)`) or for graph
+/// capture (`(n, 0)`).
 pub fn graph_pool_handle(user_created: bool) -> PoolId {
     if user_created { PoolId::user() } else { PoolId::capture() }
 }

@@ -17,7 +17,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// The limit in bytes, on a device with that much memory; none for no limit.
+    /// Returns the limit in bytes, on a device with that much memory; none for no limit.
     pub(in crate::memory) fn on(self, total: u64) -> Option<u64> {
         let part = self.fraction.filter(|&fraction| fraction < 1.0).map(|fraction| (total as f64 * fraction) as u64);
         [part, self.bytes].into_iter().flatten().min()
@@ -26,7 +26,7 @@ impl MemoryLimit {
 
 static LIMIT: Mutex<MemoryLimit> = Mutex::new(MemoryLimit { fraction: None, bytes: None });
 
-/// The limit, which stays as it is while a device joins those in use. No driver is called meanwhile.
+/// Returns the limit, which stays as it is while a device joins those in use. No driver is called meanwhile.
 pub(in crate::memory) fn lock_limit() -> MutexGuard<'static, MemoryLimit> {
     lock(&LIMIT)
 }

@@ -1,7 +1,7 @@
 //! Routes: which pool the calling thread's requests go to, by the scopes and captures that it is in.
 //!
-//! A thread's cache for a stream is found again at once as long as the thread's routes have not changed, which [`changes`]
-//! says.
+//! A thread's cache for a stream is found again at once as long as the thread's routes have not changed, which
+//! [`changes`] says.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::runtime::Stream;
 struct Route {
     pool: Arc<Pool>,
     kind: RouteKind,
-    /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None for a
-    /// route that is entered and left by the pool's id.
+    /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None
+    /// for a route that is entered and left by the pool's id.
     uses: Vec<PoolUse>,
     /// What [`leave`] finds the route by.
     ticket: u64,
@@ -101,7 +101,7 @@ fn next_ticket() -> u64 {
     TICKETS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The error of a request on a thread whose thread-locals are destroyed.
+/// Returns the error of a request on a thread whose thread-locals are destroyed.
 pub(in crate::memory) fn ending() -> Error {
     Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
 }
@@ -152,8 +152,8 @@ pub(in crate::memory) fn destination(stream: &Stream) -> Result<Option<Destinati
     ROUTES.try_with(|routes| routes.destination(stream)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned. The use is
-/// the thread's until then.
+/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned. The use
+/// is the thread's until then.
 pub(super) fn enter(in_use: PoolUse) -> Result<u64> {
     add(Arc::clone(in_use.pool()), RouteKind::Scope, vec![in_use])
 }
@@ -178,8 +178,8 @@ fn add(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
     entered.map(|()| ticket).map_err(|_| ending())
 }
 
-/// Ends a route of this thread, wherever it stands among the others, and returns its uses; none if this thread has no such
-/// route.
+/// Ends a route of this thread, wherever it stands among the others, and returns its uses; none if this thread has no
+/// such route.
 pub(super) fn leave(ticket: u64) -> Option<Vec<PoolUse>> {
     take_last(|route| route.ticket == ticket).map(|route| route.uses)
 }
@@ -230,8 +230,8 @@ impl Drop for Unfollowed {
     }
 }
 
-/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's routes, so that the
-/// pool is not asked to supply itself.
+/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's routes, so that
+/// the pool is not asked to supply itself.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator returns.

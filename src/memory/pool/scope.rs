@@ -23,14 +23,14 @@ impl PoolScope {
         Self::of_use(PoolUse::new(pool, false)?)
     }
 
-    /// A scope with a use that the caller has.
+    /// Makes a scope with a use that the caller has.
     pub(in crate::memory) fn of_use(in_use: PoolUse) -> Result<Self> {
         Ok(Self { _entered: EnteredScope::new(in_use)?, this_thread: PhantomData })
     }
 }
 
-/// A scope that was entered, for a caller that promises to drop it on the same thread. Dropped on another one, it stays until
-/// the thread that entered it ends.
+/// A scope that was entered, for a caller that promises to drop it on the same thread. Dropped on another one, it stays
+/// until the thread that entered it ends.
 #[derive(Debug)]
 pub(crate) struct EnteredScope {
     ticket: u64,
@@ -59,7 +59,7 @@ impl PoolToken {
         Self { pool: Arc::clone(pool) }
     }
 
-    /// A use of the pool, which keeps it.
+    /// Returns a use of the pool, which keeps it.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped.
@@ -71,12 +71,12 @@ impl PoolToken {
         &self.pool
     }
 
-    /// The pool's id.
+    /// Returns the pool's id.
     pub fn id(&self) -> PoolId {
         self.pool.id
     }
 
-    /// The pool's device.
+    /// Returns the pool's device.
     pub fn device(&self) -> Device {
         self.pool.memory.device
     }

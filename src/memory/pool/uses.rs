@@ -17,7 +17,7 @@ pub(in crate::memory) struct PoolUse {
 }
 
 impl PoolUse {
-    /// The use that a new pool begins with.
+    /// Returns the use that a new pool begins with.
     pub(in crate::memory) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
         if is_captured {
             pool.begin_capture();
@@ -25,7 +25,7 @@ impl PoolUse {
         Self { pool, is_captured, is_over: false }
     }
 
-    /// One more use.
+    /// Makes one more use.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool is gone; `ErrorKind::Forked` in a forked child.
@@ -37,7 +37,7 @@ impl PoolUse {
         Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
-    /// One more use of the same pool.
+    /// Makes one more use of the same pool.
     ///
     /// # Errors
     /// As [`PoolUse::new`].
@@ -82,7 +82,7 @@ impl Drop for PoolUse {
     }
 }
 
-/// The error of a call for a pool whose last use has ended.
+/// Returns the error of a call for a pool whose last use has ended.
 pub(in crate::memory) fn gone(pool: &Pool) -> Error {
     Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.id))
 }

@@ -35,7 +35,8 @@ impl Frozen {
             let before = frozen.caches.len();
             for cache in list() {
                 if frozen.caches[..before].iter().all(|known| !std::ptr::eq(known.cache, cache)) {
-                    // As a visitor also of this thread's own: the owner would hold others up who only look into its cache.
+                    // As a visitor also of this thread's own: the owner would hold others up who only look into its
+                    // cache.
                     let heap = cache.visit();
                     frozen.caches.push(FrozenCache { cache, recorded: cache.recording.lock(), heap });
                 }

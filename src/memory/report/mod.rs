@@ -1,4 +1,4 @@
-//! What is told of memory: statistics, summaries, snapshots, and the recording that leads to them.
+//! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
 
 mod frozen;
 mod recording;

@@ -60,7 +60,8 @@ pub struct BlockView {
 pub struct MemorySnapshot {
     /// The memory.
     pub segments: Vec<SegmentView>,
-    /// What was recorded, in order. Undone from the last to the first, it leads back from the segments to what there was.
+    /// What was recorded, in order. Undone from the last to the first, it leads back from the segments to what there
+    /// was.
     pub events: Vec<MemoryEvent>,
 }
 
@@ -99,7 +100,7 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
     segments
 }
 
-/// The memory of one pool.
+/// Returns the memory of one pool.
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
     segments(&Frozen::new(|| DeviceCaches::caches_of(pool)))
 }
@@ -109,7 +110,7 @@ fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
     wanted.flat_map(DeviceCaches::serving).collect()
 }
 
-/// The memory of every pool of every device that was used.
+/// Returns the memory of every pool of every device that was used.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
@@ -118,7 +119,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
     Ok(segments(&Frozen::new(|| caches(None))))
 }
 
-/// The memory of a device, or of all, and what was recorded. Allocations wait meanwhile.
+/// Returns the memory of a device, or of all, and what was recorded. Allocations wait meanwhile.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.

@@ -21,8 +21,8 @@ pub struct PoolStats {
     pub requested_bytes: u64,
     /// Bytes that are free for the next requests.
     pub cached_bytes: u64,
-    /// Bytes that nobody can have any more and that go back to the driver once the GPU is done with them; also those that
-    /// a request under way is just adding or moving.
+    /// Bytes that no request can have any more and that go back to the driver once the GPU is done with them; also those
+    /// that a request under way is just adding or moving.
     pub releasing_bytes: u64,
     /// Physical bytes that the pool has.
     pub reserved_bytes: u64,
@@ -67,7 +67,7 @@ impl PoolStats {
     }
 }
 
-/// The statistics of a device's memory.
+/// Returns the statistics of a device's memory.
 ///
 /// # Errors
 /// As [`device`](crate::device).

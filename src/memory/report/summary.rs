@@ -34,7 +34,7 @@ pub struct StreamStats {
 pub struct PoolSummary {
     /// The pool's id; [`PoolId::NONE`] for the device's default pool.
     pub id: PoolId,
-    /// Whether nobody holds the pool any more, so that it only waits for its live blocks to be freed.
+    /// Whether the pool has no use any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
     /// The most bytes that it may reserve, if there is a limit.
     pub limit: Option<u64>,
@@ -45,7 +45,7 @@ pub struct PoolSummary {
 }
 
 impl PoolSummary {
-    /// Locks one cache at a time, each for a few additions.
+    /// Sums up a pool. Locks one cache at a time, each for a few additions.
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
         let thread = ThisThread::get();
         let (caches, past) = DeviceCaches::caches_and_past_of(pool);
@@ -89,12 +89,13 @@ impl PoolSummary {
     }
 }
 
-/// The statistics of a device's memory and of each of its pools, the default one first; none where no memory was used.
+/// Returns the statistics of a device's memory and of each of its pools, the default one first; none where no memory
+/// was used.
 pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSummary>)> {
     DeviceCaches::known(device).map(summarize)
 }
 
-/// The same of a device's memory that is known.
+/// Returns the statistics of a device's memory and of each of its pools, the default one first.
 pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>) {
     let (pools, past) = caches.pools_and_past();
     let pools: Vec<_> = pools.iter().map(|pool| PoolSummary::of(pool)).collect();

@@ -1,13 +1,13 @@
-//! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams whose pages all serve
-//! others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
+//! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams whose pages all
+//! serve others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
 
 use super::trim::retire_free;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner. Returns
-/// those that the thread must give up.
+/// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner.
+/// Returns those that the thread must give up.
 pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static ThreadCache> {
     let serving: Vec<_> = caches.serving().into_iter().filter_map(|cache| Some((cache, cache.service()?))).collect();
     let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();

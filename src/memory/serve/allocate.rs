@@ -28,8 +28,8 @@ pub(crate) struct Miss {
 /// Allocates on the stream, from the pool that the calling thread's scope says.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0 bytes
-/// or an unknown device; `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0
+/// bytes or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
     match try_allocate(bytes, stream)? {

@@ -38,7 +38,7 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
     caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), supply, end_pool)));
-    // Whoever sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
+    // A call that sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
     let limit = lock_limit();
     memory.budget.set_limit(limit.on(memory.total));
     let installed = caches.install()?;
@@ -50,7 +50,7 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     Ok(installed)
 }
 
-/// What each pool has of the device's memory.
+/// Returns what each pool has of the device's memory.
 fn used(device: Device) -> Vec<MemoryUse> {
     let Some(caches) = DeviceCaches::known(device) else { return Vec::new() };
     let describe = |pool: Arc<Pool>| {

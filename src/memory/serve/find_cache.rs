@@ -1,4 +1,5 @@
-//! The cache for a request: the one that served last, one that the thread has, one whose thread has ended, or a new one.
+//! The cache for a request: the one that served last, one that the thread has, one whose thread has ended, or a new
+//! one.
 
 use std::sync::Arc;
 
@@ -85,7 +86,7 @@ fn acquire(
     if pool.is_lending() {
         cache.lend_if_foreign();
     }
-    // Asked after the cache is known to the pool, so that whoever closes it sees the cache, or this sees the end.
+    // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if !is_added || pool.is_closed() {
         caches.remove_cache(&pool, cache, Counts::default());
         cache.end_service();

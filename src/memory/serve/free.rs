@@ -13,8 +13,9 @@ use crate::sync::ThisThread;
 /// Frees a block; where other streams used it, once they are done. The stream is alive: the caller names it.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no peer;
-/// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone: the block is freed all the same.
+/// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no
+/// peer; `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone: the block is freed all
+/// the same.
 #[inline]
 pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let cache = block.cache;
@@ -101,7 +102,7 @@ fn check_live(block: Allocation) -> Result<()> {
     block.cache.check_live(block.offset).map_err(|reason| refuse(block, reason))
 }
 
-/// A stream that uses a block, as the calling thread names it.
+/// Returns a stream that uses a block, as the calling thread names it.
 fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
     if stream.device() != memory.device && !memory.range.is_peer(stream.device()) {

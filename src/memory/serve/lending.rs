@@ -1,9 +1,9 @@
 //! Lending: pages of a stream that may be gone by now, for other streams.
 //!
 //! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
-//! mark its work by an event, and what is free then can serve other streams once the event is done, though the stream can be
-//! asked no more: for as long as the cache's free pages stay as they were. Nothing is marked before a request has passed
-//! over such pages, so that a program with one stream pays nothing.
+//! mark its work by an event, and what is free then can serve other streams once the event is done, though the stream
+//! can be asked no more: for as long as the cache's free pages stay as they were. Nothing is marked before a request
+//! has passed over such pages, so that a program with one stream pays nothing.
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
@@ -12,8 +12,8 @@ use crate::memory::pool::Pool;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// Marks the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have changed
-/// since the last mark. A refusal leaves the last mark, which counts for nothing then.
+/// Marks the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have
+/// changed since the last mark. A refusal leaves the last mark, which counts for nothing then.
 pub(super) fn mark_work(cache: &ThreadCache, stream: &Stream, thread: ThisThread) -> Result<()> {
     // Read first: what is freed after this is not in the mark.
     let turnover = {

@@ -39,8 +39,8 @@ impl Miss {
     /// Goes on with the request on the thread that made it.
     ///
     /// # Errors
-    /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes; any other refusal of the
-    /// driver.
+    /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes; any other refusal
+    /// of the driver.
     #[cold]
     pub(in crate::memory) fn serve(self) -> Result<Allocation> {
         let Self { cache, bytes } = self;
@@ -123,7 +123,7 @@ impl Climb {
         self.grow(Effort::Device)
     }
 
-    /// A block of a pool with `use_on_oom`, of the same stream; for a request of the default pool alone.
+    /// Returns a block of a pool with `use_on_oom`, of the same stream; for a request of the default pool alone.
     fn blocks_of_stand_ins(&mut self) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
         let Some(caches) = DeviceCaches::known(self.request.memory().device).filter(|_| service.pool.is_default())
@@ -138,7 +138,7 @@ impl Climb {
         }))
     }
 
-    /// What cannot be moved into this pool may be given back to the driver, which can then give it here.
+    /// Returns what cannot be moved into this pool may be given back to the driver, which can then give it here.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.trim_device();
         self.grow(Effort::Device)
@@ -162,8 +162,8 @@ impl Climb {
         Ok(None)
     }
 
-    /// Waits for blocks, and for pages, that wait for streams of this pool, or of every pool; then searches once. What another
-    /// pool is refused here is not this request's end.
+    /// Waits for blocks, and for pages, that wait for streams of this pool, or of every pool; then searches once. What
+    /// another pool is refused here is not this request's end.
     fn blocks_after_waiting(&self, of_device: bool) -> Option<Allocation> {
         let _ = wait_for_streams(&self.request, of_device);
         self.request.search()
@@ -176,7 +176,8 @@ impl Climb {
         }
     }
 
-    /// How often a request grows its cache before it gives up: each time but the last, another thread took pages meanwhile.
+    /// How often a request grows its cache before it gives up: each time but the last, another thread took pages
+    /// meanwhile.
     const ATTEMPTS: usize = 100;
 
     /// Grows the cache and takes a block; none for want of memory, which is kept as the last refusal.

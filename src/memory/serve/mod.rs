@@ -1,5 +1,5 @@
-//! A request's way: from a free block of the thread's cache to pages that move or grow, and to what is tried when memory
-//! runs out; and the way back.
+//! A request's way: from a free block of the thread's cache to pages that move or grow, and to what is tried when
+//! memory runs out; and the way back.
 
 mod abandoned;
 mod allocate;

@@ -42,9 +42,9 @@ impl Drop for OomGuard {
     }
 }
 
-/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for, without
-/// any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and finds none, no
-/// callback is asked.
+/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for,
+/// without any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and
+/// finds none, no callback is asked.
 pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
     let mut callbacks = lock(&CALLBACKS);
     let number = callbacks.iter().map(|registered| registered.number + 1).max().unwrap_or(0);
@@ -57,8 +57,8 @@ thread_local! {
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does not
-/// ask itself, nor in [`without_callbacks`].
+/// Returns the callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does
+/// not ask itself, nor in [`without_callbacks`].
 pub(super) fn callbacks() -> Vec<OomCallback> {
     if IS_CALLING.try_with(Cell::get) != Ok(false) {
         return Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
     without_callbacks(|| callback(device, bytes))
 }
 
-/// What the driver says of a device's memory; zeros where it says nothing.
+/// Returns what the driver says of a device's memory; zeros where it says nothing.
 fn memory_info(device: Device) -> MemoryInfo {
     runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 })
 }

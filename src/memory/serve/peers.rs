@@ -35,7 +35,7 @@ pub(in crate::memory) fn enable_peer(device: Device, peer: Device) -> Result<()>
     outcome
 }
 
-/// Every range that is mapped for a cache: start and bytes.
+/// Returns every range that is mapped for a cache: start and bytes.
 fn mapped_ranges(caches: &DeviceCaches) -> Vec<(u64, u64)> {
     let end = caches.memory.range.bytes();
     caches.serving().into_iter().flat_map(|cache| cache.visit().spans_below(end)).collect()

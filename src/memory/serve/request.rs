@@ -38,7 +38,7 @@ impl Request {
         &self.service.pool
     }
 
-    /// The block at an offset that the cache handed out for the request.
+    /// Returns the block at an offset that the cache handed out for the request.
     pub(super) fn allocation(&self, offset: u64) -> Allocation {
         Allocation { cache: self.cache, offset }
     }

@@ -96,7 +96,7 @@ impl Block {
         self.payload = [unused as u32, (unused >> 32) as u32];
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes that were asked for.
     #[inline]
     pub(super) fn requested(&self) -> u64 {
         self.size() - (u64::from(self.payload[1]) << 32 | u64::from(self.payload[0]))

@@ -25,7 +25,7 @@ pub(super) struct FreeIndex {
     words: u64,
 }
 
-/// The bin for a size.
+/// Returns the bin for a size.
 #[inline]
 fn bin_of(size: u64) -> usize {
     let units = size / ALIGNMENT;
@@ -74,7 +74,7 @@ impl FreeIndex {
         }
     }
 
-    /// The best block of at least this size, [`NONE`] if there is none.
+    /// Returns the best block of at least this size, [`NONE`] if there is none.
     #[inline]
     pub(super) fn find(&self, blocks: &[Block], size: u64) -> u32 {
         let bin = bin_of(size);
@@ -88,7 +88,7 @@ impl FreeIndex {
         }
     }
 
-    /// The smallest block of a bin that is large enough, the lowest of equals, among the first few.
+    /// Returns the smallest block of a bin that is large enough, the lowest of equals, among the first few.
     #[inline]
     fn best_in(&self, blocks: &[Block], bin: usize, size: u64) -> u32 {
         let mut best = NONE;
@@ -122,7 +122,7 @@ impl FreeIndex {
         Some(word * 64 + self.used.get(word)?.trailing_zeros() as usize)
     }
 
-    /// Every free block of at least this size.
+    /// Returns every free block of at least this size.
     pub(super) fn at_least(&self, blocks: &[Block], size: u64) -> Vec<u32> {
         let mut found = Vec::new();
         let mut bin = self.next_used(bin_of(size));

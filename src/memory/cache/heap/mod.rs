@@ -1,7 +1,7 @@
 //! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
 //!
-//! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small blocks
-//! are slots of slabs, every other is cut to size. One heap belongs to one thread cache, which also locks it.
+//! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small
+//! blocks are slots of slabs, every other is cut to size. One heap belongs to one thread cache, which also locks it.
 
 mod block;
 mod counts;
@@ -47,7 +47,7 @@ pub(in crate::memory) struct Heap {
 }
 
 impl Heap {
-    /// A heap that cuts blocks to size, or hands out each span whole.
+    /// Makes a heap that cuts blocks to size, or hands out each span whole.
     pub(in crate::memory) fn new(is_split: bool) -> Self {
         Self {
             blocks: Vec::new(),
@@ -67,7 +67,7 @@ impl Heap {
         *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
     }
 
-    /// A number that stays as long as free pages stay as they are, or are taken out.
+    /// Returns a number that stays as long as free pages stay as they are, or are taken out.
     pub(in crate::memory) fn turnover(&self) -> u64 {
         self.turnover
     }
@@ -89,7 +89,7 @@ impl Heap {
         self.mapped - self.counts.live
     }
 
-    /// What a request really takes: a multiple of 512 bytes, for small ones that of their class.
+    /// Returns what a request really takes: a multiple of 512 bytes, for small ones that of their class.
     pub(in crate::memory) fn round(&self, bytes: u64) -> u64 {
         if self.is_split && bytes <= SMALL_MAX {
             u64::from(SizeClass::of(bytes.max(1)).bytes())
@@ -98,7 +98,7 @@ impl Heap {
         }
     }
 
-    /// What must be free in one piece for a request of this size to be served.
+    /// Returns what must be free in one piece for a request of this size to be served.
     pub(in crate::memory) fn needed_for(&self, bytes: u64) -> u64 {
         if self.is_split && bytes <= SMALL_MAX {
             // A slab starts at a multiple of 64 KiB.
@@ -108,7 +108,7 @@ impl Heap {
         }
     }
 
-    /// A block of at least this many bytes; none if nothing fits, and for 0 bytes.
+    /// Returns a block of at least this many bytes; none if nothing fits, and for 0 bytes.
     #[inline]
     pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         // 0 is not small here: it wraps.
@@ -119,7 +119,7 @@ impl Heap {
         }
     }
 
-    /// A free block with room for `bytes` at a multiple of 64 KiB.
+    /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
     fn find_aligned(&self, bytes: u64) -> Option<u32> {
         let fits = |id: u32| {
             let block = self.blocks.get(id as usize)?;

@@ -42,7 +42,7 @@ impl Spans {
         &mut self.spans[number as usize]
     }
 
-    /// Every span, with its number.
+    /// Returns every span, with its number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Span)> {
         (0..).zip(self.spans.iter().copied()).filter(|(_, span)| span.end > span.start)
     }

@@ -78,8 +78,8 @@ impl Heap {
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
     }
 
-    /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there are.
-    /// The block that ends at `kept` is left alone.
+    /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there
+    /// are. The block that ends at `kept` is left alone.
     pub(in crate::memory) fn take_mappings(
         &mut self,
         pages: &'static Pages,
@@ -141,8 +141,8 @@ impl Heap {
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the number of
-    /// the free block after it.
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the
+    /// number of the free block after it.
     fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
         let Some(number) = self.spans.with(start) else { return NONE };
         let whole = self.blocks[id as usize].clone();

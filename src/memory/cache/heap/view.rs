@@ -17,7 +17,7 @@ pub(in crate::memory) struct HeapBlock {
 }
 
 impl Heap {
-    /// Every span with its blocks, by address.
+    /// Returns every span with its blocks, by address.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
         let mut firsts: Vec<_> = self.spans.iter().map(|(_, span)| (span.start, span.first)).collect();
         firsts.sort_unstable();

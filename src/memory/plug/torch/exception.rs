@@ -1,6 +1,6 @@
 //! Exceptions of PyTorch's, thrown from functions that it calls.
 //!
-//! PyTorch does not look whether a pluggable allocator answered null, so a failure must be an exception of C++, and
+//! PyTorch does not look whether a pluggable allocator returned null, so a failure must be an exception of C++, and
 //! `torch.OutOfMemoryError` is one of its own classes. Rust has neither, but PyTorch's library has all that makes one:
 //! the constructor of `c10::Error`, which takes a `std::string`, and the table of virtual functions that makes an error
 //! one of memory. <https://itanium-cxx-abi.github.io/cxx-abi/abi-eh.html>
@@ -69,7 +69,8 @@ pub(super) unsafe fn set_symbols(addresses: [usize; 6]) -> Result<()> {
     }
     let [allocate, throw, append, dispose, construct, out_of_memory] =
         addresses.map(ptr::with_exposed_provenance::<c_void>);
-    // SAFETY: the caller promises that these are the symbols' addresses, none is null, and the types are their signatures.
+    // SAFETY: the caller promises that these are the symbols' addresses, none is null, and the types are their
+    // signatures.
     let functions = unsafe {
         Functions {
             allocate: transmute::<*const c_void, unsafe extern "C" fn(usize) -> *mut c_void>(allocate),
@@ -91,7 +92,7 @@ pub(super) unsafe fn set_symbols(addresses: [usize; 6]) -> Result<()> {
     Ok(())
 }
 
-/// A size as PyTorch writes it.
+/// Returns a size as PyTorch writes it.
 fn size(bytes: u64) -> String {
     match bytes {
         0..0x400 => format!("{bytes} bytes"),
@@ -101,7 +102,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// The text of the exception, and whether it is one of memory.
+/// Returns the text of the exception, and whether it is one of memory.
 fn describe(error: Error) -> (String, bool) {
     let text = error.to_string();
     match error.kind() {
@@ -117,16 +118,16 @@ fn describe(error: Error) -> (String, bool) {
 }
 
 /// Throws the error, as `c10::OutOfMemoryError` or as a `c10::Error`, which Python sees as `torch.OutOfMemoryError` and
-/// `RuntimeError`. Without symbols it ends the process, as any exception would that nobody can throw.
+/// `RuntimeError`. Without symbols it ends the process, as any exception does that cannot be thrown.
 ///
 /// # Safety
 /// The caller was called by code that lets C++ exceptions through, and all Rust functions in between are `C-unwind`.
 pub(super) unsafe fn throw(error: Error) -> ! {
     let Some(functions) = FUNCTIONS.get() else { std::process::abort() };
     let (message, is_of_memory) = describe(error);
-    // SAFETY: the functions are what their names say (`set_symbols`). The object is larger than the class and aligned as
-    // `malloc` aligns; it is whole before it is thrown, and its own table names its type and its destructor, first of the
-    // virtual functions.
+    // SAFETY: the functions are what their names say (`set_symbols`). The object is larger than the class and aligned
+    // as `malloc` aligns; it is whole before it is thrown, and its own table names its type and its destructor, first
+    // of the virtual functions.
     unsafe {
         let object = (functions.allocate)(OBJECT_BYTES);
         let mut text = Text { characters: ptr::null_mut(), length: 0, local: [0; 16] };

@@ -23,8 +23,8 @@ use crate::sync::lock;
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
 type TorchId = (u64, u64);
 
-/// The addresses of the functions for PyTorch, by the names of the setters that take them. `address_of` returns where a
-/// symbol of PyTorch's library is.
+/// Returns the addresses of the functions for PyTorch, by the names of the setters that take them. `address_of` returns
+/// where a symbol of PyTorch's library is.
 ///
 /// # Safety
 /// Each address is 0 or that of the symbol asked for, in a library that stays loaded.
@@ -60,8 +60,8 @@ pub(crate) unsafe fn functions<E: From<Error>>(
 struct GraphPool {
     device: Device,
     id: TorchId,
-    /// Its own use first, then those of pools that captures at the same time have taken memory of: which stream is whose
-    /// is not asked.
+    /// Its own use first, then those of pools that captures at the same time have taken memory of: which stream is
+    /// whose is not asked.
     uses: Vec<PoolUse>,
     /// How often it was begun and not released.
     begun: usize,
@@ -107,7 +107,7 @@ fn graphs() -> MutexGuard<'static, Graphs> {
     lock(&GRAPHS)
 }
 
-/// The pool of the capture that the stream is in, if it is in one of PyTorch's.
+/// Returns the pool of the capture that the stream is in, if it is in one of PyTorch's.
 fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
     if ROUTES.load(Ordering::Acquire) == 0 || stream.capture_status()? == CaptureStatus::None {
         return Ok(None);
@@ -141,7 +141,7 @@ fn device_of(ordinal: c_int) -> Result<Device> {
     runtime::device(ordinal.into())
 }
 
-/// A use for a graph of PyTorch's, of a new pool.
+/// Returns a use for a graph of PyTorch's, of a new pool.
 fn new_pool(device: Device) -> Result<PoolUse> {
     let pool = serve::make_pool(device, PoolId::capture(), Rules::default(), None, None)?;
     Ok(PoolUse::first(pool, true))

@@ -1,8 +1,8 @@
 //! Which streams are PyTorch's own: those of its pools, which it never destroys, so that they can be asked at any time.
 //!
-//! Others are external to PyTorch too, and may be gone while memory of theirs is still held. PyTorch tells them apart by the
-//! last bit of a stream's id: `c10/cuda/CUDAStream.cpp` of PyTorch. Where its library lacks what is asked for here, none
-//! counts as its own.
+//! Others are external to PyTorch too, and may be gone while memory of theirs is still held. PyTorch tells them apart
+//! by the last bit of a stream's id: `c10/cuda/CUDAStream.cpp` of PyTorch. Where its library lacks what is asked for
+//! here, none counts as its own.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -42,8 +42,8 @@ pub(super) unsafe fn set_symbols(addresses: [usize; 2]) {
         return;
     }
     let [current, address] = addresses.map(ptr::with_exposed_provenance::<c_void>);
-    // SAFETY: the caller promises that these are the symbols' addresses, neither is null, and these are the symbols' signatures: the class is two
-    // words without a destructor, which C++ returns as C does.
+    // SAFETY: the caller promises that these are the symbols' addresses, neither is null, and these are the symbols'
+    // signatures: the class is two words without a destructor, which C++ returns as C does.
     let functions = unsafe {
         Functions {
             current: transmute::<*const c_void, unsafe extern "C-unwind" fn(i8) -> TorchStream>(current),
@@ -78,8 +78,8 @@ pub(super) unsafe fn note(stream: &Stream) {
 #[cold]
 unsafe fn ask(stream: &Stream, device: Device) {
     let (Some(functions), Ok(ordinal)) = (FUNCTIONS.get(), i8::try_from(device.ordinal())) else { return };
-    // SAFETY: the functions are what their names say (`set_symbols`), and PyTorch, which just named a stream of the device,
-    // has initialised it.
+    // SAFETY: the functions are what their names say (`set_symbols`), and PyTorch, which just named a stream of the
+    // device, has initialised it.
     let (id, address) = unsafe {
         let current = (functions.current)(ordinal);
         (current.id, (functions.address)(&raw const current))

@@ -31,7 +31,7 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// The pools whose pages are looked at.
+/// Returns the pools whose pages are looked at.
 fn pools(request: &Request, effort: Effort) -> Vec<Arc<Pool>> {
     let own = &request.service.pool;
     let mut pools = vec![Arc::clone(own)];

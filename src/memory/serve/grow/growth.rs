@@ -12,8 +12,8 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
 
-/// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size is this
-/// part of what the pool has, between [`EXTENT_PAGES`]. 180 keeps both within the limits on all traces:
+/// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
+/// is this part of what the pool has, between [`EXTENT_PAGES`]. 180 keeps both within the limits on all traces:
 /// `benches/results/h200-memory/memory.json`.
 const EXTENT_PART: u64 = 180;
 
@@ -75,8 +75,8 @@ impl<'a> Growth<'a> {
         self.created.iter().map(|mapping| mapping.bytes()).sum()
     }
 
-    /// Takes in free pages of a cache, whose work so far is recorded. If the driver refuses that, the growth is to be undone,
-    /// which gives them back.
+    /// Takes in free pages of a cache, whose work so far is recorded. If the driver refuses that, the growth is to be
+    /// undone, which gives them back.
     pub(super) fn add(&mut self, cache: &'static ThreadCache, service: &Service, mappings: Vec<Mapping>) -> Result<()> {
         if mappings.is_empty() {
             return Ok(());
@@ -148,8 +148,8 @@ impl<'a> Growth<'a> {
         others.map(|from| (&from.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
     }
 
-    /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of a
-    /// block for the request.
+    /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of
+    /// a block for the request.
     pub(super) fn finish(self) -> Option<u64> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
@@ -168,7 +168,8 @@ impl<'a> Growth<'a> {
         let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
-            // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used them.
+            // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
+            // them.
             unsafe { memory.retire(Remains::Moved(from.mappings), from.until, &from.pool.supply) };
         }
         offset

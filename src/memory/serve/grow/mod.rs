@@ -1,8 +1,8 @@
 //! Growth: finds the pages for a request that no free block can serve.
 //!
-//! Free pages are mapped together at a new place before any extent is created. They come from this cache first, then from
-//! others, as far as the effort goes. The old mappings stay until their streams have passed, so nothing here waits for the
-//! GPU unless memory has run out. No lock is held during a driver call.
+//! Free pages are mapped together at a new place before any extent is created. They come from this cache first, then
+//! from others, as far as the effort goes. The old mappings stay until their streams have passed, so nothing here waits
+//! for the GPU unless memory has run out. No lock is held during a driver call.
 
 mod claim;
 mod effort;
@@ -19,12 +19,12 @@ use super::request::Request;
 use crate::error::Result;
 use crate::memory::device::Source;
 
-/// Adds memory to the request's cache and serves the request from it: the offset of the block. None if another thread took
-/// pages that the request was to use, so that it must be tried again.
+/// Adds memory to the request's cache and serves the request from it: the offset of the block. None if another thread
+/// took pages that the request was to use, so that it must be tried again.
 ///
 /// # Errors
-/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it
-/// was.
+/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as
+/// it was.
 pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
     match request.pool().source() {
         Source::Pages => pages::grow_by_pages(request, effort),

@@ -1,4 +1,5 @@
-//! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of need.
+//! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of
+//! need.
 
 use super::effort::Effort;
 use crate::memory::cache::{DeviceCaches, Heap, ThreadCache};
@@ -12,8 +13,8 @@ pub(super) struct PageBounds {
     pub(super) most: u32,
 }
 
-/// The fewest and the most pages of an extent: 8 to 32 MiB. Mapping costs by the extent, 0.36 ms for 512 MiB in extents of
-/// 32 MiB and 5.4 ms in those of 2 MiB (`benches/results/h200-memory/memory.json` was measured with these).
+/// The fewest and the most pages of an extent: 8 to 32 MiB. Mapping costs by the extent, 0.36 ms for 512 MiB in extents
+/// of 32 MiB and 5.4 ms in those of 2 MiB (`benches/results/h200-memory/memory.json` was measured with these).
 pub(super) const EXTENT_PAGES: PageBounds = PageBounds { least: 4, most: 16 };
 /// At least this part of what the pool has is created at a time, up to one extent.
 const AHEAD_PART: u64 = 512;
@@ -35,8 +36,8 @@ impl Place {
     }
 }
 
-/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a hole
-/// rather than in new space.
+/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
+/// hole rather than in new space.
 pub(super) fn find_place(
     memory: &DeviceMemory,
     heap: &Heap,
@@ -80,8 +81,8 @@ pub(super) fn find_place(
     space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
-/// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver serves
-/// one at a time, so with each thread moving pages costs all of them more.
+/// How much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The driver
+/// serves one at a time, so with each thread moving pages costs all of them more.
 pub(super) fn rivals(pool: &Pool) -> u64 {
     let mut owners: Vec<_> = DeviceCaches::caches_of(pool).into_iter().filter_map(ThreadCache::owner).collect();
     owners.sort_unstable();
@@ -89,13 +90,14 @@ pub(super) fn rivals(pool: &Pool) -> u64 {
     (owners.len() as u64).saturating_sub(1).pow(2).min(8)
 }
 
-/// The bytes to take from a heap, and how many more may be, such that it keeps what its thread is likely to need again.
+/// Returns the bytes to take from a heap, and how many more may be, such that it keeps what its thread is likely to
+/// need again.
 pub(super) fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, u64) {
     let kept = heap.mapped() / 32 * 3 * rivals;
     (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
 }
 
-/// The fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
+/// Returns the fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
 fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
     let part = (pool.budget().reserved() / PAGE / AHEAD_PART).clamp(1, EXTENT_PAGES.most.into());
     let growing = heap.mapped() / 32 * rivals / PAGE;
