@@ -4,7 +4,7 @@
 
 /// What every block's address and size are a multiple of, in bytes.
 pub(in crate::memory) const ALIGNMENT: u64 = 512;
-/// The largest small block, in bytes.
+/// The largest small block, in bytes: one unit of a page's table of blocks, see `pages.rs`.
 pub(in crate::memory) const SMALL_MAX: u64 = 64 << 10;
 /// How many sizes there are.
 pub(in crate::memory) const CLASSES: usize = 40;

@@ -13,8 +13,8 @@ use crate::memory::serve::request::Request;
 use crate::observe::Activity;
 
 /// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
-/// is this part of what the pool has, between [`EXTENT_PAGES`]. 180 keeps both within the limits on all traces:
-/// `benches/results/h200-memory/memory.json`.
+/// is this part of what the pool has, between [`EXTENT_PAGES`]. 180 was chosen with the
+/// bounds, on the traces of `benches/results/h200-memory/memory.json`.
 const EXTENT_PART: u64 = 180;
 
 /// Pages taken from a cache to be moved.
