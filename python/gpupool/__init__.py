@@ -76,9 +76,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpupool._info import Info, info
-    from gpupool._snapshot import dump_snapshot
-    from gpupool._summary import MemorySummary, memory_summary
+    from gpupool._report.info import Info, info
+    from gpupool._report.summary import MemorySummary, memory_summary
+    from gpupool._traces.dump import dump_snapshot
 
 __all__ = [
     "CApi",
@@ -159,11 +159,11 @@ _logging.start()
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
 # What comes from a module that is imported when first used.
 _NAMES = {
-    "Info": "_info",
-    "MemorySummary": "_summary",
-    "dump_snapshot": "_snapshot",
-    "info": "_info",
-    "memory_summary": "_summary",
+    "Info": "_report.info",
+    "MemorySummary": "_report.summary",
+    "dump_snapshot": "_traces.dump",
+    "info": "_report.info",
+    "memory_summary": "_report.summary",
 }
 
 

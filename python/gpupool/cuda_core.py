@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, InvalidValue, MemPool, use_mem_pool
 
 if TYPE_CHECKING:
-    from gpupool._cuda_core import MemoryResource as MemoryResource
+    from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
 # The one resource of each device, for all threads.
 _resources: dict[int, Any] = {}
@@ -38,13 +38,13 @@ _thread = _Thread()
 
 def _core() -> Any:
     # From 1.2 on a buffer is told the stream that frees it.
-    return _frameworks.require("cuda.core", (1, 2), "cuda-core")
+    return _plug.require("cuda.core", (1, 2), "cuda-core")
 
 
 def __getattr__(name: str) -> Any:
     if name == "MemoryResource":
         _core()
-        return importlib.import_module("gpupool._cuda_core").MemoryResource
+        return importlib.import_module("gpupool._frameworks.cuda_core_resource").MemoryResource
     raise AttributeError(f"module 'gpupool.cuda_core' has no attribute {name!r}")
 
 

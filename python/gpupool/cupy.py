@@ -37,7 +37,8 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpupool import _cupy_handles, _frameworks
+from gpupool._frameworks import cupy_handles as _cupy_handles
+from gpupool._frameworks import plug as _plug
 from gpupool._native import (
     DeviceBuffer,
     InvalidValue,
@@ -72,7 +73,7 @@ _lock = threading.Lock()
 
 
 def _cupy() -> ModuleType:
-    return _frameworks.require("cupy", (13,), "cupy-cuda13x")
+    return _plug.require("cupy", (13,), "cupy-cuda13x")
 
 
 @functools.cache
@@ -198,7 +199,7 @@ def enable(*, handles: bool = False) -> None:
             # Somebody has set another one meanwhile.
             _enabled = _enabled._replace(allocator=former)
         cupy.cuda.set_allocator(allocate)
-        _frameworks.follow(_current_stream())
+        _plug.follow(_current_stream())
 
 
 def disable() -> None:
@@ -221,7 +222,7 @@ def disable() -> None:
             if get_per_process_memory_fraction(device) == since:
                 set_per_process_memory_fraction(before, device)
         _cupy_handles.take_back()
-        _frameworks.unfollow(_current_stream())
+        _plug.unfollow(_current_stream())
         _enabled = None
 
 

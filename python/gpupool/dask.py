@@ -11,12 +11,12 @@ Which GPU a worker has is its launcher's to say, as dask-cuda does by ``CUDA_VIS
 from typing import TYPE_CHECKING, Any
 
 from gpupool import worker
-from gpupool._frameworks import require
+from gpupool._frameworks.plug import require
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-    from gpupool._dask_plugin import Plugin
+    from gpupool._frameworks.dask_plugin import Plugin
 
 __all__ = ["Plugin", "stats"]
 
@@ -24,7 +24,7 @@ __all__ = ["Plugin", "stats"]
 def _plugin() -> "type[Plugin]":
     # Its base class is Dask's, which is imported when first needed.
     require("distributed", (2023, 10), "distributed")
-    from gpupool._dask_plugin import Plugin
+    from gpupool._frameworks.dask_plugin import Plugin
 
     return Plugin
 

@@ -18,15 +18,15 @@ import importlib
 import threading
 from typing import Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import Error, MemPool, PoolScope, PoolToken, use_mem_pool
 
 _lock = threading.Lock()
 
 
 def _manager() -> Any:
-    _frameworks.require("numba_cuda", (0, 30), "numba-cuda[cu13]")
-    return importlib.import_module("gpupool._numba").MemoryManager
+    _plug.require("numba_cuda", (0, 30), "numba-cuda[cu13]")
+    return importlib.import_module("gpupool._frameworks.numba_manager").MemoryManager
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, HandlePool, InvalidValue, LibraryNotFound, empty
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def options(
     Raises LibraryNotFound if nvmath-python is missing or too old, or has loaded another copy of the library,
     InvalidValue for another library's pool; else as :meth:`gpupool.HandlePool.lease`.
     """
-    _frameworks.require("nvmath", (0, 9), "nvmath-python")
+    _plug.require("nvmath", (0, 9), "nvmath-python")
     if pool.name not in _LIBRARIES:
         raise InvalidValue(f"nvmath takes no {pool.name} handles; give gpupool.{' or gpupool.'.join(_LIBRARIES)}")
     name, has_allocator = _LIBRARIES[pool.name]

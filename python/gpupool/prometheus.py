@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gpupool
-from gpupool import _native, _summary
-from gpupool._frameworks import require
+from gpupool import _native
+from gpupool._frameworks.plug import require
+from gpupool._report import summary as _summary
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

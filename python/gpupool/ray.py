@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpupool import worker
-from gpupool._frameworks import require
+from gpupool._frameworks.plug import require
 from gpupool.worker import Settings
 
 __all__ = ["from_environment", "setup", "stats"]

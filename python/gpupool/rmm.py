@@ -21,7 +21,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, Error, current_device, device_count, empty
 
 __all__ = ["allocator", "disable", "enable", "resource"]
@@ -32,7 +32,7 @@ _ALIGNMENT = 512
 
 def _rmm() -> ModuleType:
     # The first with streams of any object that has __cuda_stream__.
-    return _frameworks.require("rmm", (25, 12), "rmm-cu13")
+    return _plug.require("rmm", (25, 12), "rmm-cu13")
 
 
 def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:

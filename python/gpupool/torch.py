@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpupool
-from gpupool import _frameworks, _native
+from gpupool import _native
+from gpupool._frameworks import plug as _plug
 
 # The first one that has been tried.
 _MINIMUM = (2, 11)
@@ -37,7 +38,7 @@ _inside = 0
 
 
 def _torch() -> Any:
-    torch = _frameworks.require("torch", _MINIMUM, "torch")
+    torch = _plug.require("torch", _MINIMUM, "torch")
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise gpupool.LibraryNotFound(f"PyTorch {torch.__version__} was built without CUDA")
     return torch
@@ -218,7 +219,7 @@ def enable(*, allocator: bool = True) -> None:
             _has_allocator = True
         if _source is None:
             source = torch._C._cuda_getCurrentRawStream
-            _frameworks.follow(source)
+            _plug.follow(source)
             _source = source
 
 
@@ -227,5 +228,5 @@ def disable() -> None:
     global _source
     with _lock:
         if _source is not None:
-            _frameworks.unfollow(_source)
+            _plug.unfollow(_source)
             _source = None

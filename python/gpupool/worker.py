@@ -22,7 +22,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gpupool
-from gpupool import Error, HandlePool, InvalidValue, _native, _summary
+from gpupool import Error, HandlePool, InvalidValue, _native
+from gpupool._report import summary as _summary
 
 __all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down", "warm"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from gpu_helpers import import_or_skip
-from gpupool import _trace
 from gpupool._plot import draw
+from gpupool._traces import trace as _trace
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from gpupool import _trace
 from gpupool.__main__ import main
 from gpupool._plot import draw as _plot
 from gpupool._plot import figure as _figure
 from gpupool._plot import output as _output
 from gpupool._plot import picture as _picture
 from gpupool._plot import sampling as _sampling
+from gpupool._traces import trace as _trace
 from snapshots import FRAMES, ZERO, block, entry, handle, segment, write
 
 DATA = Path(__file__).parents[1] / "data"

@@ -9,7 +9,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from gpupool import _trace
+from gpupool._traces import trace as _trace
 
 DATA = Path(__file__).parents[1] / "data"
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"

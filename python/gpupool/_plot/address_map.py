@@ -7,8 +7,8 @@ tells what was live; free is there what the program used at another time.
 from gpupool._plot.picture import AddressMap, Place, Region, State
 from gpupool._plot.pools import Pools
 from gpupool._plot.timeline import Timeline, unpack
-from gpupool._trace import FREE, Recording
-from gpupool._units import size
+from gpupool._report.units import size
+from gpupool._traces.trace import FREE, Recording
 
 # Blocks that are drawn one by one, at most about so many: more would be too thin to be seen, and too many for a page.
 MOST = 20_000

@@ -4,7 +4,6 @@ import bisect
 import os
 
 import gpupool
-from gpupool import _replay, _trace
 from gpupool._plot import address_map as _address_map
 from gpupool._plot import handle_chart as _handle_chart
 from gpupool._plot import output as _output
@@ -13,9 +12,11 @@ from gpupool._plot import timeline as _timeline
 from gpupool._plot.picture import AddressMap, Chart, Mark, Picture
 from gpupool._plot.pools import Pools
 from gpupool._plot.timeline import Timeline
-from gpupool._progress import Progress
-from gpupool._trace import Recording
-from gpupool._units import duration, size
+from gpupool._report.units import duration, size
+from gpupool._traces import replay as _replay
+from gpupool._traces import trace as _trace
+from gpupool._traces.progress import Progress
+from gpupool._traces.trace import Recording
 
 # Failed requests that are marked, at most.
 MARKS = 100

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gpupool._plot.picture import AddressMap, Chart, Picture, Place
-from gpupool._units import byte_unit, time_unit
+from gpupool._report.units import byte_unit, time_unit
 
 # The Okabe-Ito palette (https://jfly.uni-koeln.de/color/).
 PALETTE = {

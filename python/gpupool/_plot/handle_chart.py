@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from gpupool._plot.picture import COLOURS, Chart, Dash, Line
 from gpupool._plot.sampling import kept
-from gpupool._trace.snapshot import HandleEvent
+from gpupool._traces.snapshot import HandleEvent
 
 # Numbers that each line is drawn from, at most.
 MOST = 8_000

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpupool._plot.picture import COLOURS
-from gpupool._trace.event import PoolId
+from gpupool._traces.event import PoolId
 
 
 class Pools:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gpupool._plot.picture import Area, Chart, Dash, Line, Mark
 from gpupool._plot.pools import Pools
 from gpupool._plot.sampling import kept
-from gpupool._trace import FREE, Trace
-from gpupool._trace.event import PoolId
-from gpupool._units import size
+from gpupool._report.units import size
+from gpupool._traces.event import PoolId
+from gpupool._traces.trace import FREE, Trace
 
 # Numbers that a chart is drawn from, at most, all its areas together: with more a page would not stay small.
 MOST = 40_000

@@ -150,6 +150,6 @@ class Info:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        from gpupool._info.text import text
+        from gpupool._report.info.text import text
 
         return text(self)

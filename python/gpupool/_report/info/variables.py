@@ -4,8 +4,8 @@ import difflib
 import os
 
 from gpupool import _native, worker
-from gpupool._info.report import Problem, Variable
 from gpupool._native import Error, HandlePool
+from gpupool._report.info.report import Problem, Variable
 
 _PREFIX = "GPUPOOL_"
 _LIBRARIES = sorted(name for name, value in vars(_native).items() if isinstance(value, HandlePool) and name != "host")

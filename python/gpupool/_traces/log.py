@@ -5,7 +5,7 @@ import functools
 import io
 from collections.abc import Callable, Iterator
 
-from gpupool._trace.event import MAX_SIZE, Event, TraceError, pointer
+from gpupool._traces.event import MAX_SIZE, Event, TraceError, pointer
 
 _DAY = 86_400_000_000
 

@@ -6,8 +6,8 @@ import re
 import time
 
 from gpupool import _native
-from gpupool._info.report import Check, Library, Problem
 from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted, Stream
+from gpupool._report.info.report import Check, Library, Problem
 
 # The pools, each with its platform and what its file is called after `lib`.
 _POOLS: tuple[tuple[HandlePool, str, str], ...] = (

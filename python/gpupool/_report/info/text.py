@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gpupool._info.report import Check, Device, Framework, Info, Library, Runtime
+from gpupool._report.info.report import Check, Device, Framework, Info, Library, Runtime
 
 _WIDTH = 100
 _HOST = (

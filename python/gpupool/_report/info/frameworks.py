@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpupool._info.report import Framework
+from gpupool._report.info.report import Framework
 
 # What a framework says: the allocator, in words, and whether it is gpupool.
 _Answer = tuple[str, bool]
@@ -88,7 +88,7 @@ def _ask_cupy(cupy: Any, devices: range) -> _Answer:
     adapter = _adapter("cupy")
     # Asked only once it was made: to make it here would leave CuPy's parts behind.
     if adapter is not None and adapter._allocate.cache_info().currsize and allocator is adapter._allocate():
-        handles = sys.modules.get("gpupool._cupy_handles")
+        handles = sys.modules.get("gpupool._frameworks.cupy_handles")
         return ("gpupool, and its library handles too", True) if handles and handles._replaced else _GPUPOOL
     owner = getattr(allocator, "__self__", None)
     if owner is not None and owner is cupy.get_default_memory_pool():
@@ -124,7 +124,7 @@ def _ask_numba(numba: Any, devices: range) -> _Answer:
             + ("Numba's own" if named == "default" else f"that of NUMBA_CUDA_MEMORY_MANAGER={named}"),
             False,
         )
-    if manager.__module__ == "gpupool._numba":
+    if manager.__module__ == "gpupool._frameworks.numba_manager":
         return _GPUPOOL
     return ("Numba's own" if manager is driver.NumbaCUDAMemoryManager else _name(manager), False)
 
@@ -137,7 +137,7 @@ def _ask_cuda_core(core: Any, devices: range) -> _Answer:
         kind = type(resource)
         if resource is None:
             answers.append(("cuda.core's own", False))
-        elif kind.__module__ == "gpupool._cuda_core":
+        elif kind.__module__ == "gpupool._frameworks.cuda_core_resource":
             answers.append(_GPUPOOL)
         else:
             answers.append(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 from gpupool import _native
-from gpupool._units import size
+from gpupool._report.units import size
 
 __all__ = [
     "DeviceSummary",

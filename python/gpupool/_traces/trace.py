@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpupool._trace import log as _trace_log
-from gpupool._trace import snapshot as _trace_snapshot
-from gpupool._trace.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
-from gpupool._trace.snapshot import HandleEvent, OutOfMemory, Segment
+from gpupool._traces import log as _trace_log
+from gpupool._traces import snapshot as _trace_snapshot
+from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
+from gpupool._traces.snapshot import HandleEvent, OutOfMemory, Segment
 
 __all__ = ["FREE", "Recording", "Trace", "TraceError", "read", "recording"]
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import gpupool
-from gpupool import _native, _trace
+from gpupool import _native
 from gpupool._plot import output as _output
 from gpupool._plot import timeline as _timeline
 from gpupool._plot.picture import AddressMap, Chart, Dash, Line, Picture
 from gpupool._plot.pools import Pools
-from gpupool._progress import Progress
-from gpupool._trace import Trace
-from gpupool._units import size
+from gpupool._report.units import size
+from gpupool._traces import trace as _trace
+from gpupool._traces.progress import Progress
+from gpupool._traces.trace import Trace
 
 # The simulated device's memory unless GPUPOOL_HOST_MEMORY is set: traces of any device fit, with many threads too.
 HOST_MEMORY = 1500 << 30

@@ -5,8 +5,8 @@ that the program has imported. Nothing is imported for it, and without the smoke
 allocated: an answer that changes what it tells of would be of little use.
 """
 
-from gpupool._info.gather import info
-from gpupool._info.report import Check, Device, Framework, Info, Library, Problem, Process, Runtime, Variable
+from gpupool._report.info.gather import info
+from gpupool._report.info.report import Check, Device, Framework, Info, Library, Problem, Process, Runtime, Variable
 
 __all__ = [
     "Check",

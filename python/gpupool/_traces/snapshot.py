@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-from gpupool._trace.event import MAX_SIZE, Event, PoolId, Reader, Stacks, TraceError
+from gpupool._traces.event import MAX_SIZE, Event, PoolId, Reader, Stacks, TraceError
 
 # How an entry of the history changes the bytes that the allocator has of the device.
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

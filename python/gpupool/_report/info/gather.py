@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from gpupool import _native
-from gpupool._info import frameworks, libraries, variables
-from gpupool._info.report import Check, Device, Info, Problem, Process, Runtime
 from gpupool._native import Error, Forked
+from gpupool._report.info import frameworks, libraries, variables
+from gpupool._report.info.report import Check, Device, Info, Problem, Process, Runtime
 
 # What the smoke test allocates on each device: a page.
 _BYTES = 2 << 20
