@@ -7,8 +7,9 @@ import sys
 
 import gpupool
 from gpupool._cli import demo as _demo
-from gpupool._plot import draw as _plot
-from gpupool._traces import replay as _replay
+from gpupool._cli import plot as _plot
+from gpupool._cli import replay as _replay
+from gpupool._traces.replay import ALLOCATORS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     replay.add_argument("--threads", type=int, default=1, help="threads that replay the trace at once (default: 1)")
     replay.add_argument(
         "--allocator",
-        choices=_replay.ALLOCATORS,
+        choices=ALLOCATORS,
         default="gpupool",
         help="whose memory: gpupool's (default), the driver's (cuMemAlloc) or its pool's (cuMemAllocAsync); the last "
         "two need a GPU",

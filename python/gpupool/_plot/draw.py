@@ -1,13 +1,10 @@
-"""``gpupool plot``: memory over time, the address map of a moment and handles over time, of a trace or a snapshot."""
+"""The picture of a trace file: memory over time, the address map of a moment and handles over time."""
 
 import bisect
-import os
 
 import gpupool
 from gpupool._plot import address_map as _address_map
 from gpupool._plot import handle_chart as _handle_chart
-from gpupool._plot import output as _output
-from gpupool._plot import page as _page
 from gpupool._plot import timeline as _timeline
 from gpupool._plot.picture import AddressMap, Chart, Mark, Picture
 from gpupool._plot.pools import Pools
@@ -15,27 +12,10 @@ from gpupool._plot.timeline import Timeline
 from gpupool._report.units import duration, size
 from gpupool._traces import replay as _replay
 from gpupool._traces import trace as _trace
-from gpupool._traces.progress import Progress
 from gpupool._traces.trace import Recording
 
 # Failed requests that are marked, at most.
 MARKS = 100
-
-
-def run(path: str, output: str | None, device: int | None, moment: str | None) -> None:
-    """Draw the file, and say where the picture is."""
-    _simulate()
-    if output is None:
-        output = _page.name_for(path)
-    _output.check(output)
-    with Progress(f"reading {os.path.basename(path)}") as progress:
-        recording = _trace.recording(path, device, progress)
-    picture = draw(recording, moment)
-    _output.write(output, picture)
-    others = [str(other) for other in recording.devices if other != recording.device]
-    if others and device is None:
-        print(f"device {recording.device}, which has most; --device {' or '.join(others)} draws another")
-    print(f"wrote {output}")
 
 
 def draw(recording: Recording, moment: str | None) -> Picture:
@@ -140,9 +120,3 @@ def _subtitle(recording: Recording, end: int) -> str:
     if end:
         parts.append(duration(end))
     return ", ".join(parts)
-
-
-def _simulate() -> None:
-    """Let replays run on a simulated device: a picture needs no GPU, and takes none's memory."""
-    os.environ.setdefault("GPUPOOL_RUNTIME", "host")
-    os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(_replay.HOST_MEMORY))
