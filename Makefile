@@ -36,7 +36,7 @@ help: ## list the targets
 	@touch $@
 
 .PHONY: demo
-demo: .venv/built ## threads share handles and recorded allocations are replayed, on a GPU if there is one
+demo: .venv/built ## threads share handles and trace files are replayed, on a GPU if there is one
 	@$(BIN)/gpupool demo
 	@echo
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz

@@ -1,7 +1,7 @@
-//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, the recording of
-//! history, many live blocks, and recorded traces. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
+//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, a recording, many live
+//! blocks, and the replay of trace files. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
 //!
-//! `memory pair | c_abi | mix THREADS... | history THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
+//! `memory pair | c_abi | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -117,7 +117,7 @@ fn mix(threads: usize) {
 
 /// Allocation and freeing of 4 KiB with and without recording, each thread on a stream of its own: nanoseconds of the
 /// slowest thread for one pair, and what each of its three events adds.
-fn history(threads: usize) {
+fn recording(threads: usize) {
     let pair = || {
         const PAIRS: usize = 100_000;
         let barrier = Barrier::new(threads);
@@ -143,7 +143,7 @@ fn history(threads: usize) {
     let on = pair();
     Recording::stop().expect("no other process");
     println!(
-        r#"{{"peer":"gpupool","work":"history","threads":{threads},"off_ns_per_pair":{off:.1},"on_ns_per_pair":{on:.1},"ns_per_event":{:.1},"ratio":{:.2}}}"#,
+        r#"{{"peer":"gpupool","work":"recording","threads":{threads},"off_ns_per_pair":{off:.1},"on_ns_per_pair":{on:.1},"ns_per_event":{:.1},"ratio":{:.2}}}"#,
         (on - off) / 3.0,
         on / off
     );
@@ -238,14 +238,14 @@ fn main() {
             pair();
             c_abi();
             [1, 2].into_iter().for_each(mix);
-            [1, 2].into_iter().for_each(history);
+            [1, 2].into_iter().for_each(recording);
             random(100_000);
         }
         Some("pair") => pair(),
         Some("c_abi") => c_abi(),
         Some("mix") => arguments[1..].iter().for_each(|threads| mix(threads.parse().expect("a number of threads"))),
-        Some("history") => {
-            arguments[1..].iter().for_each(|threads| history(threads.parse().expect("a number of threads")));
+        Some("recording") => {
+            arguments[1..].iter().for_each(|threads| recording(threads.parse().expect("a number of threads")));
         }
         Some("random") => random(100_000),
         Some("replay") => arguments[1..].iter().for_each(|path| replay_trace(path)),

@@ -137,7 +137,7 @@ def pick(lines: list[dict], **wanted: object) -> dict:
 
 
 def waste(lines: list[dict]) -> str:
-    """What allocators reserve for recorded programs, over what those request."""
+    """What allocators reserve for the programs of trace files, over what those request."""
     head = ["reserved / requested, at their peaks", "gpupool", "PyTorch", "with expandable segments"]
     rows = []
     for name, title in TRACES.items():

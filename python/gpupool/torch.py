@@ -198,7 +198,8 @@ def enable(*, allocator: bool = True) -> None:
 
     What PyTorch then no longer has, for it asks its own allocator for them: ``torch.cuda.memory_stats`` and all that
     reads it (``memory_allocated``, ``max_memory_allocated``, ``memory_summary``), ``torch.cuda.memory_snapshot`` and
-    the recording of history, for which there are ``gpupool.memory_stats`` and ``gpupool.memory_snapshot``;
+    ``torch.cuda.memory._record_memory_history``, for which there are ``gpupool.memory_stats``,
+    ``gpupool.memory_snapshot`` and ``gpupool.record_memory_history``;
     ``torch.cuda.MemPool``; tensors shared with other processes; the graph trees of ``torch.compile``
     (``mode="reduce-overhead"``). ``PYTORCH_CUDA_ALLOC_CONF`` means nothing. What asks how large a workspace may be, as
     ``torch.backends.cudnn.benchmark`` can, may be refused. Where GPUs copy to each other directly, let each reach the

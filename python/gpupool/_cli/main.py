@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     replay = commands.add_parser(
         "replay",
         help="replay a program's allocations; a table shows the memory and time they take",
-        description="Replay allocation traces, and print for each the memory and the time that it takes.",
+        description="Replay trace files, and print for each the memory and the time that it takes.",
         epilog="Events and times are those of one thread, times in nanoseconds an event: cold with no memory at the "
         "start, warm once more. Peak live is the most bytes that the program had asked for at a time, times --threads: "
         "an upper bound, for threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
@@ -52,13 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     replay.add_argument(
         "--compare",
         action="store_true",
-        help="replay with every allocator that can be had here, and show what a snapshot recorded of PyTorch's own",
+        help="replay with every allocator that can be had here, and show what a snapshot tells of the program's own",
     )
     replay.add_argument("-o", "--output", metavar="FILE", help="draw it too: a .html or a .png file")
     plot = commands.add_parser(
         "plot",
-        help="draw a trace or a snapshot: memory over time, the address map of a moment, handles over time",
-        description="Draw a trace or a snapshot: memory over time, the address map of a moment, handles over time.",
+        help="draw a trace file: memory over time, the address map of a moment, handles over time",
+        description="Draw a trace file: memory over time, the address map of a moment, handles over time.",
         epilog="What a log of RMM does not tell, the bytes reserved, comes from a replay with gpupool on a simulated "
         "device. PNG needs matplotlib: pip install 'gpupool[plot]'.",
     )
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     plot.add_argument(
         "-o", "--output", metavar="OUT", help="a .html or a .png file (default: FILE's name with .html, in this folder)"
     )
-    plot.add_argument("--device", type=int, help="which device of a snapshot (default: the one with most history)")
+    plot.add_argument("--device", type=int, help="which device of a snapshot (default: the one with most events)")
     plot.add_argument(
         "--at",
         type=_moment,

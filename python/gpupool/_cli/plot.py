@@ -17,12 +17,12 @@ def run(path: str, output: str | None, device: int | None, moment: str | None) -
         output = _page.name_for(path)
     _output.check(output)
     with Progress(f"reading {os.path.basename(path)}") as progress:
-        recording = _trace.recording(path, device, progress)
-    picture = _draw.draw(recording, moment)
+        file = _trace.read_file(path, device, progress)
+    picture = _draw.draw(file, moment)
     _output.write(output, picture)
-    others = [str(other) for other in recording.devices if other != recording.device]
+    others = [str(other) for other in file.devices if other != file.device]
     if others and device is None:
-        print(f"device {recording.device}, which has most; --device {' or '.join(others)} draws another")
+        print(f"device {file.device}, which has most; --device {' or '.join(others)} draws another")
     print(f"wrote {output}")
 
 

@@ -25,8 +25,8 @@ def run(
 ) -> None:
     """Replay each trace in every one of the threads at once, and print a line for each trace as soon as it is done.
 
-    To compare is to replay with every allocator that can be had here, and to show what was recorded as well, if the
-    trace tells. With an output a picture is drawn too.
+    To compare is to replay with every allocator that can be had here, and to show the program's own as well, if the
+    trace tells of it. With an output a picture is drawn too.
     """
     if output is not None:
         _output.check(output)

@@ -1,1 +1,1 @@
-"""Pictures of recordings: what is drawn (`picture`), and drawn as a web page (`page`) or by matplotlib (`figure`)."""
+"""Pictures of trace files: what is drawn (`picture`), and drawn as a web page (`page`) or by matplotlib (`figure`)."""

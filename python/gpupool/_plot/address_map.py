@@ -8,7 +8,7 @@ from gpupool._plot.picture import AddressMap, Place, Region, State
 from gpupool._plot.pools import Pools
 from gpupool._plot.timeline import Timeline, unpack
 from gpupool._report.units import size
-from gpupool._traces.trace import FREE, Recording
+from gpupool._traces.trace import FREE, TraceFile
 
 # Blocks that are drawn one by one, at most about so many: more would be too thin to be seen, and too many for a page.
 MOST = 20_000
@@ -17,11 +17,11 @@ PAGE = 2 << 20
 STATES: dict[str, State] = {"active_allocated": "live", "active_pending_free": "waiting"}
 
 
-def of_segments(recording: Recording, pools: Pools, title: str) -> AddressMap:
+def of_segments(file: TraceFile, pools: Pools, title: str) -> AddressMap:
     """The map of the moment when the snapshot was written."""
     regions, blocks = [], []
     start = 0
-    for number, segment in enumerate(recording.segments):
+    for number, segment in enumerate(file.segments):
         pool = pools.place(segment.pool)
         regions.append(Region(start, segment.address, segment.size, f"{segment.kind} segment".lstrip()))
         for block in segment.blocks:
@@ -30,7 +30,7 @@ def of_segments(recording: Recording, pools: Pools, title: str) -> AddressMap:
             at = start + block.address - segment.address
             blocks.append(Place(at, block.size, state, pool, number, requested, segment.stream, block.stack))
         start += segment.size
-    return _map(title, regions, blocks, pools, recording.call_stacks, "free, cached by the allocator", "segment")
+    return _map(title, regions, blocks, pools, file.call_stacks, "free, cached by the allocator", "segment")
 
 
 def of_event(timeline: Timeline, event: int, title: str) -> AddressMap:

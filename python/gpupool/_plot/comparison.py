@@ -18,11 +18,11 @@ _DRAWN: dict[str, tuple[str, str, Dash]] = {
 
 
 def chart(trace: Trace, allocators: Sequence[str], compare: bool) -> Chart:
-    """A chart with a line for each allocator; to compare, also for what was recorded, if the trace tells."""
+    """A chart with a line for each allocator; to compare, also for the program's own, if the trace tells."""
     timeline = _timeline.of(trace, Pools(_timeline.peaks(trace)), trace.start or 0)
     changes = {allocator: reserved(trace, allocator) for allocator in allocators}
     if compare and trace.reserved:
-        changes[RECORDED] = _timeline.recorded_changes(trace)
+        changes[RECORDED] = _timeline.changes_of_program(trace)
     lines: list[Line] = [_timeline.reserved_line(timeline, *_DRAWN[name], found) for name, found in changes.items()]
     title = f"{trace.name}, device {trace.device}" if trace.device_count > 1 else trace.name
     return _timeline.chart(timeline, title, False, lines, [])

@@ -96,8 +96,8 @@ def reserved_line(timeline: Timeline, label: str, colour: str, dash: Dash, chang
     return Line(label, colour, dash, [timeline.x(event) for event, _ in changes], [nbytes for _, nbytes in changes])
 
 
-def recorded_changes(trace: Trace) -> list[tuple[int, int]]:
-    """What the recorded allocator had reserved: (event, bytes after it) at each change."""
+def changes_of_program(trace: Trace) -> list[tuple[int, int]]:
+    """What the program's own allocator had reserved: (event, bytes after it) at each change."""
     changes: list[tuple[int, int]] = []
     for event, nbytes in enumerate(trace.reserved):
         if not changes or changes[-1][1] != nbytes:

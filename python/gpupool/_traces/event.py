@@ -34,7 +34,7 @@ class Event(NamedTuple):
     stack: int = 0
     """The number of the call stack in the file's `Stacks`."""
     reserved: int | None = None
-    """The bytes of the device that the recorded allocator has after the event."""
+    """The bytes of the device that the program's allocator has after the event."""
 
 
 def pointer(text: str) -> int:

@@ -11,6 +11,7 @@ from gpupool._traces.trace import Trace
 HOST_MEMORY = 1500 << 30
 
 ALLOCATORS = ("gpupool", "driver", "async")
+# The allocator that the program ran with, of which only the memory is known.
 RECORDED = "recorded"
 # Changes of what is reserved that are told, at most.
 _MOST_CHANGES = 8000
@@ -18,7 +19,7 @@ _MOST_CHANGES = 8000
 
 @dataclass(frozen=True)
 class Row:
-    """What one allocator took for one trace. What was recorded tells no more than the memory."""
+    """What one allocator took for one trace."""
 
     trace: str
     allocator: str
@@ -35,7 +36,7 @@ class Row:
 def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -> Iterator[Row]:
     """Replay the trace in every one of the threads at once, with each allocator, and yield a row as soon as it is done.
 
-    To compare is to tell what was recorded as well, if the trace tells.
+    To compare is to tell of the program's own allocator as well, if the trace does.
     """
     # No more can be live than if the threads reached their peaks at the same moment.
     peak_live = threads * trace.peak_live
@@ -56,7 +57,7 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -
             cold_ns=result.cold_ns,
             warm_ns=result.warm_ns,
         )
-    # The program was recorded once, whatever the number of threads that replay it.
+    # The program ran once, whatever the number of threads that replay its trace.
     if compare and trace.reserved and threads == 1:
         peak = max(trace.reserved)
         yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)

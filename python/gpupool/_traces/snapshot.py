@@ -1,9 +1,8 @@
 """PyTorch's memory snapshots, and gpupool's, which have the same form.
 
-They hold the segments of the moment when they were written and, if history was recorded, what led to it: for each
-device the allocations, frees and segments in order, from gpupool also what became of library handles. The history
-begins where recording did, or with the oldest entry that its buffer still had, so what was there before is found from
-what follows.
+They hold the segments of the moment when they were written and, if the program kept one, a trace of what led to it: for
+each device the allocations, frees and segments in order, from gpupool also what became of library handles. The trace
+begins with the oldest entry that its buffer still had, so what was there before is found from what follows.
 """
 
 import bisect
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gpupool._traces.event import MAX_SIZE, Event, PoolId, Reader, Stacks, TraceError
 
-# How an entry of the history changes the bytes that the allocator has of the device.
+# How an entry of the trace changes the bytes that the allocator has of the device.
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -71,7 +70,7 @@ class Snapshot:
 
     path: str
     traces: list[list[Any]]
-    """For each device the history."""
+    """For each device the entries of its trace."""
     segment_entries: list[dict[str, Any]]
     handle_entries: list[Any]
     stacks: Stacks = field(default_factory=Stacks)
@@ -84,12 +83,12 @@ class Snapshot:
         return sorted(found)
 
     def busiest(self) -> int | None:
-        """The device with most history; without history, that with most memory, or with most handles."""
+        """The device with the longest trace; without traces, that with most memory, or with most handles."""
 
         def weight(device: int) -> tuple[int, int, int]:
-            history = len(self.traces[device]) if device < len(self.traces) else 0
+            entries = len(self.traces[device]) if device < len(self.traces) else 0
             memory = sum(_number(entry, "total_size") for entry in self.segment_entries if _device_of(entry) == device)
-            return history, memory, sum(_device_of(entry) == device for entry in self.handle_entries)
+            return entries, memory, sum(_device_of(entry) == device for entry in self.handle_entries)
 
         return max(self.devices(), key=lambda device: (weight(device), -device), default=None)
 
@@ -120,7 +119,7 @@ class Snapshot:
         return Segment(address, size, _number(entry, "stream"), _pool_of(entry.get("segment_pool_id")), kind, blocks)
 
     def events(self, device: int) -> Iterator[Event]:
-        """The device's allocations and frees; first, as allocations, what was live when the history begins."""
+        """The device's allocations and frees; first, as allocations, what was live when the trace begins."""
         entries = self.traces[device] if device < len(self.traces) else []
         segments = self.segments(device)
         # A block is free when the other streams that used it are done. If no entry says when that was, the program's
@@ -234,7 +233,7 @@ def _pool_of(value: object) -> PoolId | None:
 
 
 class _Pools:
-    """Tells the pool of an address where the history does not: PyTorch's did not say it before 2.10."""
+    """Tells the pool of an address where the trace does not: PyTorch's did not say it before 2.10."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
@@ -254,7 +253,7 @@ class _Pools:
 
 
 def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iterator[tuple[int, int, int, int]]:
-    """What was live when the history begins: freed there without having been allocated, or still live at the end."""
+    """What was live when the trace begins: freed there without having been allocated, or still live at the end."""
     known: set[int] = set()
     live: set[int] = set()
     for entry in entries:
@@ -276,7 +275,7 @@ def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iter
 
 
 def _reserved_before(segments: list[Segment], entries: list[Any]) -> int | None:
-    """The bytes that the allocator had when the history begins; none if the snapshot does not tell."""
+    """The bytes that the allocator had when the trace begins; none if the snapshot does not tell."""
     if not segments and not any(_action(entry) in _RESERVES for entry in entries):
         return None
     change = lowest = 0

@@ -13,7 +13,7 @@ from gpupool._traces import snapshot as _trace_snapshot
 from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
 from gpupool._traces.snapshot import HandleEvent, OutOfMemory, Segment
 
-__all__ = ["FREE", "Recording", "Trace", "TraceError", "read", "recording"]
+__all__ = ["FREE", "Trace", "TraceError", "TraceFile", "read", "read_file"]
 
 # Set in an event's slot number if the event is a free.
 FREE = 1 << 31
@@ -46,7 +46,7 @@ class Trace:
     times: "array[int]" = field(repr=False)
     """i64: microseconds since the first event, never falling; empty if the file has no times."""
     reserved: "array[int]" = field(repr=False)
-    """u64: what the recorded allocator had of the device after the event; empty if the file does not tell."""
+    """u64: what the program's allocator had of the device after the event; empty if the file does not tell."""
     addresses: "array[int]" = field(repr=False)
     """u64, for each slot: where the block was; empty if the file's pointers are no numbers."""
     pools: "array[int]" = field(repr=False)
@@ -64,13 +64,13 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """All that a file tells of one device."""
+class TraceFile:
+    """All that a trace file tells of one device."""
 
     name: str
     trace: Trace | None
-    """What led there; None for a snapshot without history, or if no byte was allocated in it."""
-    has_history: bool
+    """What led there; None for a snapshot without a trace, or if no byte was allocated in it."""
+    has_events: bool
     device: int | None
     devices: tuple[int, ...]
     """The devices that the file tells of."""
@@ -87,25 +87,25 @@ def read(path: str, watch: Watch | None = None) -> Trace:
     Of a snapshot's devices it is the one with most events. Raises TraceError, which says what is wrong, in which file
     and where.
     """
-    found = recording(path, None, watch)
+    found = read_file(path, None, watch)
     if found.trace is not None:
         return found.trace
-    if not found.has_history:
+    if not found.has_events:
         raise TraceError(
-            f"{path}: a snapshot without history: call gpupool.record_memory_history(), or in PyTorch "
+            f"{path}: a snapshot without a trace: call gpupool.record_memory_history(), or in PyTorch "
             "torch.cuda.memory._record_memory_history(), before the program's allocations, then dump it again"
         )
     raise _nothing(path)
 
 
-def recording(path: str, device: int | None = None, watch: Watch | None = None) -> Recording:
+def read_file(path: str, device: int | None = None, watch: Watch | None = None) -> TraceFile:
     """As `read`, but with all that the file tells of a device, by default of the one with most events."""
     try:
         with open(path, "rb", buffering=0) as raw, io.BufferedReader(_Watched(raw, watch), 1 << 18) as file:
             if file.peek(2)[:2] != b"\x1f\x8b":
-                return _recording(path, file, device)
+                return _file_of(path, file, device)
             with gzip.GzipFile(fileobj=file) as unpacked, io.BufferedReader(unpacked, 1 << 18) as buffered:
-                return _recording(path, buffered, device)
+                return _file_of(path, buffered, device)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
@@ -132,7 +132,7 @@ class _Watched(io.RawIOBase):
         return count
 
 
-def _recording(path: str, file: Reader, device: int | None) -> Recording:
+def _file_of(path: str, file: Reader, device: int | None) -> TraceFile:
     name = os.path.basename(path)
     # Every pickle of protocol 2 or later starts with the opcode PROTO.
     if file.peek(1)[:1] != b"\x80":
@@ -142,7 +142,7 @@ def _recording(path: str, file: Reader, device: int | None) -> Recording:
             log = _pack(path, _trace_log.events(path, text), Stacks())
         if log is None:
             raise _nothing(path)
-        return Recording(name, log, True, None, (), [], [], [], log.call_stacks)
+        return TraceFile(name, log, True, None, (), [], [], [], log.call_stacks)
     snapshot = _trace_snapshot.load(path, file)
     devices = tuple(snapshot.devices())
     if device is None:
@@ -151,15 +151,15 @@ def _recording(path: str, file: Reader, device: int | None) -> Recording:
         known = f"only of {', '.join(map(str, devices))}" if devices else "nor of any other"
         raise TraceError(f"{path}: nothing of device {device} in it, {known}")
     if device is None:
-        return Recording(name, None, False, None, (), [], [], [], [()])
+        return TraceFile(name, None, False, None, (), [], [], [], [()])
     trace = None
-    has_history = device < len(snapshot.traces) and bool(snapshot.traces[device])
-    if has_history:
-        with_history = sum(map(bool, snapshot.traces))
-        trace = _pack(path, snapshot.events(device), snapshot.stacks, device, with_history)
+    has_events = device < len(snapshot.traces) and bool(snapshot.traces[device])
+    if has_events:
+        device_count = sum(map(bool, snapshot.traces))
+        trace = _pack(path, snapshot.events(device), snapshot.stacks, device, device_count)
     segments, handle_events = snapshot.segments(device), snapshot.handle_events(device)
     failures, stacks = snapshot.failures(device), snapshot.stacks.table
-    return Recording(name, trace, has_history, device, devices, segments, failures, handle_events, stacks)
+    return TraceFile(name, trace, has_events, device, devices, segments, failures, handle_events, stacks)
 
 
 def _nothing(path: str) -> TraceError:

@@ -1,6 +1,6 @@
 """What recording costs: an allocation and its free from Python, in three events, without and with call stacks.
 
-    python benches/history.py [--output FILE]
+    python benches/recording.py [--output FILE]
 
 Figures are nanoseconds, medians of rounds in which all variants take turns. ``event`` is what each of the three adds:
 stacks are taken twice, for the allocation and for the free.
