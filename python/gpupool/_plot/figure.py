@@ -11,24 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from gpupool._plot.picture import AddressMap, Chart, Picture, Place
+from gpupool._plot.picture import PALETTE, ROWS, AddressMap, Chart, Picture, Place
 from gpupool._report.units import byte_unit, time_unit
 
-# The Okabe-Ito palette (https://jfly.uni-koeln.de/color/).
-PALETTE = {
-    "sky": "#56B4E9",
-    "orange": "#E69F00",
-    "green": "#009E73",
-    "purple": "#CC79A7",
-    "yellow": "#F0E442",
-    "vermillion": "#D55E00",
-    "blue": "#0072B2",
-    "grey": "#999999",
-    "ink": "#1a1a1a",
-}
-FREE = "#e8e8e8"
-# Rows of an address map, from the first address to the last as one reads a page.
-ROWS = 24
 _HEIGHTS = {"chart": 3.4, "map": 3.6}
 
 
@@ -135,7 +120,7 @@ def _map(axes: Axes, found: AddressMap) -> None:
                 hatched.append(box)
                 continue
             boxes.append(box)
-            colours.append(FREE if block.state == "free" else PALETTE[found.names[block.colour][1]])
+            colours.append(PALETTE["free" if block.state == "free" else found.names[block.colour][1]])
     # White lines tell neighbours apart, but would hide blocks thinner than they are.
     axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none", antialiaseds=False))
     seen = per_row / 400
@@ -163,7 +148,7 @@ def _map(axes: Axes, found: AddressMap) -> None:
             Patch(facecolor="white", edgecolor=PALETTE["ink"], hatch="////", label="freed, awaiting other streams")
         )
     if any(block.state == "free" for block in found.blocks):
-        legend.append(Patch(color=FREE, label=found.free_label))
+        legend.append(Patch(color=PALETTE["free"], label=found.free_label))
     legend.append(
         Line2D([], [], color=PALETTE["ink"], marker="|", linestyle="none", markersize=9, label=found.region_label)
     )

@@ -6,7 +6,7 @@ import os
 from importlib import resources
 
 import gpupool
-from gpupool._plot.picture import Picture, Place, Region
+from gpupool._plot.picture import PALETTE, ROWS, Picture, Place, Region
 
 # What the page's first lines say, by which a file is known as one of gpupool's.
 GENERATOR = '<meta name="generator" content="gpupool">'
@@ -15,6 +15,8 @@ GENERATOR = '<meta name="generator" content="gpupool">'
 def html(picture: Picture) -> str:
     """The page."""
     template = resources.files("gpupool._plot").joinpath("page.html").read_text(encoding="utf-8")
+    palette = " ".join(f"--{name}: {colour};" for name, colour in PALETTE.items())
+    template = template.replace("@PALETTE@", palette).replace("@ROWS@", str(ROWS))
     # In a script element only a less-than sign could end it.
     data = json.dumps(picture, default=_packed, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     head, rest = template.split("@TITLE@")

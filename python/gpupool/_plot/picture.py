@@ -1,12 +1,27 @@
 """What a picture shows: panels of numbers and names, which `page` and `figure` draw.
 
 Bytes and microseconds are whole numbers. Colours are names of the Okabe-Ito palette, which colour-blind people tell
-apart too; the drawers know what they look like on light and dark.
+apart too; a page has a few others on a dark ground.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+# The Okabe-Ito palette (https://jfly.uni-koeln.de/color/), and the colours of lines and free memory on a light ground.
+PALETTE = {
+    "sky": "#56b4e9",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "yellow": "#f0e442",
+    "vermillion": "#d55e00",
+    "blue": "#0072b2",
+    "grey": "#999999",
+    "ink": "#1a1a1a",
+    "free": "#e6e6e6",
+}
+# Rows of an address map, from the first address to the last as one reads a page.
+ROWS = 24
 # What stands for a pool, a library or an allocator, in this order; `grey` is for all the rest.
 COLOURS = ("sky", "orange", "green", "purple", "yellow", "vermillion", "blue")
 Dash: TypeAlias = Literal["solid", "dashed", "dotted", "dashdot"]
