@@ -1,7 +1,8 @@
-//! What the allocator costs: allocation and freeing of one size, a random mix on several threads, a recording, many live
-//! blocks, and the replay of trace files. One JSON object a line, as `torch_peer` prints for PyTorch's allocator.
+//! The cost of the allocator: allocation and freeing of one size, a random mix on several threads, a recording, many live
+//! blocks, and the replay of trace files. It prints one JSON object a line, as benches/memory_peers.py does.
 //!
-//! `memory pair | c_abi | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments all but replay.
+//! `memory pair | c_abi | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments it
+//! measures all but the replay.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -13,7 +14,7 @@ use std::time::Instant;
 use gpupool::memory::{C_API, ReplayAllocator, ReplayEvent, allocate, deallocate, replay};
 use gpupool::{Recording, Stream};
 
-/// A small generator of random numbers (splitmix64), so that every allocator gets the same ones.
+/// A small generator of random numbers (splitmix64), which gives every allocator the same ones.
 struct Random(u64);
 
 impl Random {
@@ -65,15 +66,16 @@ fn c_abi() {
     for size in [512_isize, 65536, 1 << 20, 32 << 20] {
         let null = std::ptr::null_mut();
         let time = timed(200_000, || {
-            // SAFETY: the default stream, and a pointer that malloc just gave.
+            // SAFETY: the stream is the default one, and malloc just returned the pointer.
             unsafe { (C_API.free)((C_API.malloc)(size, 0, null), size, 0, null) };
         });
         println!(r#"{{"peer":"gpupool","work":"c_abi","size":{size},"ns_per_pair":{time:.1}}}"#);
     }
 }
 
-/// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for one
-/// step of the slowest thread, in the first round, in which threads still grow, and in the median of nine.
+/// Prints the wall nanoseconds that one step of a random mix takes the slowest thread: in the first round, in which threads
+/// still grow, and in the median of nine. Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all
+/// on one stream.
 fn mix(threads: usize) {
     const STEPS: usize = 20_000;
     const ROUNDS: usize = 9;
@@ -115,8 +117,8 @@ fn mix(threads: usize) {
     );
 }
 
-/// Allocation and freeing of 4 KiB with and without recording, each thread on a stream of its own: nanoseconds of the
-/// slowest thread for one pair, and what each of its three events adds.
+/// Prints the nanoseconds that allocating and freeing 4 KiB takes the slowest thread, with and without recording, each
+/// thread on a stream of its own, and those that each of the three events adds.
 fn recording(threads: usize) {
     let pair = || {
         const PAIRS: usize = 100_000;
@@ -149,7 +151,8 @@ fn recording(threads: usize) {
     );
 }
 
-/// RMM's random_allocations: `count` allocations of up to 1 MiB and `count` frees, in random order.
+/// Prints the milliseconds of RMM's random_allocations: `count` allocations of up to 1 MiB and `count` frees, in random
+/// order.
 ///
 /// Left alone, 100 000 of them have 33 GiB live at their peak. No more than three quarters of the device's memory is live
 /// at a time: where that is reached, as on the simulated device of 16 GiB, a block is freed before the next is allocated.
@@ -214,7 +217,7 @@ fn replay_trace(path: &str) {
         peak = peak.max(now);
     }
     let result = replay(&events, 1, ReplayAllocator::Gpupool, &mut |_| true);
-    let result = result.expect("the trace fits").expect("nobody stops it");
+    let result = result.expect("the trace fits").expect("it runs to its end");
     let name = path.rsplit('/').next().unwrap_or(path);
     println!(
         r#"{{"peer":"gpupool","trace":"{name}","events":{},"peak_live":{peak},"peak_reserved":{},"ratio":{:.4},"driver_calls":{},"moved_pages":{},"cold_ns":{:.1},"warm_ns":{:.1}}}"#,

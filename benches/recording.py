@@ -1,4 +1,4 @@
-"""What recording costs: an allocation and its free from Python, in three events, without and with call stacks.
+"""The cost of recording: an allocation and its free from Python, in three events, without and with call stacks.
 
     python benches/recording.py [--output FILE]
 
@@ -19,7 +19,7 @@ PAIRS = 20_000
 ROUNDS = 15
 EVENTS = 3
 DEPTHS = (8, 10, 30)
-# context of record_memory_history; False where nothing is recorded.
+# The context of record_memory_history; False where nothing is recorded.
 VARIANTS: dict[str, str | bool | None] = {"off": False, "no stacks": None, "stacks": "all"}
 
 
@@ -29,7 +29,7 @@ def deep(depth: int, call: Callable[[], float]) -> float:
 
 
 def pair(stream: gpupool.Stream) -> float:
-    """Nanoseconds for one allocation and its free."""
+    """Return the nanoseconds for one allocation and its free."""
     empty = gpupool.empty
     start = time.perf_counter_ns()
     for _ in range(PAIRS):
@@ -38,7 +38,7 @@ def pair(stream: gpupool.Stream) -> float:
 
 
 def figures() -> dict[str, dict[str, float]]:
-    """The medians for each depth and variant."""
+    """Return the medians for each depth and variant."""
     stream = gpupool.Stream()
     rounds: dict[tuple[int, str], list[float]] = {}
     for _ in range(ROUNDS):
