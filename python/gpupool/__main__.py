@@ -1,4 +1,4 @@
-"""The command ``gpupool``, also as ``python -m gpupool``."""
+"""The command ``gpupool``, which also runs as ``python -m gpupool``."""
 
 import sys
 

@@ -39,7 +39,7 @@ def torch(folder, monkeypatch, nothing_left):
 
 @pytest.fixture
 def allocator(torch):
-    """gpupool as PyTorch's allocator."""
+    """Make gpupool PyTorch's allocator."""
     gpupool.torch.enable()
     return torch.allocator
 

@@ -6,7 +6,7 @@ import time
 import gpupool
 from gpupool import _native
 
-# What a handle of the simulated library costs.
+# The time and memory that a handle of the simulated library costs.
 SIMULATED_CREATE_SECONDS = 65e-6
 SIMULATED_HANDLE_BYTES = 64 << 20
 CHECKOUTS = 2000

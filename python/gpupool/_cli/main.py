@@ -100,11 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gpupool: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of a pipe has seen enough; without this the interpreter complains once more at its end.
+        # The reader of a pipe has closed it; without this the interpreter complains once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        # As a shell counts a program that Ctrl-C ended.
+        # The exit code that shells have for a program that Ctrl-C ended.
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""``gpupool plot``: reads a trace file, has it drawn and writes the picture."""
+"""The command ``gpupool plot``: it reads a trace file, has it drawn and writes the picture."""
 
 import os
 
@@ -11,7 +11,7 @@ from gpupool._traces.replay import HOST_MEMORY
 
 
 def run(path: str, output: str | None, device: int | None, moment: str | None) -> None:
-    """Draw the file, and say where the picture is."""
+    """Draw the file, and print the name of the picture."""
     _simulate()
     if output is None:
         output = _page.name_for(path)
@@ -27,6 +27,6 @@ def run(path: str, output: str | None, device: int | None, moment: str | None) -
 
 
 def _simulate() -> None:
-    """Let replays run on a simulated device: a picture needs no GPU, and takes none's memory."""
+    """Let replays run on a simulated device: a picture needs no GPU, and takes none of its memory."""
     os.environ.setdefault("GPUPOOL_RUNTIME", "host")
     os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))

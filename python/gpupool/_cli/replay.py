@@ -1,4 +1,4 @@
-"""``gpupool replay``: a row for each trace and allocator, as text or as JSON, and a picture if one is wanted."""
+"""The command ``gpupool replay``: a row for each trace and allocator, as text or JSON, and a picture on request."""
 
 import json
 import os
@@ -25,8 +25,14 @@ def run(
 ) -> None:
     """Replay each trace in every one of the threads at once, and print a line for each trace as soon as it is done.
 
-    To compare is to replay with every allocator that can be had here, and to show the program's own as well, if the
-    trace tells of it. With an output a picture is drawn too.
+    Args:
+        paths: The trace files.
+        threads: The number of threads.
+        allocator: The allocator whose memory the replay takes.
+        as_json: Print JSON objects instead of a table.
+        compare: Replay with every allocator that is available here, and show the program's own as well, if the trace
+            tells of it.
+        output: A file for a picture, if one is to be drawn.
     """
     if output is not None:
         _output.check(output)

@@ -1,1 +1,1 @@
-"""What the modules for the frameworks share, and the parts of them that need a framework to be imported."""
+"""The parts that gpupool's modules for frameworks share, or import only when they are used."""

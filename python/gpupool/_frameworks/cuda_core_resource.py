@@ -1,4 +1,4 @@
-"""cuda.core's memory resource over gpupool. Imports cuda.core, so it is imported when first used."""
+"""The memory resource for cuda.core. It imports cuda.core, so it is imported when first used."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from gpupool._native import DeviceBuffer, InvalidValue, MemPool, current_device,
 
 
 class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
-    """Device memory from gpupool, for ``device.memory_resource`` and whatever takes a resource of cuda.core.
+    """Device memory from gpupool, for ``device.memory_resource`` and all else that takes a resource of cuda.core.
 
     https://nvidia.github.io/cuda-python/cuda-core/latest/generated/cuda.core.MemoryResource.html
 
@@ -25,15 +25,17 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         self._device = pool.device if pool is not None else current_device() if device is None else int(device)
         self._pool = pool
         self._buffers: dict[int, DeviceBuffer] = {}
-        # Those that were handed out.
+        # The addresses of the buffers that :meth:`device_buffer` has returned.
         self._shared: set[int] = set()
 
     def allocate(self, size: int, *, stream: Any) -> cuda.core.Buffer:
         """Allocate ``size`` bytes for work on the stream, a cuda.core ``Stream`` or ``GraphBuilder``.
 
-        Raises gpupool.OutOfMemory if there are not enough, gpupool.InvalidValue for a stream of another device.
+        Raises:
+            gpupool.OutOfMemory: There is not enough memory.
+            gpupool.InvalidValue: The stream is of another device.
         """
-        # An address costs less than an object that is asked for it; a default stream is the current context's.
+        # An address costs less than an object that has to be asked for it; a default stream is the current context's.
         address = stream.__cuda_stream__()[1]
         if self._pool is None:
             buffer = empty(size, address)
@@ -50,7 +52,7 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         return cuda.core.Buffer.from_handle(pointer, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
-        """Free what :meth:`allocate` gave, after the work so far on the stream. cuda.core calls this."""
+        """Free what :meth:`allocate` returned, after the work so far on the stream. cuda.core calls this."""
         # 0 bytes have no address.
         if size:
             pointer = int(ptr)
@@ -64,17 +66,17 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
 
     @property
     def is_device_accessible(self) -> bool:
-        """Whether kernels can use the memory: True."""
+        """True, as kernels can use the memory."""
         return True
 
     @property
     def is_host_accessible(self) -> bool:
-        """Whether the CPU can use it: False."""
+        """False, as the CPU cannot use the memory."""
         return False
 
     @property
     def is_managed(self) -> bool:
-        """Whether it is managed memory: False."""
+        """False, as it is not managed memory."""
         return False
 
     @property
@@ -86,7 +88,7 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         return f"gpupool.cuda_core.MemoryResource(device={self._device}, pool={self._pool})"
 
     def device_buffer(self, pointer: int) -> DeviceBuffer | None:
-        """The gpupool buffer at an address, if it is one that this resource allocated and that was not freed."""
+        """Return the gpupool buffer at an address; None if this resource did not allocate it, or it was freed."""
         buffer = self._buffers.get(pointer)
         if buffer is not None:
             self._shared.add(pointer)

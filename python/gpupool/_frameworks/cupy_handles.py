@@ -1,7 +1,7 @@
-"""CuPy's library handles from gpupool: its bindings' create and destroy lease and give back.
+"""CuPy's library handles from gpupool: the create and destroy functions of CuPy's bindings lease and give back.
 
 CuPy calls `create` when a thread first needs a handle on a device, with that device current, and `destroy` when the
-thread ends. A lease is just that: nobody else's until it is given back, in whichever thread.
+thread ends. A lease fits that: no other code has the handle until it is given back, in any thread.
 """
 
 import ctypes
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from gpupool._native import HandlePool, Lease, LibraryNotFound, cublas, cusolver, cusparse
 
-# The function that tells whether both use one copy of a library: a handle of one copy is nothing to another.
+# The pools, each with a function by whose address the copies of a library are told apart: a handle of one copy means
+# nothing to another.
 _LIBRARIES: dict[str, tuple[HandlePool, str]] = {
     "cublas": (cublas, "cublasCreate_v2"),
     "cusolver": (cusolver, "cusolverDnCreate"),
@@ -29,12 +30,12 @@ _replaced: list[_Replaced] = []
 
 
 def _address(path: str, function: str) -> int | None:
-    """Where a function lies that a shared object, or one that it needs, has."""
+    """Return the address of a function that a shared object, or one that it needs, defines."""
     return ctypes.cast(getattr(ctypes.CDLL(path), function), ctypes.c_void_p).value
 
 
 def _bindings(name: str) -> Any:
-    """CuPy's bindings of a library, of which gpupool then takes the copy that they have brought into the process."""
+    """Return CuPy's bindings of a library, once gpupool uses the copy that they brought into the process."""
     pool, function = _LIBRARIES[name]
     try:
         module = importlib.import_module(f"cupy_backends.cuda.libs.{name}")
@@ -47,7 +48,10 @@ def _bindings(name: str) -> Any:
 
 
 def _lending(pool: HandlePool, destroy_own: Callable[[int], None]) -> tuple[Callable[[], int], Callable[[int], None]]:
-    """`create` and `destroy` over the pool. Handles that are not the pool's are left to the former `destroy`."""
+    """Return `create` and `destroy` functions over the pool.
+
+    Handles that are not the pool's are left to the former `destroy`.
+    """
     leases: dict[int, Lease] = {}
 
     def create() -> int:
@@ -67,7 +71,7 @@ def _lending(pool: HandlePool, destroy_own: Callable[[int], None]) -> tuple[Call
 
 
 def lend() -> None:
-    """Replace the functions of all libraries, or of none; again does nothing."""
+    """Replace the functions of all libraries, or of none; a second call does nothing."""
     if _replaced:
         return
     modules = {name: _bindings(name) for name in _LIBRARIES}
@@ -77,7 +81,7 @@ def lend() -> None:
 
 
 def take_back() -> None:
-    """Set the functions back. The handles that are lent keep theirs."""
+    """Set the functions back. The handles that are lent keep gpupool's functions."""
     while _replaced:
         former = _replaced.pop()
         former.module.create, former.module.destroy = former.create, former.destroy

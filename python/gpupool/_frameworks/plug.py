@@ -1,4 +1,4 @@
-"""Frameworks that gpupool plugs into: imported when first used, never before, and refused if missing or too old."""
+"""The import of a framework when it is first used, and the choice of the framework whose streams gpupool follows."""
 
 import importlib
 import re
@@ -8,15 +8,22 @@ from types import ModuleType
 
 from gpupool._native import LibraryNotFound, set_stream_source
 
-# What names the current stream on a device, by its address, in each framework that is enabled; the last one counts.
+# The functions that return the address of the current stream on a device, one for each framework that is enabled; the
+# last one counts.
 _sources: list[Callable[[int], int]] = []
 _lock = threading.Lock()
 
 
 def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
-    """Import a framework, of this version at least; any version for `()`. `package` is what pip calls it.
+    """Import a framework of at least this version, and return its module.
 
-    Raises LibraryNotFound with what mends it.
+    Args:
+        name: The name of the module.
+        minimum: The lowest version; () for any version.
+        package: The name that pip has for the framework.
+
+    Raises:
+        LibraryNotFound: The framework is missing or too old; the message says how to install it.
     """
     wanted = ".".join(map(str, minimum))
     mend = f"pip install '{package}{'>=' if wanted else ''}{wanted}'"
@@ -32,7 +39,7 @@ def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
 
 
 def follow(source: Callable[[int], int]) -> None:
-    """Let calls that name no stream follow a framework's current one: ``source(device) -> address``."""
+    """Let calls that name no stream follow a framework's current one: ``source(device)`` returns its address."""
     with _lock:
         if source in _sources:
             _sources.remove(source)
@@ -41,7 +48,7 @@ def follow(source: Callable[[int], int]) -> None:
 
 
 def unfollow(source: Callable[[int], int]) -> None:
-    """Follow it no longer, but again the one that was enabled before it."""
+    """Stop following a framework's current stream, and follow again the one that was enabled before it."""
     with _lock:
         if source in _sources:
             _sources.remove(source)

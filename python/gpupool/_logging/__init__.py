@@ -1,9 +1,9 @@
-"""gpupool's records in Python's ``logging``, under the logger ``gpupool``.
+"""gpupool's log records in Python's ``logging``, under the logger ``gpupool``.
 
-The compiled part makes records only at levels that a logger of gpupool's is enabled for. It is told of them here, and
-again whenever anybody changes a level: ``logging`` then clears every logger's cache of what it is enabled for.
+The compiled part makes records only at levels that a logger of gpupool's is enabled for. It learns of them here, and
+again whenever a level changes: ``logging`` then clears every logger's cache of what it is enabled for.
 
-Records are handed to ``logging`` by a thread, started when records are first wanted. Where they are made nobody may
+A thread hands the records to ``logging``; it starts when records are first wanted. The code that makes a record may not
 wait for the GIL, and handlers may do anything.
 """
 
@@ -19,10 +19,10 @@ from gpupool import _native
 
 _LOGGERS = [logging.getLogger(f"gpupool{child}") for child in ("", ".handle", ".library", ".memory", ".runtime")]
 _OFF = logging.CRITICAL + 1
-# How long the process waits at its end for handlers to take the last records, in seconds.
+# The seconds that the process waits at its end for handlers to take the last records.
 _PATIENCE = 5.0
 
-# Set once the thread has handed over all there was; none without a thread.
+# The event that is set once the thread has handed over all records; None without a thread.
 _done: threading.Event | None = None
 _is_ended = False
 
@@ -38,7 +38,7 @@ class _Enabled(dict[int, bool]):
 def start() -> None:
     """Follow the levels of the loggers."""
     _LOGGERS[0].addHandler(logging.NullHandler())
-    # A later logging may have none: then the levels count that are set before gpupool is imported.
+    # A later version of logging may have no such cache: then the levels at gpupool's import count.
     if hasattr(_LOGGERS[0], "_cache"):
         _LOGGERS[0]._cache = _Enabled()
     _follow()
@@ -49,14 +49,14 @@ def start() -> None:
 def _follow() -> None:
     """Tell the compiled part which records are wanted."""
     global _done
-    # Not by isEnabledFor, whose caches are just being cleared.
+    # Without isEnabledFor, whose caches are just being cleared.
     level = min((one.getEffectiveLevel() for one in _LOGGERS if not one.disabled), default=_OFF)
     level = max(level, logging.root.manager.disable + 1)
     if _is_ended or level > logging.INFO:
         level = _OFF
     elif _done is None:
         _done = threading.Event()
-        # Not a Thread, whose start waits for it: the caller has logging's lock, which the thread may come to want.
+        # No Thread, whose start waits for the thread to run: the caller has logging's lock, which the thread may want.
         _thread.start_new_thread(_deliver, (_done,))
     _native.set_log_level(level)
 
@@ -68,7 +68,7 @@ def _deliver(done: threading.Event) -> None:
             try:
                 _hand_over(record, threads)
             except BaseException:
-                # A filter's, say, for handlers see to their own; there is no caller to raise it to.
+                # Such as a filter's error, since handlers deal with their own; there is no caller to raise it to.
                 if logging.raiseExceptions and sys.stderr:
                     traceback.print_exc()
     done.set()
@@ -80,7 +80,7 @@ def _hand_over(made: tuple[str, int, str, int, str, float, int], threads: dict[i
     if not logger.isEnabledFor(level):
         return
     record = logger.makeRecord(name, level, file, line, message, (), None)
-    # As if it had been made where and when it happened.
+    # The record is given the time and thread of the event itself.
     record.relativeCreated += (created - record.created) * 1000
     record.created, record.msecs = created, created % 1 * 1000
     thread = threads.get(native_id)
@@ -90,7 +90,7 @@ def _hand_over(made: tuple[str, int, str, int, str, float, int], threads: dict[i
 
 
 def _end() -> None:
-    """Hand over what there is, before handlers and the interpreter end."""
+    """Hand over the records that are left, before handlers and the interpreter end."""
     global _is_ended
     _is_ended = True
     _native.set_log_level(_OFF)
@@ -100,7 +100,7 @@ def _end() -> None:
 
 
 def _after_fork() -> None:
-    """A child has no thread but its own, and its parent's records are not its own."""
+    """Forget, in a forked child, its parent's thread and records."""
     global _done
     _done = None
     _native.clear_log_records()

@@ -1,4 +1,4 @@
-"""What several allocators reserve for one trace, over what its program had."""
+"""The chart of what several allocators reserve for one trace, over what its program had."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from gpupool._plot.pools import Pools
 from gpupool._traces.replay import RECORDED, reserved
 from gpupool._traces.trace import Trace
 
-# How each allocator is drawn: what it is called, its colour and its dash.
+# The name, the colour and the dash of each allocator.
 _DRAWN: dict[str, tuple[str, str, Dash]] = {
     "gpupool": ("reserved by gpupool", "blue", "solid"),
     "driver": ("by the driver (cuMemAlloc)", "ink", "dotted"),
@@ -18,7 +18,7 @@ _DRAWN: dict[str, tuple[str, str, Dash]] = {
 
 
 def chart(trace: Trace, allocators: Sequence[str], compare: bool) -> Chart:
-    """A chart with a line for each allocator; to compare, also for the program's own, if the trace tells."""
+    """Return a chart with a line for each allocator; to compare, also for the program's own, if the trace tells."""
     timeline = _timeline.of(trace, Pools(_timeline.peaks(trace)), trace.start or 0)
     changes = {allocator: reserved(trace, allocator) for allocator in allocators}
     if compare and trace.reserved:

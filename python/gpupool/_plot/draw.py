@@ -14,12 +14,15 @@ from gpupool._traces import replay as _replay
 from gpupool._traces import trace as _trace
 from gpupool._traces.trace import TraceFile
 
-# Failed requests that are marked, at most.
+# The most failed requests that are marked.
 MARKS = 100
 
 
 def draw(file: TraceFile, moment: str | None) -> Picture:
-    """The picture of a trace file; `moment` is that of the address map: ``end``, ``peak`` or seconds from the start."""
+    """Return the picture of a trace file.
+
+    `moment` is that of the address map: ``end``, ``peak`` or seconds from the start.
+    """
     trace = file.trace
     weights = {} if trace is None else _timeline.peaks(trace)
     for segment in file.segments:
@@ -51,7 +54,10 @@ def draw(file: TraceFile, moment: str | None) -> Picture:
 
 
 def _axis(file: TraceFile) -> tuple[int, int]:
-    """Where the axis of time begins, by the file's clock, and its length. Handles may be older than memory."""
+    """Return where the axis of time begins, by the file's clock, and its length.
+
+    Handles may be older than memory.
+    """
     times = [file.handle_events[0].time, file.handle_events[-1].time] if file.handle_events else []
     if file.trace is not None and file.trace.start is not None:
         times += [file.trace.start, file.trace.start + file.trace.times[-1]]

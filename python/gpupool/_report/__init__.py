@@ -1,1 +1,1 @@
-"""What gpupool tells people about itself: what is installed and works, and what holds the devices' memory."""
+"""Reports for people and programs: what is installed and works, and what holds the devices' memory."""

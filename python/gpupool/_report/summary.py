@@ -1,7 +1,7 @@
-"""What holds the GPUs' memory, in one answer: memory pools, library handles and the rest, device by device.
+"""The summary of the GPUs' memory: memory pools, library handles and the rest, device by device.
 
-The counts come from gpupool's own books and one question to the driver for each device. Apart from the package's first
-import, since dataclasses take longer to import than all of it.
+The counts come from gpupool's own books and one call of the driver for each device. The package imports this module
+when it is first used, since dataclasses take longer to import than all of gpupool.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ __all__ = [
     "memory_summary",
 ]
 
-# How many streams of a pool the table shows.
+# The number of streams of a pool that the table shows.
 _STREAMS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamSummary:
-    """What a pool holds for the requests of one stream, whichever threads they come from.
+    """The memory that a pool holds for the requests of one stream, from all threads.
 
     ``stream`` is the stream's address; 0 is the legacy default stream, 2 stands for all per-thread default streams.
-    With ``is_feed`` it is a stream of gpupool's, and what is live there is another allocator's that takes its memory
+    With ``is_feed`` it is a stream of gpupool's, and its live memory belongs to another allocator that takes its memory
     from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`.
     """
 
@@ -49,11 +49,11 @@ class StreamSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolSummary:
-    """One pool of a device's memory. ``reserved_bytes`` is the sum of live, cached and releasing bytes.
+    """The counts of one pool of a device's memory.
 
-    ``id`` is ``(0, 0)`` for the device's default pool. A pool with ``is_closed`` was dropped, and waits for its live
-    blocks to be freed. ``streams`` has the largest first; their live and cached bytes add up to the pool's. The rest is
-    as in :class:`gpupool.PoolStats`.
+    ``reserved_bytes`` is the sum of live, cached and releasing bytes. ``id`` is ``(0, 0)`` for the device's default
+    pool. A pool with ``is_closed`` was dropped, and waits for its live blocks to be freed. ``streams`` has the largest
+    first; their live and cached bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
     """
 
     id: tuple[int, int]
@@ -74,13 +74,13 @@ class PoolSummary:
 
     @property
     def name(self) -> str:
-        """``default``, or the id."""
+        """The pool's name: ``default``, or its id."""
         return "default" if self.id == (0, 0) else str(self.id)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LibrarySummary:
-    """The handles of one library on a device, as in :class:`gpupool.HandleStats`."""
+    """The counts of one library's handles on a device, as in :class:`gpupool.HandleStats`."""
 
     library: str
     created: int
@@ -103,7 +103,7 @@ class LibrarySummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrameworkSummary:
-    """What a framework's own allocator says that it has reserved on a device, a part of the other bytes."""
+    """The bytes that a framework's own allocator says it has reserved on a device, a part of the other bytes."""
 
     framework: str
     reserved_bytes: int
@@ -111,13 +111,13 @@ class FrameworkSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceSummary:
-    """What holds one device's memory, in bytes.
+    """The summary of one device's memory, in bytes.
 
-    ``used_bytes``, what the driver says is not free, is the sum of ``reserved_bytes`` (all of gpupool's memory pools),
-    ``handle_bytes`` (what library handles took when they were created), ``workspace_bytes`` (what gpupool gave them to
-    compute with) and ``other_bytes``: other processes, CUDA contexts and kernels, and other allocators of this process,
-    of which ``frameworks`` names those that can be asked. What handles took is measured as well as it can be; should
-    that be too much, ``other_bytes`` is 0.
+    ``used_bytes``, which the driver says are not free, is the sum of ``reserved_bytes`` (all of gpupool's memory
+    pools), ``handle_bytes`` (what library handles took when they were created), ``workspace_bytes`` (what gpupool gave
+    them to compute with) and ``other_bytes``: other processes, CUDA contexts and kernels, and other allocators of this
+    process, of which ``frameworks`` names those that can be asked. The bytes of handles are measured as well as it can
+    be done; should they be too many, ``other_bytes`` is 0.
 
     ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``; these, the peaks and the
     counters are as in :class:`gpupool.MemoryStats`.
@@ -152,21 +152,21 @@ class DeviceSummary:
     libraries: tuple[LibrarySummary, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, by the names of the fields."""
+        """Return the summary as plain values, by the names of the fields."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
     def __str__(self) -> str:
-        """The tables of the device."""
+        """Return the tables of the device."""
         tables = [_device_table(self), _pool_table(self.pools), _library_table(self.libraries)]
         return "\n\n".join("\n".join(_aligned(table)) for table in tables if len(table) > 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemorySummary:
-    """What holds the GPUs' memory. ``print`` shows it as tables.
+    """The summary of the GPUs' memory. ``print`` shows it as tables.
 
-    ``process`` is the process's id, ``runtime`` the runtime in use, None if no device was asked about.
+    ``process`` is the process's id, ``runtime`` the runtime in use, None if the summary is of no device.
     """
 
     process: int
@@ -174,16 +174,16 @@ class MemorySummary:
     devices: tuple[DeviceSummary, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, by the names of the fields."""
+        """Return the summary as plain values, by the names of the fields."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
     def to_json(self, indent: int | None = None) -> str:
-        """The same as JSON."""
+        """Return the summary as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        """The tables of all devices, for people."""
+        """Return the tables of all devices."""
         if not self.devices:
             return f"process {self.process} has used no device through gpupool"
         title = f"process {self.process}, runtime {self.runtime}"
@@ -191,12 +191,16 @@ class MemorySummary:
 
 
 def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
-    """What holds the memory of a device, or of every device that this process has used through gpupool.
+    """Return what holds the memory of a device, or of every device that this process has used through gpupool.
 
-    If it has used none, it is the current device. Each is asked how much is free, which makes a context there if the
-    process has none. No other thread is stopped. Counts are exact while no other thread allocates or frees.
+    If it has used none, the summary is of the current device. Each device is asked how much is free, which makes a
+    context there if the process has none. No other thread is stopped. Counts are exact while no other thread allocates
+    or frees.
 
-    Raises InvalidValue if there is no such device, RuntimeUnavailable without any, Forked in a forked child.
+    Raises:
+        gpupool.InvalidValue: There is no such device.
+        gpupool.RuntimeUnavailable: There is no device at all.
+        gpupool.Forked: The process is a forked child.
     """
     if device is not None:
         return gather([device])
@@ -204,7 +208,7 @@ def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
 
 
 def gather(devices: Iterable[SupportsIndex]) -> MemorySummary:
-    """What holds the memory of these devices. Of none, no driver is started."""
+    """Return the summary of these devices. Without a device, no driver is started."""
     summaries = tuple(_device(_native.summarize(device)) for device in devices)
     runtime = _native.runtime() if summaries else None
     return MemorySummary(process=os.getpid(), runtime=runtime, devices=summaries)
@@ -222,33 +226,42 @@ def _device(counts: dict[str, Any]) -> DeviceSummary:
 
 
 def _torch(device: int, fed: int) -> int:
-    """https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_reserved.html"""
+    """Return the bytes that PyTorch's allocator has reserved, without those that gpupool feeds it.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_reserved.html
+    """
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return 0
-    # What gpupool's pools feed PyTorch's is counted there.
+    # The memory that gpupool's pools feed PyTorch's is counted as gpupool's.
     from_gpupool = fed if "gpupool.torch" in sys.modules else 0
     return max(0, int(torch.cuda.memory_reserved(device)) - from_gpupool)
 
 
 def _cupy(device: int, _fed: int) -> int:
-    """https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.MemoryPool.html"""
+    """Return the bytes that CuPy's own pool has.
+
+    https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.MemoryPool.html
+    """
     cupy = sys.modules["cupy"]
     with cupy.cuda.Device(device):
         return int(cupy.get_default_memory_pool().total_bytes())
 
 
-# Those that have a documented way to ask. JAX's would start JAX.
+# The frameworks with a documented way to ask. JAX has one, but it would start JAX.
 _ASK: dict[str, Callable[[int, int], int]] = {"torch": _torch, "cupy": _cupy}
 
 
 def _frameworks(device: int, fed: int) -> Iterator[FrameworkSummary]:
-    """What the frameworks' own allocators hold: of those imported, that can be asked. None of them is started."""
+    """Yield what the frameworks' own allocators hold.
+
+    Only frameworks that are imported and can be asked have one. None of them is started.
+    """
     if _native.runtime() == "host":
         return
     for name, ask in _ASK.items():
         nbytes = 0
-        # PyTorch on gpupool's allocator has no numbers of its own; whatever else fails, the rest is worth telling.
+        # PyTorch on gpupool's allocator has no numbers of its own; if anything fails, the rest is still worth telling.
         with contextlib.suppress(Exception):
             nbytes = ask(device, fed) if name in sys.modules else 0
         if nbytes:
@@ -264,7 +277,10 @@ def _plain(value: Any) -> Any:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right, what has no heading at the end."""
+    """Return the lines of a table.
+
+    The first column is at the left, the others are at the right, and columns without a heading come last.
+    """
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
 
     def line(row: list[str]) -> str:

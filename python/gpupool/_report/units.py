@@ -2,7 +2,7 @@
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes with three digits."""
+    """Return a number of bytes as text, with three digits."""
     if nbytes < 1000:
         return f"{nbytes} B"
     value, power = float(nbytes), 0
@@ -13,7 +13,7 @@ def size(nbytes: int) -> str:
 
 
 def duration(microseconds: int) -> str:
-    """A time with three digits or more."""
+    """Return a time as text, with three digits or more."""
     if microseconds < 1000:
         return f"{microseconds} µs"
     if microseconds < 1_000_000:
@@ -24,7 +24,7 @@ def duration(microseconds: int) -> str:
 
 
 def byte_unit(largest: int) -> tuple[str, int]:
-    """The unit for an axis of bytes, and its bytes."""
+    """Return the unit for an axis of bytes, and its bytes."""
     for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if largest >= 1 << 10 * power:
             return name, 1 << 10 * power
@@ -32,7 +32,7 @@ def byte_unit(largest: int) -> tuple[str, int]:
 
 
 def time_unit(largest: int) -> tuple[str, float]:
-    """The unit for an axis of times, and its microseconds."""
+    """Return the unit for an axis of times, and its microseconds."""
     for name, microseconds in (("min", 6e7), ("s", 1e6), ("ms", 1e3)):
         if largest >= microseconds * (10 if name == "min" else 1):
             return name, microseconds

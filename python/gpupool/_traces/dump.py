@@ -13,9 +13,15 @@ _PROTOCOL = 4
 def dump_snapshot(path: str | os.PathLike[str], device: SupportsIndex | None = None) -> None:
     """Write :func:`memory_snapshot` to a file, as a pickle that https://pytorch.org/memory_viz opens.
 
-    The snapshot is taken first, so that a path that cannot be written (OSError) is all that can fail after that.
     ``gpupool replay`` and ``python -m torch.cuda._memory_viz`` read the file too. It holds containers, numbers and
     strings alone.
+
+    Args:
+        path: The file.
+        device: The device's ordinal; all devices by default.
+
+    Raises:
+        OSError: The path cannot be written. The snapshot is taken before, so that nothing else can fail after it.
     """
     snapshot = memory_snapshot(device)
     with open(path, "wb") as file:

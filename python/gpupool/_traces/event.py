@@ -1,4 +1,4 @@
-"""What the readers of traces have in common: an event, a call stack told once, and the error."""
+"""The parts that the readers of trace files share: an event, a table of call stacks, and the error."""
 
 import io
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any, NamedTuple, TypeAlias
 import gpupool
 
 MAX_SIZE = (1 << 64) - 1
-# Frames of a call stack that are kept, from where the memory was asked for outwards.
+# The most frames of a call stack that are kept: the innermost.
 MAX_FRAMES = 24
 
 Reader: TypeAlias = "io.BufferedReader[Any]"
 PoolId: TypeAlias = tuple[int, int]
 Watch: TypeAlias = Callable[[float], object]
-"""Is called with the part that is done, 0 to 1."""
+"""A function that is called with the part that is done, 0 to 1."""
 
 
 class TraceError(gpupool.Error):
-    """A file that cannot be read as a trace."""
+    """A file cannot be read as a trace file."""
 
 
 class Event(NamedTuple):
@@ -25,11 +25,11 @@ class Event(NamedTuple):
 
     allocates: bool
     block: str | int
-    """What tells the block from other live ones: its address, as a number or as the file has it."""
+    """The address of the block, as a number or as the file has it, which tells it from other live ones."""
     size: int
     stream: int
     time: int | None = None
-    """Microseconds."""
+    """The time in microseconds."""
     pool: PoolId | None = None
     stack: int = 0
     """The number of the call stack in the file's `Stacks`."""
@@ -38,12 +38,16 @@ class Event(NamedTuple):
 
 
 def pointer(text: str) -> int:
-    """A pointer, or a stream, as logs write them: hexadecimal after 0x, else decimal. Raises ValueError for others."""
+    """Return the number of a pointer or a stream that a log has written: hexadecimal after 0x, else decimal.
+
+    Raises:
+        ValueError: The text is no such number.
+    """
     return int(text, 16 if text[:2].lower() == "0x" else 10)
 
 
 class Stacks:
-    """Call stacks by number; 0 is the empty one."""
+    """A table of call stacks by number; 0 is the empty one."""
 
     def __init__(self) -> None:
         self.table: list[tuple[str, ...]] = [()]
@@ -52,7 +56,7 @@ class Stacks:
         self._seen: dict[int, tuple[object, int]] = {}
 
     def number(self, frames: object) -> int:
-        """The number of a snapshot's frames; what is no frame is left out."""
+        """Return the number of a snapshot's frames. Entries that are no frames are left out."""
         if not isinstance(frames, list) or not frames:
             return 0
         seen = self._seen.get(id(frames))

@@ -1,4 +1,4 @@
-"""RMM's CSV logs of allocations."""
+"""The reader of RMM's CSV logs of allocations."""
 
 import csv
 import functools
@@ -11,7 +11,7 @@ _DAY = 86_400_000_000
 
 
 def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
-    """The allocations and frees of a log, in order; it has no pools and no call stacks."""
+    """Yield the allocations and frees of a log, in order; it has no pools and no call stacks."""
     reader = csv.reader(lines, skipinitialspace=True)
     row: list[str] = []
     try:
@@ -55,7 +55,10 @@ def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
 
 
 def _clock() -> Callable[[str], int | None]:
-    """What reads a log's times as microseconds: whole numbers of them, or RMM's hours:minutes:seconds:microseconds."""
+    """Return a function that reads a log's times as microseconds.
+
+    They are whole numbers of microseconds, or RMM's hours:minutes:seconds:microseconds.
+    """
     latest = midnights = 0
 
     def time_of(text: str) -> int | None:

@@ -6,15 +6,18 @@ import sys
 import time
 from types import TracebackType
 
-# Seconds before a bar is shown, and between two of its changes.
+# The seconds before a bar is shown, and those between two of its changes.
 DELAY = 1.0
 PAUSE = 0.1
 
 
 class Progress:
-    """``with Progress("reading") as progress: progress(0.5)``: call it with the part that is done, 0 to 1.
+    """A progress bar, called with the part that is done, 0 to 1.
 
-    Nothing is shown if standard error is no terminal, nor in the first second. At the end the bar is gone, also after
+    >>> with Progress("reading") as progress:
+    ...     progress(0.5)
+
+    It does not show if standard error is no terminal, nor in the first second. At the end the bar is gone, also after
     Ctrl-C.
     """
 

@@ -13,13 +13,13 @@ HOST_MEMORY = 1500 << 30
 ALLOCATORS = ("gpupool", "driver", "async")
 # The allocator that the program ran with, of which only the memory is known.
 RECORDED = "recorded"
-# Changes of what is reserved that are told, at most.
+# The most changes of what is reserved that `reserved` returns.
 _MOST_CHANGES = 8000
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one allocator took for one trace."""
+    """The memory and time that one allocator took for one trace."""
 
     trace: str
     allocator: str
@@ -64,7 +64,7 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -
 
 
 def reserved(trace: Trace, allocator: str) -> list[tuple[int, int]]:
-    """What an allocator has reserved for a trace: (event, bytes after it) at each change; in a replay of its own."""
+    """Replay a trace and return what an allocator has reserved: (event, bytes after it) at each change."""
     with Progress(f"drawing {trace.name} with {allocator}") as progress:
         return _native.replay_reserved(
             trace.slots, trace.sizes, trace.streams, trace.slot_count, _MOST_CHANGES, allocator, progress

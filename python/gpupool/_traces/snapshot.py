@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots, and gpupool's, which have the same form.
+"""The reader of PyTorch's memory snapshots, and of gpupool's, which have the same form.
 
 They hold the segments of the moment when they were written and, if the program kept one, a trace of what led to it: for
 each device the allocations, frees and segments in order, from gpupool also what became of library handles. The trace
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gpupool._traces.event import MAX_SIZE, Event, PoolId, Reader, Stacks, TraceError
 
-# How an entry of the trace changes the bytes that the allocator has of the device.
+# The actions of a trace that change the bytes which the allocator has of the device, and their signs.
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -24,7 +24,7 @@ class Block(NamedTuple):
     size: int
     requested: int
     state: str
-    """``active_allocated``, ``active_pending_free`` or ``inactive``."""
+    """The state: ``active_allocated``, ``active_pending_free`` or ``inactive``."""
     stack: int
 
 
@@ -48,17 +48,17 @@ class OutOfMemory(NamedTuple):
 
 
 class HandleEvent(NamedTuple):
-    """What became of a library handle."""
+    """An event of a library handle."""
 
     time: int
     library: str
     action: str
-    """``create``, ``destroy``, ``take``, ``give_back`` or ``discard``."""
+    """The kind of event: ``create``, ``destroy``, ``take``, ``give_back`` or ``discard``."""
     handle: int
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads containers, numbers and strings; a file that names anything else could run code through it."""
+    """An unpickler of containers, numbers and strings; a file that names anything else could run code through it."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
@@ -66,24 +66,24 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass
 class Snapshot:
-    """A snapshot, unpickled and not looked at in detail yet."""
+    """A snapshot that is unpickled and not yet looked at in detail."""
 
     path: str
     traces: list[list[Any]]
-    """For each device the entries of its trace."""
+    """The entries of each device's trace."""
     segment_entries: list[dict[str, Any]]
     handle_entries: list[Any]
     stacks: Stacks = field(default_factory=Stacks)
 
     def devices(self) -> list[int]:
-        """The devices that the snapshot has something of."""
+        """Return the devices that the snapshot has something of."""
         found = {number for number, trace in enumerate(self.traces) if trace}
         found.update(_device_of(entry) for entry in self.segment_entries)
         found.update(_device_of(entry) for entry in self.handle_entries)
         return sorted(found)
 
     def busiest(self) -> int | None:
-        """The device with the longest trace; without traces, that with most memory, or with most handles."""
+        """Return the device with the longest trace; without traces, that with most memory, or with most handles."""
 
         def weight(device: int) -> tuple[int, int, int]:
             entries = len(self.traces[device]) if device < len(self.traces) else 0
@@ -93,7 +93,7 @@ class Snapshot:
         return max(self.devices(), key=lambda device: (weight(device), -device), default=None)
 
     def segments(self, device: int) -> list[Segment]:
-        """The device's segments, by address."""
+        """Return the device's segments, by address."""
         segments = []
         for number, entry in enumerate(self.segment_entries):
             if _device_of(entry) != device:
@@ -119,11 +119,11 @@ class Snapshot:
         return Segment(address, size, _number(entry, "stream"), _pool_of(entry.get("segment_pool_id")), kind, blocks)
 
     def events(self, device: int) -> Iterator[Event]:
-        """The device's allocations and frees; first, as allocations, what was live when the trace begins."""
+        """Yield the device's allocations and frees; first, as allocations, what was live when the trace begins."""
         entries = self.traces[device] if device < len(self.traces) else []
         segments = self.segments(device)
-        # A block is free when the other streams that used it are done. If no entry says when that was, the program's
-        # own free has to do.
+        # A block is free when the other streams that used it are done. If no entry says when that was, the
+        # program's own free stands for it.
         completed = any(_action(entry) == "free_completed" for entry in entries)
         free = "free_completed" if completed else "free_requested"
         pools = _Pools(segments)
@@ -149,7 +149,7 @@ class Snapshot:
             yield Event(allocates, address, size, stream, _time_of(entry), pool, stack, reserved)
 
     def failures(self, device: int) -> list[OutOfMemory]:
-        """The requests that failed for want of memory."""
+        """Return the requests that failed for want of memory."""
         entries = self.traces[device] if device < len(self.traces) else []
         return [
             OutOfMemory(_time_of(entry) or 0, _number(entry, "size"), _number(entry, "device_free"))
@@ -158,7 +158,7 @@ class Snapshot:
         ]
 
     def handle_events(self, device: int) -> list[HandleEvent]:
-        """What became of the device's library handles, in order; PyTorch's snapshots don't tell."""
+        """Return the events of the device's library handles, in order; PyTorch's snapshots have none."""
         events = []
         for number, entry in enumerate(self.handle_entries):
             if _device_of(entry) != device:
@@ -233,12 +233,12 @@ def _pool_of(value: object) -> PoolId | None:
 
 
 class _Pools:
-    """Tells the pool of an address where the trace does not: PyTorch's did not say it before 2.10."""
+    """The pools by address, for events that do not name theirs: PyTorch's did not before 2.10."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
         self._starts = [segment.address for segment in segments]
-        # Memory that was given back since is in no segment. Where there is but one pool, it was that one's.
+        # Memory that was given back since is in no segment. If there is only one pool, it belonged to that one.
         pools = {segment.pool for segment in segments}
         self._only = next(iter(pools)) if len(pools) == 1 else None
 
@@ -253,7 +253,7 @@ class _Pools:
 
 
 def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iterator[tuple[int, int, int, int]]:
-    """What was live when the trace begins: freed there without having been allocated, or still live at the end."""
+    """Yield what was live when the trace begins: freed there without an allocation, or still live at the end."""
     known: set[int] = set()
     live: set[int] = set()
     for entry in entries:
@@ -275,7 +275,7 @@ def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iter
 
 
 def _reserved_before(segments: list[Segment], entries: list[Any]) -> int | None:
-    """The bytes that the allocator had when the trace begins; none if the snapshot does not tell."""
+    """Return the bytes that the allocator had when the trace begins; None if the snapshot does not tell."""
     if not segments and not any(_action(entry) in _RESERVES for entry in entries):
         return None
     change = lowest = 0

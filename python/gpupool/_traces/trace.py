@@ -1,4 +1,4 @@
-"""Allocation traces: RMM's CSV logs and memory snapshots of PyTorch or gpupool, for the replay and for pictures."""
+"""The trace of a program's allocations, read from RMM's CSV logs and from memory snapshots of PyTorch or gpupool."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ from gpupool._traces.snapshot import HandleEvent, OutOfMemory, Segment
 
 __all__ = ["FREE", "Trace", "TraceError", "TraceFile", "read", "read_file"]
 
-# Set in an event's slot number if the event is a free.
+# The bit of an event's slot number that is set if the event is a free.
 FREE = 1 << 31
 
 
@@ -34,42 +34,42 @@ class Trace:
     """The most bytes that were live at a time, as the program asked for them: nothing is rounded up."""
     slot_count: int
     slots: bytes = field(repr=False)
-    """u32: the slot number, with FREE set for a free."""
+    """The slot numbers, as u32, with FREE set for a free."""
     sizes: bytes = field(repr=False)
-    """u64: the bytes asked for; 0 for a free."""
+    """The bytes asked for, as u64; 0 for a free."""
     streams: bytes = field(repr=False)
-    """u32: streams are numbered as they appear, but the default stream is 0 if the trace uses it."""
+    """The streams, as u32, numbered as they appear, but the default stream is 0 if the trace uses it."""
     stream_names: tuple[int, ...] = field(repr=False)
-    """What the file calls each of the streams."""
+    """The numbers that the file has for the streams."""
     start: int | None
     """The first event's time in microseconds, by the file's clock; None if the file has no times."""
     times: "array[int]" = field(repr=False)
-    """i64: microseconds since the first event, never falling; empty if the file has no times."""
+    """The microseconds since the first event, as i64, never falling; empty if the file has no times."""
     reserved: "array[int]" = field(repr=False)
-    """u64: what the program's allocator had of the device after the event; empty if the file does not tell."""
+    """The bytes of the device that the program's allocator had after the event, as u64; empty if not known."""
     addresses: "array[int]" = field(repr=False)
-    """u64, for each slot: where the block was; empty if the file's pointers are no numbers."""
+    """The address of each slot's block, as u64; empty if the file's pointers are no numbers."""
     pools: "array[int]" = field(repr=False)
-    """u32, for each slot: which of the pool ids."""
+    """The place of each slot's pool among the pool ids, as u32."""
     pool_ids: tuple[PoolId | None, ...] = field(repr=False)
     """The ids of the pools, in the order of their first blocks; None stands for pools that the file does not tell."""
     stacks: "array[int]" = field(repr=False)
-    """u32, for each slot: which of the call stacks."""
+    """The place of each slot's call stack among the call stacks, as u32."""
     call_stacks: list[tuple[str, ...]] = field(repr=False)
-    """Call stacks, the innermost frame first; number 0 is empty."""
+    """The call stacks, each with the innermost frame first; number 0 is empty."""
     device: int | None = None
     """The device whose events these are. None for a log, which does not name devices."""
     device_count: int = 1
-    """How many devices the file has events of."""
+    """The number of devices that the file has events of."""
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """All that a trace file tells of one device."""
+    """The content of a trace file, as far as it tells of one device."""
 
     name: str
     trace: Trace | None
-    """What led there; None for a snapshot without a trace, or if no byte was allocated in it."""
+    """The allocations and frees; None for a snapshot without a trace, or if no byte was allocated in it."""
     has_events: bool
     device: int | None
     devices: tuple[int, ...]
@@ -82,10 +82,12 @@ class TraceFile:
 
 
 def read(path: str, watch: Watch | None = None) -> Trace:
-    """Read a CSV log or a snapshot, compressed with gzip or not; its content says which, not its name.
+    """Return the trace of a CSV log or a snapshot, compressed with gzip or not; its content says which, not its name.
 
-    Of a snapshot's devices it is the one with most events. Raises TraceError, which says what is wrong, in which file
-    and where.
+    Of a snapshot's devices it is the one with most events.
+
+    Raises:
+        TraceError: The file cannot be read; the message says what is wrong, in which file and where.
     """
     found = read_file(path, None, watch)
     if found.trace is not None:
@@ -99,7 +101,11 @@ def read(path: str, watch: Watch | None = None) -> Trace:
 
 
 def read_file(path: str, device: int | None = None, watch: Watch | None = None) -> TraceFile:
-    """As `read`, but with all that the file tells of a device, by default of the one with most events."""
+    """Return all that a trace file tells of a device, by default of the one with most events.
+
+    Raises:
+        TraceError: The file cannot be read, as for :func:`read`.
+    """
     try:
         with open(path, "rb", buffering=0) as raw, io.BufferedReader(_Watched(raw, watch), 1 << 18) as file:
             if file.peek(2)[:2] != b"\x1f\x8b":
@@ -205,7 +211,7 @@ def _pack(
         if former is not None:
             add(former[0] | FREE, 0, former[2] if event.allocates else event.stream, event)
             now -= former[1]
-        # RMM logs requests for nothing too, which get no memory.
+        # RMM logs requests for 0 bytes too, which get no memory.
         if event.allocates and event.size:
             live[event.block] = count, event.size, event.stream
             add(count, event.size, event.stream, event)

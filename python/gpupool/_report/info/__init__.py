@@ -1,8 +1,8 @@
-"""What gpupool sees and uses: the answer of ``gpupool.info()`` and of ``gpupool info``.
+"""The report of ``gpupool.info()`` and of ``gpupool info``: what gpupool sees and uses.
 
-Everything is asked where it is known: devices of their driver, libraries of the loader, allocators of the frameworks
-that the program has imported. Nothing is imported for it, and without the smoke test nothing is loaded, created or
-allocated: an answer that changes what it tells of would be of little use.
+Each fact comes from where it is known: devices from their driver, libraries from the loader, allocators from the
+frameworks that the program has imported. Nothing is imported for it, and without the smoke test nothing is loaded,
+created or allocated: a report that changes what it tells of would be of little use.
 """
 
 from gpupool._report.info.gather import info

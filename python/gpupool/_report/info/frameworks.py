@@ -1,7 +1,7 @@
 """The frameworks: which are installed, and which allocator each that the program has imported uses.
 
-A framework is asked itself, so that what others have set since shows too. It is never imported for that, and nothing
-is asked that would start its GPU part.
+A framework is asked itself, so that an allocator that other code has set shows too. It is never imported for that, and
+nothing is asked that would start its GPU part.
 """
 
 import importlib.metadata
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 from gpupool._report.info.report import Framework
 
-# What a framework says: the allocator, in words, and whether it is gpupool.
-_Answer = tuple[str, bool]
-_GPUPOOL: _Answer = ("gpupool", True)
+# A framework's allocator, in words, and whether it is gpupool.
+_Allocator = tuple[str, bool]
+_GPUPOOL: _Allocator = ("gpupool", True)
 
 
 class _Known(NamedTuple):
     name: str
-    # What pip calls its packages.
+    # The names that pip has for its packages.
     packages: tuple[str, ...]
-    # Asks the imported module, on these devices; None where it has no allocator for the process.
-    ask: Callable[[Any, range], _Answer] | None = None
+    # The function that asks the imported module, on these devices; None where it has no allocator for the process.
+    ask: Callable[[Any, range], _Allocator] | None = None
 
 
 def gather(devices: int) -> list[Framework]:
@@ -32,19 +32,19 @@ def gather(devices: int) -> list[Framework]:
 
 def _describe(known: _Known, devices: range) -> Framework:
     module = sys.modules.get(known.name)
-    answer: tuple[str | None, bool | None] = (None, None)
+    allocator: tuple[str | None, bool | None] = (None, None)
     if module is not None and known.ask is not None:
         try:
-            answer = known.ask(module, devices)
+            allocator = known.ask(module, devices)
         except Exception as error:
-            # Whatever a framework of another version does, the rest of the report is of use.
-            answer = (f"cannot be told: {type(error).__name__}: {error}", None)
+            # A framework of another version may raise anything, and the rest of the report is of use.
+            allocator = (f"cannot be told: {type(error).__name__}: {error}", None)
     return Framework(
         name=known.name,
         packages=_installed(known.packages) or _version_of(known.name, module),
         imported=module is not None,
-        allocator=answer[0],
-        uses_gpupool=answer[1],
+        allocator=allocator[0],
+        uses_gpupool=allocator[1],
     )
 
 
@@ -59,16 +59,16 @@ def _installed(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def _version_of(name: str, module: ModuleType | None) -> dict[str, str]:
-    """The version that an imported module tells, where no package is known to have brought it."""
+    """Return the version that an imported module tells, where no package is known to have brought it."""
     return {name: str(version)} if (version := getattr(module, "__version__", None)) else {}
 
 
 def _adapter(name: str) -> ModuleType | None:
-    """Gpupool's module for a framework, if it has been used."""
+    """Return gpupool's module for a framework, if it has been used."""
     return sys.modules.get(f"gpupool.{name}")
 
 
-def _ask_torch(torch: Any, devices: range) -> _Answer:
+def _ask_torch(torch: Any, devices: range) -> _Allocator:
     adapter = _adapter("torch")
     if adapter is not None and adapter._has_allocator:
         return _GPUPOOL
@@ -83,10 +83,10 @@ def _ask_torch(torch: Any, devices: range) -> _Answer:
     return (text, False)
 
 
-def _ask_cupy(cupy: Any, devices: range) -> _Answer:
+def _ask_cupy(cupy: Any, devices: range) -> _Allocator:
     allocator = cupy.cuda.get_allocator()
     adapter = _adapter("cupy")
-    # Asked only once it was made: to make it here would leave CuPy's parts behind.
+    # Compared only if it was made already: making it here would import parts of CuPy.
     if adapter is not None and adapter._allocate.cache_info().currsize and allocator is adapter._allocate():
         handles = sys.modules.get("gpupool._frameworks.cupy_handles")
         return ("gpupool, and its library handles too", True) if handles and handles._replaced else _GPUPOOL
@@ -98,9 +98,9 @@ def _ask_cupy(cupy: Any, devices: range) -> _Answer:
     return (_name(allocator), False)
 
 
-def _ask_rmm(rmm: Any, devices: range) -> _Answer:
+def _ask_rmm(rmm: Any, devices: range) -> _Allocator:
     adapter = _adapter("rmm")
-    answers = []
+    found = []
     for device in devices:
         resource = rmm.mr.get_per_device_resource(device)
         ours = adapter._enabled.get(device, (None, None))[0] if adapter is not None else None
@@ -108,11 +108,11 @@ def _ask_rmm(rmm: Any, devices: range) -> _Answer:
         while (upstream := getattr(chain[-1], "upstream_mr", None)) is not None:
             chain.append(upstream)
         names = ["gpupool" if ours is not None and each is ours else type(each).__name__ for each in chain]
-        answers.append((" over ".join(names), names[-1] == "gpupool"))
-    return _each(devices, answers)
+        found.append((" over ".join(names), names[-1] == "gpupool"))
+    return _each(devices, found)
 
 
-def _ask_numba(numba: Any, devices: range) -> _Answer:
+def _ask_numba(numba: Any, devices: range) -> _Allocator:
     driver = sys.modules.get("numba.cuda.cudadrv.driver")
     if driver is None:
         return ("not chosen yet: numba.cuda is not imported", False)
@@ -129,36 +129,36 @@ def _ask_numba(numba: Any, devices: range) -> _Answer:
     return ("Numba's own" if manager is driver.NumbaCUDAMemoryManager else _name(manager), False)
 
 
-def _ask_cuda_core(core: Any, devices: range) -> _Answer:
+def _ask_cuda_core(core: Any, devices: range) -> _Allocator:
     # The property would make a resource where there is none, which spoils captures.
     resources = [getattr(core.Device(device), "_memory_resource", None) for device in devices]
-    answers = []
+    found = []
     for resource in resources:
         kind = type(resource)
         if resource is None:
-            answers.append(("cuda.core's own", False))
+            found.append(("cuda.core's own", False))
         elif kind.__module__ == "gpupool._frameworks.cuda_core_resource":
-            answers.append(_GPUPOOL)
+            found.append(_GPUPOOL)
         else:
-            answers.append(
+            found.append(
                 (f"cuda.core's {kind.__name__}" if kind.__module__.startswith("cuda.core") else _name(kind), False)
             )
-    text, uses_gpupool = _each(devices, answers)
+    text, uses_gpupool = _each(devices, found)
     return (f"{text}, in this thread", uses_gpupool)
 
 
-def _each(devices: range, answers: list[_Answer]) -> _Answer:
-    """One answer for all devices, if they agree."""
-    if not answers:
+def _each(devices: range, found: list[_Allocator]) -> _Allocator:
+    """Return one text for all devices, if they have the same."""
+    if not found:
         return ("none: there is no GPU", False)
-    if len(set(answers)) == 1:
-        return answers[0]
-    text = ", ".join(f"{text} on device {device}" for device, (text, _) in zip(devices, answers, strict=True))
-    return (text, all(uses_gpupool for _, uses_gpupool in answers))
+    if len(set(found)) == 1:
+        return found[0]
+    text = ", ".join(f"{text} on device {device}" for device, (text, _) in zip(devices, found, strict=True))
+    return (text, all(uses_gpupool for _, uses_gpupool in found))
 
 
 def _name(what: Any) -> str:
-    """A callable or class by the name that its users know it by."""
+    """Return the name by which the users of a callable or class know it."""
     owner = getattr(what, "__self__", None)
     module = getattr(what, "__module__", None) or type(owner).__module__
     return f"{module}.{getattr(what, '__qualname__', type(what).__name__)}"

@@ -1,4 +1,4 @@
-"""Asks everybody, and puts the answers together."""
+"""The functions that gather the facts and put them together."""
 
 import os
 import platform
@@ -11,19 +11,20 @@ from gpupool._native import Error, Forked
 from gpupool._report.info import frameworks, libraries, variables
 from gpupool._report.info.report import Check, Device, Info, Problem, Process, Runtime
 
-# What the smoke test allocates on each device: a page.
+# The bytes that the smoke test allocates on each device: a page.
 _BYTES = 2 << 20
 
 
 def info(*, smoke_test: bool = False) -> Info:
-    """What gpupool sees and uses here: ``print(gpupool.info())``, or ``.to_json()``, ``.ok`` and ``.problems``.
+    """Return what gpupool sees and uses here: ``print(gpupool.info())``, or ``.to_json()``, ``.ok`` and ``.problems``.
 
-    Versions, devices, libraries and how they were found, copies of them in the process, the allocator of each framework
-    that is imported, the environment variables that matter, and what is wrong. The runtime is chosen if it was not
-    yet, so call it after forking. Nothing is loaded, imported, created or allocated, and no context is made.
+    It has versions, devices, libraries and how they were found, copies of them in the process, the allocator of each
+    framework that is imported, the environment variables that matter, and what is wrong. The runtime is chosen if it
+    was not yet, so call this after forking. Nothing is loaded, imported, created or allocated, and no context is made.
 
-    With ``smoke_test`` every library is loaded, and one handle of each is made and 2 MiB are allocated on each device,
-    as ``gpupool info`` does; the handles stay in their pools. Not while a stream is captured.
+    Args:
+        smoke_test: Load every library, make one handle of each and allocate 2 MiB on each device, as ``gpupool info``
+            does; the handles stay in their pools. Leave it out while a stream is captured.
     """
     process = _process()
     runtime = _runtime()
@@ -54,7 +55,7 @@ def info(*, smoke_test: bool = False) -> Info:
 
 def _process() -> Process:
     try:
-        # The one call that a forked child refuses and that starts no driver.
+        # This is the one call that a forked child refuses and that starts no driver.
         _native.handle_stats()
         forked = False
     except Forked:
@@ -97,7 +98,7 @@ def _problems_of_runtime(runtime: Runtime) -> list[Problem]:
     if runtime.error is not None:
         found.append(Problem(severity="error", what=runtime.error))
     for kind, reason, is_present in _native.runtimes_passed_over():
-        # Where the driver was told to show none, it is as wished.
+        # With CUDA_VISIBLE_DEVICES set, the program may want no device.
         seen = kind == "cuda" and os.path.exists("/dev/nvidiactl") and "CUDA_VISIBLE_DEVICES" not in os.environ
         if is_present or seen:
             found.append(
@@ -107,7 +108,7 @@ def _problems_of_runtime(runtime: Runtime) -> list[Problem]:
 
 
 def _device(ordinal: int, smoke_test: bool) -> Device:
-    # First, for what it leaves behind is what lets the driver tell of free memory.
+    # First, since the context that it leaves lets the driver tell of free memory.
     allocation = _try_allocation(ordinal) if smoke_test else None
     try:
         info = _native.device_info(ordinal)
@@ -124,7 +125,7 @@ def _device(ordinal: int, smoke_test: bool) -> Device:
 
 def _try_allocation(device: int) -> Check:
     try:
-        # Makes the context where there is none, which is no part of the allocation.
+        # The stream makes the context where there is none, which is no part of the allocation.
         stream = _native.Stream(device)
         start = time.perf_counter()
         _native.empty(_BYTES, stream).free()
@@ -137,5 +138,5 @@ def _problems_of_devices(devices: list[Device]) -> list[Problem]:
     errors = []
     for device in devices:
         errors += [error for error in (device.error, device.allocation and device.allocation.error) if error]
-    # A device that does not start says so twice.
+    # A device that does not start has the error twice.
     return [Problem(severity="error", what=error) for error in dict.fromkeys(errors)]

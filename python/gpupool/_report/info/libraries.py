@@ -9,7 +9,7 @@ from gpupool import _native
 from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted, Stream
 from gpupool._report.info.report import Check, Library, Problem
 
-# The pools, each with its platform and what its file is called after `lib`.
+# The pools, each with its platform and the part of its file's name after `lib`.
 _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
     (_native.cudnn, "cuda", "cudnn"),
     (_native.cublas, "cuda", "cublas"),
@@ -20,17 +20,17 @@ _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
     (_native.miopen, "hip", "MIOpen"),
     (_native.host, "host", "host"),
 )
-# The drivers', and what the libraries themselves need.
+# The libraries of the drivers, and those that the pools' libraries need.
 _OTHERS = ("cuda", "cudart", "nvrtc", "nvJitLink", "amdhip64")
 _STEMS = (*(stem for _, _, stem in _POOLS), *_OTHERS)
-# Wheels of PyTorch carry some with a hash in the name.
+# Wheels of PyTorch have some of the files with a hash in the name.
 _FILE = re.compile(rf"(?:^|/)lib({'|'.join(_STEMS)})(?:-[0-9a-f]{{8,}})?\.so(?:\.\d+)*$")
-# How long the smoke test waits for a handle of a pool that is at its limit.
+# The seconds that the smoke test waits for a handle of a pool that is at its limit.
 _WAIT = 1.0
 
 
 def loaded_files() -> dict[str, list[str]]:
-    """Return the files of these libraries that the process has loaded, by whomever, by what stands after ``lib``."""
+    """Return the files of these libraries that the process has loaded, by what stands after ``lib`` in their names."""
     files: dict[str, dict[str, str]] = {}
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
@@ -44,9 +44,12 @@ def loaded_files() -> dict[str, list[str]]:
 
 
 def gather(runtime: str | None, devices: int, smoke_test: bool) -> tuple[list[Library], dict[str, list[str]]]:
-    """Describe the libraries of the runtime, or of CUDA where there is no GPU, and whichever were loaded besides.
+    """Describe the libraries of the runtime, or of CUDA where there is no GPU, and all others that were loaded.
 
-    With the smoke test they are loaded, and each makes a handle on each device. Return also :func:`loaded_files`.
+    With the smoke test they are loaded, and each makes a handle on each device.
+
+    Returns:
+        The libraries, and :func:`loaded_files`.
     """
     chosen = []
     for pool, platform, stem in _POOLS:
@@ -54,13 +57,13 @@ def gather(runtime: str | None, devices: int, smoke_test: bool) -> tuple[list[Li
         if expected or (pool.loaded and platform != "host"):
             ordinals = range(devices) if smoke_test and platform == runtime and _load(pool) else ()
             chosen.append((pool, stem, {ordinal: _try_handle(pool, ordinal) for ordinal in ordinals}))
-    # Once all are there, for one may bring others.
+    # After all are loaded, since one library may load others.
     files = loaded_files()
     return [_describe(pool, files.get(stem, []), smoke_test, handles) for pool, stem, handles in chosen], files
 
 
 def _load(pool: HandlePool) -> bool:
-    """Load the library; why that fails is told by who describes it."""
+    """Load the library, and return whether that worked; :func:`_describe` tells why not."""
     try:
         _ = pool.path
     except Error:
@@ -97,22 +100,25 @@ def _describe(pool: HandlePool, files: list[str], load: bool, handles: dict[int,
 
 
 def _try_handle(pool: HandlePool, device: int) -> Check:
-    """Borrow a handle, which is made if none is idle."""
+    """Borrow a handle, which is made if none is idle, and return how long that took or why it failed."""
     try:
-        # Not the current one, which a framework may have to name.
+        # A new stream rather than the current one, which a framework may have to name.
         stream = Stream(device)
         start = time.perf_counter()
         with pool.lease(stream, timeout=_WAIT):
             return Check(seconds=time.perf_counter() - start, error=None)
     except PoolExhausted:
-        # A limit that the program has set, and uses.
+        # The program has set a limit, and uses all handles that it allows.
         return Check(seconds=None, error=None)
     except Error as error:
         return Check(seconds=None, error=str(error))
 
 
 def problems(libraries: list[Library], files: dict[str, list[str]], explained: set[str]) -> list[Problem]:
-    """Return what is wrong with them. ``explained`` are the environment variables that were found wrong already."""
+    """Return what is wrong with the libraries.
+
+    ``explained`` are the environment variables that were found wrong already.
+    """
     found = []
     for library in libraries:
         if library.state == "broken" and f"GPUPOOL_{library.name.upper()}_PATH" not in explained:

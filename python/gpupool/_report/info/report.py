@@ -1,4 +1,4 @@
-"""The answer as data: frozen dataclasses, whose fields are the keys of the JSON.
+"""The report as data: frozen dataclasses, whose fields are the keys of the JSON.
 
 docs/info.md describes the JSON; a change here is a change there, and a field that goes or changes its meaning makes a
 new ``schema``.
@@ -8,13 +8,13 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-#: The number of the JSON's form.
+# The version of the JSON's form.
 SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something that does not work (an error), or that may surprise (a warning)."""
+    """An error, which is something that does not work, or a warning, which is something that may surprise."""
 
     severity: Literal["error", "warning"]
     what: str
@@ -30,17 +30,17 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """The platform in use. ``name`` is None where there is none, and ``error`` says why."""
+    """The platform in use. Without one ``name`` is None, and ``error`` says why."""
 
     name: str | None
-    #: "environment" if GPUPOOL_RUNTIME is set, else "default": the first that has a device.
     chosen_by: Literal["environment", "default"]
-    #: The CUDA version that the driver supports, or HIP's.
+    """The reason for the choice: GPUPOOL_RUNTIME is set, or this is the first platform that has a device."""
     driver_version: str | None
-    #: The version of the kernel's driver, as ``nvidia-smi`` shows it.
+    """The CUDA version that the driver supports, or HIP's."""
     kernel_driver: str | None
-    #: Why other platforms were passed over, by name.
+    """The version of the kernel's driver, as ``nvidia-smi`` shows it."""
     passed_over: dict[str, str]
+    """The reasons why other platforms were passed over, by their names."""
     error: str | None
 
 
@@ -55,10 +55,10 @@ class Device:
     pci_bus_id: str | None = None
     is_mig: bool = False
     total_bytes: int | None = None
-    #: None where the process has no context on the device.
     free_bytes: int | None = None
-    #: The smoke test's allocation.
+    """The bytes that are free; None where the process has no context on the device."""
     allocation: Check | None = None
+    """The smoke test's allocation."""
     error: str | None = None
 
 
@@ -67,19 +67,19 @@ class Library:
     """A library whose handles gpupool pools."""
 
     name: str
-    #: "not loaded" where it was not asked for yet; "broken" where a file is there that cannot be used.
     state: Literal["loaded", "not loaded", "missing", "broken"]
+    """The state: not loaded if the program has not needed it yet, broken if a file is there that cannot be used."""
     version: str | None = None
     path: str | None = None
-    #: How it was found, as :attr:`gpupool.HandlePool.origin`.
     origin: str | None = None
-    #: Other files of the same library in the process.
+    """The way in which the file was found, as :attr:`gpupool.HandlePool.origin`."""
     other_copies: list[str] = dataclasses.field(default_factory=list)
+    """The other files of the same library in the process."""
     error: str | None = None
-    #: What brings the library.
     remedy: str | None = None
-    #: The smoke test's handles, by the ordinal of the device.
+    """The command or step that brings the library."""
     handles: dict[int, Check] = dataclasses.field(default_factory=dict)
+    """The smoke test's handles, by the ordinal of the device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,13 @@ class Framework:
     """A framework that gpupool works with."""
 
     name: str
-    #: The versions of its packages, by what pip calls them.
     packages: dict[str, str]
+    """The versions of its packages, by the names that pip has for them."""
     imported: bool
-    #: What allocates its device memory; None where it is not imported or has no allocator of the process.
     allocator: str | None = None
-    #: Whether that is gpupool.
+    """The allocator of its device memory; None where it is not imported or has none for the process."""
     uses_gpupool: bool | None = None
+    """True if that allocator is gpupool."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,26 +102,29 @@ class Variable:
 
     name: str
     value: str
-    #: False for a GPUPOOL_ name that gpupool does not know.
     known: bool
+    """False for a GPUPOOL_ name that gpupool does not know."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """This process."""
+    """The process that the report is of."""
 
     python: str
     executable: str
     platform: str
-    #: Whether it was forked after the GPU was first used, so that nothing works.
     forked: bool
-    #: How ``multiprocessing`` starts workers; None where that was not chosen yet.
+    """True if the process was forked after the GPU was first used, so that nothing works."""
     start_method: str | None
+    """The way in which ``multiprocessing`` starts workers; None where that was not chosen yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
-    """What gpupool sees and uses. ``str()`` is the text for people, :meth:`to_json` the same for programs."""
+    """The report of what gpupool sees and uses.
+
+    ``str()`` returns it as text for people, :meth:`to_json` as JSON for programs.
+    """
 
     schema: int = SCHEMA
     version: str
@@ -130,23 +133,23 @@ class Info:
     runtime: Runtime
     devices: list[Device]
     libraries: list[Library]
-    #: The files of GPU libraries in the process, by the name of the library.
     loaded_files: dict[str, list[str]]
+    """The files of GPU libraries in the process, by the name of the library."""
     frameworks: list[Framework]
     environment: list[Variable]
     problems: list[Problem]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is broken. Libraries that are missing and warnings don't count."""
+        """True if nothing is broken. Libraries that are missing and warnings don't count."""
         return not any(problem.severity == "error" for problem in self.problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the report as plain values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
-        """Return the same as JSON, indented."""
+        """Return the report as JSON, indented."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:

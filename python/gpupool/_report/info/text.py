@@ -1,4 +1,4 @@
-"""The answer as text: for a terminal of 100 columns, and for a bug report."""
+"""The report as text: for a terminal of 100 columns, and for a bug report."""
 
 import re
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ def text(info: Info) -> str:
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text."""
     mib = nbytes / (1 << 20)
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
 
 
 def _fold(paragraph: str, first: str = "", further: str | None = None) -> Iterator[str]:
-    """Put a margin before the first line and one before further ones, and start a line before what is too long.
+    """Yield the lines of a paragraph, with a margin before the first line and one before further ones.
 
     A path is cut only where it would not fit a line of its own.
     """
@@ -73,7 +73,7 @@ def _runtime(runtime: Runtime) -> list[str]:
         why = "" if said else "no GPU was found. "
         lines = list(_fold(f"host{said}: {why}{_HOST}", "  ", "    "))
         for kind, reason in runtime.passed_over.items():
-            # Where the linker looked is for the JSON, and for the problem, if it is one.
+            # The places where the linker looked stand in the JSON, and in the problem, if it is one.
             lines += _fold(f"not {kind}: {re.sub(r' [(].*[)]', '', reason)}", "    ", "      ")
         return lines
     platform = "CUDA" if runtime.name == "cuda" else "HIP"
@@ -129,7 +129,7 @@ def _library(library: Library) -> Iterator[str]:
 
 
 def _command(library: Library) -> str:
-    """What brings it, without the introduction."""
+    """Return the command that brings a library, without the introduction."""
     return (library.remedy or "").split("\n")[0].removeprefix("Install it with: ")
 
 

@@ -10,7 +10,7 @@ from gpupool._report.info.report import Problem, Variable
 _PREFIX = "GPUPOOL_"
 _LIBRARIES = sorted(name for name, value in vars(_native).items() if isinstance(value, HandlePool) and name != "host")
 _PATHS = [f"{_PREFIX}{name.upper()}_PATH" for name in [*_LIBRARIES, "amdhip64"]]
-#: Every variable that gpupool reads.
+# Every variable that gpupool reads.
 GPUPOOL = [
     "GPUPOOL_RUNTIME",
     "GPUPOOL_WORKER",
@@ -21,7 +21,7 @@ GPUPOOL = [
     *_PATHS,
 ]
 
-# Others', in the order in which they are shown.
+# Variables of other software, in the order in which they are shown.
 _OTHERS = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -61,7 +61,7 @@ _OTHER_PREFIXES = ("CUDA_MPS_", "CUPY_", "CUDNN_", "CUDSS_")
 
 
 def gather() -> list[Variable]:
-    """Return those that are set: gpupool's first."""
+    """Return the variables that are set: gpupool's first."""
     mine = sorted(name for name in os.environ if name.startswith(_PREFIX))
     others = [name for name in _OTHERS if name in os.environ]
     others += sorted(name for name in os.environ if name.startswith(_OTHER_PREFIXES))
@@ -72,17 +72,17 @@ def gather() -> list[Variable]:
 
 
 def _printable(value: str) -> str:
-    """A value whose bytes need not be text."""
+    """Return a value whose bytes need not be text as text."""
     return value.encode("utf-8", "replace").decode()
 
 
 def leads_nowhere(variable: Variable) -> bool:
-    """Whether it is to name a library's file or folder, and none is there."""
+    """Return whether a variable is to name a library's file or folder, and none is there."""
     return variable.name in _PATHS and not os.path.exists(variable.value)
 
 
 def problems(variables: list[Variable]) -> list[Problem]:
-    """Return what is wrong with gpupool's own."""
+    """Return what is wrong with gpupool's own variables."""
     found = []
     for variable in variables:
         if not variable.known:
