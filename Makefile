@@ -36,7 +36,7 @@ help: ## list the targets
 	@touch $@
 
 .PHONY: demo
-demo: .venv/built ## threads share handles and recorded allocations are replayed, on a GPU if there is one
+demo: .venv/built ## threads share handles and trace files are replayed, on a GPU if there is one
 	@$(BIN)/gpupool demo
 	@echo
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
@@ -52,7 +52,7 @@ test: .venv/built .venv/frameworks ## all tests; those that need a GPU skip with
 	$(BIN)/python -m pytest tests/python
 
 .PHONY: lint
-lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, and the stubs against the module
+lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, and the layout
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
@@ -63,6 +63,7 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, and the stubs ag
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest gpupool._native --allowlist tests/stubtest.txt
+	$(BIN)/python tests/layout.py
 
 .PHONY: docs
 docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails

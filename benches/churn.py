@@ -1,8 +1,8 @@
-"""Short-lived threads that each ask for a handle once and end: what that costs, on gpupool and on its peers.
+"""The cost of short-lived threads that each ask for a handle once and end, on gpupool and on its peers.
 
-Waves of 16 threads, every peer's in turn, so that what else goes on in the machine meets all alike. One peer's threads
-do nothing. A wave lasts until the kernel knows none of its threads any more: a little after Python has joined one, it
-gives its handles back.
+Waves of 16 threads run for every peer in turn, so that other work on the machine meets all alike. One peer's threads do
+nothing. A wave lasts until the kernel knows none of its threads any more: a thread gives its handles back a little
+after Python has joined it.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ WARM_UP = 5
 # Seconds for each peer, where a thread takes long.
 BUDGET = 5.0
 
-# The pools whose handles a peer gives out in Python: PyTorch cuBLAS's alone, CuPy all, but a new one for each thread.
+# The pools whose handles a peer has in Python: PyTorch only cuBLAS's, CuPy all, but a new one for each thread.
 LIBRARIES = ("cublas", "cusparse", "cusolver")
 
 
 class Peer:
-    """One way to get a handle, and what threads took that asked for one, in nanoseconds."""
+    """A way to get a handle, and the nanoseconds that threads took which asked for one."""
 
     def __init__(self, ask: Callable[[], object]) -> None:
         self.ask = ask
         self.seconds = 0.0
-        # Of each wave, what it took for each thread: started one after another, and all let go at once.
+        # The nanoseconds that each wave took for each thread: started one after another, and all released at once.
         self.lives: list[float] = []
         self.rushes: list[float] = []
-        # What the asking took in each thread that was just started, with the waits for Python's lock.
+        # The nanoseconds that asking took in each thread that was just started, with the waits for Python's lock.
         self.askings: list[int] = []
 
     def waves(self) -> None:
@@ -84,7 +84,7 @@ class Peer:
         return taken / THREADS
 
     def figures(self) -> dict[str, float]:
-        """The medians, and how many waves there were of each kind."""
+        """Return the medians, and how many waves there were of each kind."""
         return {
             "life": statistics.median(self.lives[WARM_UP:]),
             "rush": statistics.median(self.rushes[WARM_UP:]),
@@ -94,7 +94,7 @@ class Peer:
 
 
 def peers() -> dict[str, Peer]:
-    """Every way to get a handle that there is here."""
+    """Return every way to get a handle that is available here."""
     found = {"nothing": Peer(lambda: None)}
     for pool in (*(getattr(gpupool, name) for name in LIBRARIES), gpupool.host):
         if pool.available:
@@ -113,10 +113,10 @@ def peers() -> dict[str, Peer]:
 
 
 def python_churn() -> dict[str, dict[str, float]]:
-    """Nanoseconds a thread, by who is asked."""
-    everybody = peers()
+    """Return the nanoseconds a thread took, by the name of the peer."""
+    every = peers()
     for turn in range(WARM_UP + WAVES):
-        for peer in everybody.values():
+        for peer in every.values():
             if turn <= WARM_UP or peer.seconds < BUDGET:
                 peer.waves()
-    return {name: peer.figures() for name, peer in everybody.items()}
+    return {name: peer.figures() for name, peer in every.items()}

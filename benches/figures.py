@@ -1,4 +1,4 @@
-"""What the benches of memory in Python share: how a call is timed, the random mix, and one JSON object a line."""
+"""The parts that the benches of memory in Python share: how a call is timed, the random mix, lines of results."""
 
 import contextlib
 import json
@@ -15,13 +15,13 @@ THREADS = (1, 16)
 # The mix: requests of 512 bytes to 8 MiB, 100 to 200 of them live in each thread, as in benches/memory.rs.
 SIZE_BITS = (9, 23)
 WARM_STEPS, STEPS = 500, 2000
-# The first grows; what is told is the median.
+# The memory grows in the first round; the figure is the median of all.
 MIX_ROUNDS = 5
 
-# What allocates this many bytes, and what frees what that has returned.
+# A function that allocates this many bytes, and one that frees what the first has returned.
 Allocate = Callable[[int], object]
 Free = Callable[[object], object]
-# What a thread does its part in.
+# A context manager in which a thread does its part.
 Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
 
 
@@ -32,7 +32,7 @@ def tell(**figures: object) -> None:
 
 @contextlib.contextmanager
 def measured(peer: str) -> Iterator[None]:
-    """Leave out a peer that is not installed, and tell why one fails."""
+    """Leave out a peer that is not installed, and print why one fails."""
     try:
         yield
     except ImportError:
@@ -42,7 +42,7 @@ def measured(peer: str) -> Iterator[None]:
 
 
 def nanoseconds(statement: str, **names: object) -> float:
-    """The median time of a statement, with what looping over it costs."""
+    """Return the median time of a statement, with what looping over it costs."""
     rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
     return round(statistics.median(rounds) / CALLS * 1e9, 1)
 
@@ -52,12 +52,12 @@ def forget(memory: object) -> None:
 
 
 def in_threads(threads: int, run: Callable[[int, threading.Barrier], float]) -> float:
-    """The most that any of the threads answers. The first failure of one ends all."""
-    together, answers, failures = threading.Barrier(threads), [], []
+    """Return the largest number that one of the threads returned. The first failure of a thread ends all."""
+    together, results, failures = threading.Barrier(threads), [], []
 
     def guarded(index: int) -> None:
         try:
-            answers.append(run(index, together))
+            results.append(run(index, together))
         except threading.BrokenBarrierError:
             # Another one failed.
             pass
@@ -72,11 +72,14 @@ def in_threads(threads: int, run: Callable[[int, threading.Barrier], float]) -> 
         thread.join()
     if failures:
         raise failures[0]
-    return max(answers)
+    return max(results)
 
 
 def mix(peer: Peer, threads: int) -> float:
-    """Nanoseconds that a step of the random mix takes; of several threads, the slowest. The median of some rounds."""
+    """Return the nanoseconds that a step of the random mix takes: the median of some rounds.
+
+    With several threads it is the slowest one's.
+    """
 
     def run(index: int, together: threading.Barrier) -> float:
         numbers, live = random.Random(42 + index), []
@@ -108,6 +111,6 @@ def mix(peer: Peer, threads: int) -> float:
 
 
 def tell_mix(name: str, peer: Peer) -> None:
-    """Tell what the random mix takes one thread and sixteen."""
+    """Print what the random mix takes one thread and sixteen."""
     for threads in THREADS:
         tell(peer=name, work="mix", threads=threads, ns_per_step=mix(peer, threads))

@@ -1,4 +1,4 @@
-"""Frameworks over gpupool and over their own memory, in one run on one machine. One JSON object a line.
+"""Frameworks over gpupool and over their own memory, in one run on one machine, as one JSON object a line.
 
     python benches/framework_peers.py [PEER...]
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 @contextlib.contextmanager
 def gpupool_empty() -> Iterator[tuple[Allocate, Free]]:
-    """gpupool itself."""
+    """Allocate from gpupool itself."""
     import gpupool
 
     yield gpupool.empty, forget
@@ -28,7 +28,7 @@ def gpupool_empty() -> Iterator[tuple[Allocate, Free]]:
 
 @contextlib.contextmanager
 def cupy_own() -> Iterator[tuple[Allocate, Free]]:
-    """CuPy with its own pool."""
+    """Allocate with CuPy from its own pool."""
     import cupy
 
     yield cupy.cuda.alloc, forget
@@ -37,7 +37,7 @@ def cupy_own() -> Iterator[tuple[Allocate, Free]]:
 
 @contextlib.contextmanager
 def cupy_gpupool() -> Iterator[tuple[Allocate, Free]]:
-    """CuPy over gpupool."""
+    """Allocate with CuPy from gpupool."""
     import cupy
     import gpupool
 
@@ -50,7 +50,7 @@ def cupy_gpupool() -> Iterator[tuple[Allocate, Free]]:
 
 
 def rmm_resource(kind: str) -> object:
-    """One of RMM's resources, with memory to start with."""
+    """Return one of RMM's resources, with memory to start with."""
     import rmm
 
     if kind == "pool":
@@ -65,7 +65,7 @@ def rmm_resource(kind: str) -> object:
 
 
 def cupy_rmm(kind: str) -> Peer:
-    """CuPy over RMM."""
+    """Return the peer that allocates with CuPy from RMM."""
 
     @contextlib.contextmanager
     def peer() -> Iterator[tuple[Allocate, Free]]:
@@ -87,7 +87,7 @@ def cupy_rmm(kind: str) -> Peer:
 
 
 def rmm_alone(kind: str) -> Peer:
-    """RMM's buffers."""
+    """Return the peer that allocates RMM's buffers."""
 
     @contextlib.contextmanager
     def peer() -> Iterator[tuple[Allocate, Free]]:
@@ -109,14 +109,14 @@ PEERS: dict[str, Peer] = {
 
 
 def pair(allocate: Allocate, free: Free) -> float:
-    """1 KiB, freed at once."""
+    """Return the nanoseconds for 1 KiB that is freed at once."""
     if free is forget:
         return nanoseconds("allocate(1024)", allocate=allocate)
     return nanoseconds("free(allocate(1024))", allocate=allocate, free=free)
 
 
 def measure(name: str) -> None:
-    """Tell what a peer takes."""
+    """Print what a peer takes."""
     with measured(name), PEERS[name]() as calls:
         tell(peer=name, work="pair", threads=1, ns_per_pair=pair(*calls))
         tell_mix(name, lambda: contextlib.nullcontext(calls))
@@ -129,6 +129,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # A collection takes longer than a thousand steps, and falls on whoever is at work.
+    # A collection takes longer than a thousand steps, and falls on the peer that is at work.
     gc.disable()
     main()

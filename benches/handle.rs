@@ -1,4 +1,4 @@
-//! What a checkout costs, on every pool that is available on the runtime at hand, and what the windows add to a
+//! The cost of a checkout, on every pool that is available on the runtime at hand, and what the windows add to a
 //! thread's life. `GPUPOOL_RUNTIME=host cargo bench` measures gpupool alone, without a library's own call.
 
 use std::cell::Cell;
@@ -28,7 +28,7 @@ fn available_pools() -> Vec<HandlePool> {
 fn checkouts(criterion: &mut Criterion) {
     let device = Device::from_ordinal(0);
     let streams = [Stream::new(device).expect("a stream"), Stream::new(device).expect("a stream")];
-    // What it would cost a checkout to know of captures.
+    // A checkout that asked for captures would cost this much more.
     criterion.bench_function("capture status", |bench| bench.iter(|| black_box(&streams[0]).capture_status()));
     for pool in available_pools() {
         let mut group = criterion.benchmark_group(pool.name());
@@ -48,7 +48,7 @@ fn checkouts(criterion: &mut Criterion) {
     }
 }
 
-/// What the slowest of threads takes that all do this at once, each on a stream of its own.
+/// Returns the time of the slowest of several threads that all do this at once, each on a stream of its own.
 fn at_once(threads: usize, count: u64, work: impl Fn(&Stream) + Sync) -> Duration {
     let barrier = Barrier::new(threads);
     thread::scope(|scope| {
@@ -68,7 +68,7 @@ fn at_once(threads: usize, count: u64, work: impl Fn(&Stream) + Sync) -> Duratio
     })
 }
 
-/// A lease and its return, and a thread's own handle, for one thread to sixteen.
+/// Measures a lease and its return, and a thread's own handle, for one thread to sixteen.
 fn many_threads(criterion: &mut Criterion) {
     for pool in available_pools() {
         let mut group = criterion.benchmark_group(format!("{} at once", pool.name()));
@@ -87,7 +87,7 @@ fn many_threads(criterion: &mut Criterion) {
     }
 }
 
-/// Two pools whose handles are cheap to make.
+/// Returns two pools whose handles are cheap to make.
 fn two_pools() -> [HandlePool; 2] {
     if HostHandles::pool().is_available() {
         [HostHandles::pool(), HandlePool::new(&gpupool::library::host::HOST).expect("a pool")]
@@ -96,7 +96,7 @@ fn two_pools() -> [HandlePool; 2] {
     }
 }
 
-/// What threads took so far of what is timed inside them, in nanoseconds.
+/// The nanoseconds that were timed inside threads so far.
 static INSIDE: AtomicU64 = AtomicU64::new(0);
 
 fn add_inside(taken: Duration) {
@@ -107,8 +107,8 @@ fn take_inside() -> Duration {
     Duration::from_nanos(INSIDE.swap(0, Ordering::Relaxed))
 }
 
-/// Times the end of a thread: from when [`BEGIN`] is dropped, before all thread-locals that were first used earlier,
-/// until this is, after all that were first used later. What else a thread does to end takes longer.
+/// A timer of a thread's end: from when [`BEGIN`] is dropped, before all thread-locals that were first used earlier, until
+/// this is dropped, after all that were first used later. The rest of a thread's end takes longer.
 struct End(Cell<Option<Instant>>);
 struct Begin;
 
@@ -131,7 +131,7 @@ impl Drop for End {
     }
 }
 
-/// A thread's life: `f`, and its end. Both are also timed inside the thread, since starting and joining one varies by
+/// Runs a thread that calls `f` and ends. Both are also timed inside the thread, since starting and joining one varies by
 /// more than handles cost.
 fn live(f: impl FnOnce() -> bool + Send + 'static) {
     let thread = thread::spawn(move || {
@@ -144,13 +144,13 @@ fn live(f: impl FnOnce() -> bool + Send + 'static) {
     thread.join().expect("the thread does not panic");
 }
 
-/// What `f` and the end of its thread take.
+/// Returns the time that `f` and the end of its thread take.
 fn inside_a_thread(f: impl FnOnce() -> bool + Send + 'static) -> Duration {
     live(f);
     take_inside()
 }
 
-/// What two handles add to a thread's life: taking them, and giving them back as it ends.
+/// Measures what two handles add to a thread's life: taking them, and giving them back as it ends.
 fn threads(criterion: &mut Criterion) {
     let device = Device::from_ordinal(0);
     let streams = [Stream::new(device).expect("a stream"), Stream::new(device).expect("a stream")];
@@ -175,11 +175,11 @@ fn threads(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// As many threads live at a time where they come and go.
+/// The number of threads that live at a time where they come and go.
 const LANES: u64 = 16;
 
-/// Threads that each do `f` once and end, in lanes of `count` one after another: what the slowest lane takes, and what
-/// `f` and the ends of the threads take of an average one.
+/// Runs threads that each call `f` once and end, in lanes of `count` one after another. Returns the time of the slowest
+/// lane, and the part of an average lane that `f` and the ends of the threads take.
 fn lanes(count: u64, f: impl FnOnce() -> bool + Copy + Send + 'static) -> (Duration, Duration) {
     take_inside();
     let lane = move || {
@@ -194,7 +194,8 @@ fn lanes(count: u64, f: impl FnOnce() -> bool + Copy + Send + 'static) -> (Durat
     (slowest, Duration::from_nanos(take_inside().as_nanos() as u64 / LANES))
 }
 
-/// Threads that each ask once and end, as benches/torch_getters.cpp has them ask PyTorch; and threads that do nothing.
+/// Measures threads that each ask once and end, as benches/torch_getters.cpp has them ask PyTorch, and threads that do
+/// nothing.
 fn churn(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("churn");
     group.sampling_mode(SamplingMode::Flat);

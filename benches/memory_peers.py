@@ -1,4 +1,4 @@
-"""Allocating device memory: gpupool's Python API and its peers, in one run on one machine. One JSON object a line.
+"""Allocating device memory with gpupool's Python API and with its peers, in one run, as one JSON object a line.
 
     python benches/memory_peers.py [TRACE.csv.gz...]
 
@@ -22,7 +22,7 @@ CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def python_figures() -> None:
-    """Allocating 1 KiB and freeing it, from Python."""
+    """Print what allocating 1 KiB and freeing it takes from Python."""
     tell(peer="python", work="empty lambda", ns=nanoseconds("f()", f=lambda: None))
     with contextlib.suppress(ImportError):
         import gpupool
@@ -49,7 +49,7 @@ def python_figures() -> None:
 
 
 def cuda_core_figures() -> None:
-    """The same through NVIDIA's own Python package, in either of the places that it has had."""
+    """Print the same for NVIDIA's own Python package, in either of the places that it has had."""
     with measured("cuda.core"):
         try:
             from cuda.core import Device, DeviceMemoryResource
@@ -63,7 +63,7 @@ def cuda_core_figures() -> None:
 
 
 def read_trace(path: str) -> tuple[list[int], list[int], list[int], int]:
-    """Slots, sizes (0 for a free) and stream numbers of a log, and the most bytes live."""
+    """Return slots, sizes (0 for a free) and stream numbers of a log, and the most bytes live."""
     slots: list[int] = []
     sizes: list[int] = []
     numbers: list[int] = []
@@ -94,7 +94,7 @@ def read_trace(path: str) -> tuple[list[int], list[int], list[int], int]:
 
 
 def torch_extension() -> object:
-    """benches/torch_mix.cpp, built here."""
+    """Return the module of benches/torch_mix.cpp, built here."""
     import nvidia
     from torch.utils import cpp_extension
 
@@ -109,7 +109,7 @@ def torch_extension() -> object:
 
 
 def python_mix(threads: int) -> float:
-    """The mix of benches/memory.rs through PyTorch's Python calls, where nothing can be built."""
+    """Return the time of benches/memory.rs's mix through PyTorch's Python calls, where nothing can be built."""
     import torch
 
     calls = (lambda nbytes: torch.cuda.caching_allocator_alloc(nbytes, 0, 0), torch.cuda.caching_allocator_delete)
@@ -117,7 +117,7 @@ def python_mix(threads: int) -> float:
 
 
 def torch_figures(traces: list[str]) -> None:
-    """PyTorch's allocator with the settings of this process."""
+    """Print what PyTorch's allocator takes with the settings of this process."""
     import torch
 
     torch.empty(1, device="cuda")

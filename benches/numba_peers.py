@@ -1,9 +1,9 @@
-"""Allocating through cuda.core and through Numba, from gpupool and from the driver, in one run. One JSON object a line.
+"""Allocating through cuda.core and Numba, from gpupool and from the driver, in one run, as one JSON object a line.
 
     python benches/numba_peers.py
 
-Times are nanoseconds. ``mix`` is the one of benches/figures.py: requests of 512 bytes to 8 MiB, 100 to 200 of them
-live in each thread. Numba chooses its memory once, so it has two processes. A peer that is not installed is left out.
+Times are nanoseconds. ``mix`` is the one of benches/figures.py: requests of 512 bytes to 8 MiB, 100 to 200 of them live
+in each thread. Numba chooses its memory once, so it has two processes. A peer that is not installed is left out.
 """
 
 import gc
@@ -20,12 +20,12 @@ from figures import THREADS, Allocate, Free, forget, in_threads, measured, nanos
 
 KERNELS = 300
 
-# What a thread allocates with, and what it frees with.
+# The functions that a thread allocates with and frees with.
 Calls = tuple[Allocate, Free]
 
 
 def cuda_core_figures() -> None:
-    """cuda.core's buffers from its own resource and from gpupool's, and the driver's calls that its own makes."""
+    """Print what cuda.core's buffers take from its own resource and from gpupool's, and what driver calls take."""
     import gpupool
     from cuda.bindings import driver
     from cuda.core import Device, DeviceMemoryResource
@@ -63,7 +63,7 @@ def cuda_core_figures() -> None:
 
 
 def numba_figures(peer: str) -> None:
-    """Numba's arrays with the memory manager of this process, alone and under kernels that outlive them."""
+    """Print what Numba's arrays take with this memory manager, alone and under kernels that outlive them."""
     import numpy as np
     from cuda.bindings import driver
     from numba import cuda
@@ -128,6 +128,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # A collection takes longer than a thousand steps, and falls on whoever is at work.
+    # A collection takes longer than a thousand steps, and falls on the peer that is at work.
     gc.disable()
     main()

@@ -1,10 +1,9 @@
-"""The same work on gpupool and on its peers, in one run on one machine: what getting this thread's handle costs, and
-what it costs a thread that asks once and ends.
+"""The cost of getting this thread's handle, and of a thread that asks once and ends, on gpupool and on its peers.
 
     python benches/peers.py --output FILE [--bench PROGRAM]
 
-PROGRAM is the Rust bench (`cargo bench --no-run` says where it is). A peer that is not installed is left out. Every
-figure is in nanoseconds a call, the median of several rounds.
+All are measured in one run on one machine. PROGRAM is the Rust bench (`cargo bench --no-run` says where it is). A peer
+that is not installed is left out. Every figure is in nanoseconds a call, the median of several rounds.
 """
 
 import argparse
@@ -29,13 +28,13 @@ ROUNDS = 9
 
 
 def nanoseconds(statement: str, **names: object) -> float:
-    """The median time of a statement, with what looping over it costs."""
+    """Return the median time of a statement, with what looping over it costs."""
     rounds = timeit.repeat(statement, globals=names, number=CALLS, repeat=ROUNDS)
     return statistics.median(rounds) / CALLS * 1e9
 
 
 def python_figures() -> dict[str, float]:
-    """Getting a handle from Python."""
+    """Return what getting a handle takes from Python."""
     figures = {"empty lambda": nanoseconds("f()", f=lambda: None)}
     stream = gpupool.Stream()
     for pool in available_pools():
@@ -62,7 +61,7 @@ def python_figures() -> dict[str, float]:
 
 
 def available_pools() -> list[gpupool.HandlePool]:
-    """The pools of this runtime's libraries."""
+    """Return the pools of this runtime's libraries."""
     every = [
         gpupool.cudnn,
         gpupool.cusparse,
@@ -76,7 +75,7 @@ def available_pools() -> list[gpupool.HandlePool]:
 
 
 def rust_figures(program: str, runtime: str | None) -> dict[str, float]:
-    """The Rust benches on a runtime."""
+    """Return the figures of the Rust benches on a runtime."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CRITERION_HOME": folder}
         if runtime:
@@ -91,7 +90,7 @@ def rust_figures(program: str, runtime: str | None) -> dict[str, float]:
 
 
 def torch_getters() -> object:
-    """PyTorch's C++ getters: benches/torch_getters.cpp, built here."""
+    """Return the module of PyTorch's C++ getters: benches/torch_getters.cpp, built here."""
     import nvidia
     from torch.utils import cpp_extension
 
@@ -106,13 +105,13 @@ def torch_getters() -> object:
 
 
 def torch_figures(getters: object) -> dict[str, float]:
-    """Getting a handle from C++."""
+    """Return what getting a handle takes from C++."""
     names = ("cublas", "cusparse", "cudnn")
     return {name: statistics.median(getattr(getters, name)(10 * CALLS) for _ in range(ROUNDS)) for name in names}
 
 
 def torch_churn(getters: object) -> dict[str, float]:
-    """Threads that ask once and end, from C++; named as benches/handle.rs names them."""
+    """Return what threads take that ask once and end, from C++, by the names of benches/handle.rs."""
     names = ("nothing", "cublas", "cusparse", "cudnn")
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     # The first creates the handles. All take turns, so that what else goes on meets them alike.
@@ -129,7 +128,7 @@ def torch_churn(getters: object) -> dict[str, float]:
 
 
 def import_milliseconds() -> float:
-    """What `import gpupool` takes, in new processes."""
+    """Return the milliseconds that `import gpupool` takes, in new processes."""
     code = "import time; start = time.perf_counter(); import gpupool; print(time.perf_counter() - start)"
     run = [sys.executable, "-c", code]
     seconds = [float(subprocess.run(run, check=True, capture_output=True, text=True).stdout) for _ in range(ROUNDS)]
@@ -137,7 +136,7 @@ def import_milliseconds() -> float:
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """Return a description of the machine that the figures are measured on."""
     versions = {"python": platform.python_version(), "gpupool": gpupool.__version__}
     for package in ("torch", "cupy-cuda12x", "cupy-cuda13x", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Tables of the results that the benches left: `python benches/table.py FILE` prints those of a file.
+"""The tables of the results that the benches left: `python benches/table.py FILE` prints those of a file.
 
 The README and the guide have the tables of benches/results, by the names of TABLES.
 """
@@ -28,7 +28,7 @@ TRACES = {
     "cupy_science": "CuPy: sparse, FFT, QR, SVD",
 }
 EXPANDABLE = "expandable_segments:True"
-# What the benches call a peer, and what the tables do.
+# The names of peers in the benches' results, and those in the tables.
 PEERS = {
     "gpupool.empty": "`gpupool.empty`",
     "cupy": "CuPy's own pool",
@@ -53,24 +53,24 @@ PEERS = {
 
 
 def table(*rows: Iterable[str]) -> str:
-    """A table of Markdown; its first row is the head."""
+    """Return a table of Markdown; its first row is the head."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     columns = lines[0].count(" | ") + 1
     return "\n".join([lines[0], f"| {' | '.join(['---'] * columns)} |", *lines[1:]])
 
 
 def number(figure: float | None) -> str:
-    """A figure with its thousands apart, or nothing."""
+    """Return a figure with its thousands apart; an empty text for None."""
     return "" if figure is None else f"{figure:,.0f}".replace(",", " ")
 
 
 def figure(figures: dict[str, float], name: str | None) -> str:
-    """A figure for a cell, or nothing."""
+    """Return a figure for a cell; an empty text where there is none."""
     return f"{figures[name]:.0f}" if name in figures else ""
 
 
 def checkouts(results: dict) -> str:
-    """What getting a handle costs that the thread has already."""
+    """Return the table of what getting a handle costs that the thread has already."""
     rust, python = results.get("rust_ns", {}), results["python_ns"]
     torch = results.get("torch_cpp_ns", {})
     head = ["this thread's handle, ns", "gpupool, Rust", "PyTorch, C++", "gpupool, Python", "CuPy", "PyTorch, Python"]
@@ -89,12 +89,12 @@ def checkouts(results: dict) -> str:
 
 
 def beyond(figures: dict[str, float], name: str, nothing: str) -> float | None:
-    """A figure without what threads take that do nothing."""
+    """Return a figure less what threads take that do nothing; None where there is none."""
     return figures[name] - figures[nothing] if name in figures else None
 
 
 def compared(ours: float | None, *peers: float | None) -> list[str]:
-    """The cells for our figure, for the peers', and for how many times ours each of those is."""
+    """Return the cells for our figure, for the peers', and for how many times ours each of those is."""
     cells = ["" if each is None else f"{each:.0f}" for each in (ours, *peers)]
     # Where a figure is less than the noise, there is nothing to compare.
     ratios = [f"{peer / ours:.1f}" if ours and peer and min(ours, peer) > 0 else "" for peer in peers]
@@ -102,7 +102,7 @@ def compared(ours: float | None, *peers: float | None) -> list[str]:
 
 
 def churn(results: dict) -> str:
-    """What threads take that ask once and end, beyond those that do nothing."""
+    """Return the table of what threads take that ask once and end, beyond those that do nothing."""
     rust, torch = results.get("rust_ns", {}), results.get("torch_cpp_churn_ns", {})
     head = ["a thread that asks once and ends, ns", "gpupool, Rust", "PyTorch, C++", "PyTorch / gpupool"]
     rows = []
@@ -113,7 +113,7 @@ def churn(results: dict) -> str:
 
 
 def rush(results: dict) -> str:
-    """The same of sixteen threads of Python at once."""
+    """Return the table of what each of sixteen such threads of Python at once takes."""
     python = {name: figures["rush"] for name, figures in results["python_churn_ns"].items()}
     head = [
         "each of 16 such threads at once, Python",
@@ -131,13 +131,13 @@ def rush(results: dict) -> str:
 
 
 def pick(lines: list[dict], **wanted: object) -> dict:
-    """The one line of results with these values; nothing where it was not measured."""
+    """Return the one line of results with these values; an empty one where it was not measured."""
     found = [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
     return found[0] if found else {}
 
 
 def waste(lines: list[dict]) -> str:
-    """What allocators reserve for recorded programs, over what those request."""
+    """Return the table of what allocators reserve for the programs of trace files, over what those request."""
     head = ["reserved / requested, at their peaks", "gpupool", "PyTorch", "with expandable segments"]
     rows = []
     for name, title in TRACES.items():
@@ -148,7 +148,7 @@ def waste(lines: list[dict]) -> str:
 
 
 def allocations(lines: list[dict]) -> str:
-    """What an allocation costs, alone and among threads."""
+    """Return the table of what an allocation costs, alone and among threads."""
 
     def pair(**peer: str) -> dict:
         return pick(lines, work="pair", size=512, **peer)
@@ -179,7 +179,7 @@ def allocations(lines: list[dict]) -> str:
 
 
 def threads(lines: list[dict]) -> str:
-    """What a step of the random mix costs each of several threads on one stream."""
+    """Return the table of what a step of the random mix costs each of several threads on one stream."""
     peers = {
         "gpupool": {"peer": "gpupool"},
         "PyTorch": {"peer": "torch", "conf": ""},
@@ -195,7 +195,7 @@ def threads(lines: list[dict]) -> str:
 
 
 def frameworks(lines: list[dict]) -> str:
-    """What the frameworks' allocators cost in Python, with and without gpupool."""
+    """Return the table of what the frameworks' allocators cost in Python, with and without gpupool."""
     head = ["in Python, ns", "allocate and free", "a step of the mix, 1 thread", "16 threads"]
     rows = []
     for peer, title in PEERS.items():
@@ -208,7 +208,10 @@ def frameworks(lines: list[dict]) -> str:
 
 
 def workspaces(lines: list[dict]) -> str:
-    """What products take that cuBLAS splits over its workspace, on gpupool's workspaces and on cuBLAS's own."""
+    """Return the table of products that cuBLAS splits over its workspace.
+
+    They run on gpupool's workspaces and on cuBLAS's own.
+    """
     head = ["sgemm, m x n x k", "streams", "gpupool's workspaces, us", "cuBLAS's own, us", "ratio"]
     rows = []
     for line in lines:
@@ -219,7 +222,7 @@ def workspaces(lines: list[dict]) -> str:
 
 
 def leases(text: str) -> str:
-    """What leases and handles cost several threads at once."""
+    """Return the table of what leases and handles cost several threads at once."""
     units = {"ns": 1, "µs": 1000}
     figures = {}
     for line in text.splitlines():
@@ -235,12 +238,12 @@ def leases(text: str) -> str:
 
 
 def of_json(file: str) -> dict:
-    """A file of results that is one JSON object."""
+    """Return the content of a file of results that is one JSON object."""
     return dict(json.loads((RESULTS / file).read_text()))
 
 
 def of_lines(file: str) -> list[dict]:
-    """A file of results that has one JSON object a line."""
+    """Return the lines of a file of results that has one JSON object a line."""
     return [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
 
 

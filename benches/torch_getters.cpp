@@ -26,7 +26,7 @@ static void use(Getter& get) {
   asm volatile("" : : "r"(handle) : "memory");
 }
 
-// Nanoseconds a call.
+// Returns the nanoseconds a call takes.
 template <class Getter>
 static double call(int64_t calls, Getter get) {
   use(get);
@@ -35,8 +35,8 @@ static double call(int64_t calls, Getter get) {
   return nanoseconds(start) / static_cast<double>(calls);
 }
 
-// Time the end of a thread: from when Begin is destroyed, before all thread-locals that were first used earlier, until
-// End is, after all that were first used later. What else a thread does to end takes longer.
+// Times the end of a thread: from when Begin is destroyed, before all thread-locals that were first used earlier, until
+// End is, after all that were first used later. The rest of a thread's end takes longer.
 struct End {
   Clock::time_point start;
   std::atomic<int64_t>* inside = nullptr;
@@ -47,8 +47,8 @@ struct Begin {
   ~Begin() { end->start = Clock::now(); }
 };
 
-// Threads that each ask once and end, in lanes of one after another, as in benches/handle.rs. Nanoseconds for each: its
-// whole life, in the slowest lane, and what asking and the end of its thread-locals take of that.
+// Runs threads that each ask once and end, in lanes of one after another, as in benches/handle.rs. Returns nanoseconds
+// for each: its whole life, in the slowest lane, and the part that asking and the end of its thread-locals take.
 template <class Getter>
 static std::pair<double, double> churn(int lanes, int64_t count, Getter get) {
   std::atomic<int64_t> inside{0};

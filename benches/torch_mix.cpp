@@ -26,7 +26,7 @@ static double median(std::vector<double> times) {
   return times[times.size() / 2];
 }
 
-// Nanoseconds for an allocation and a free.
+// Returns the nanoseconds that an allocation and a free take.
 static double pair(int64_t size) {
   auto* torch = allocator::get();
   std::vector<double> rounds;
@@ -38,8 +38,8 @@ static double pair(int64_t size) {
   return median(rounds);
 }
 
-// Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream: wall nanoseconds for
-// one step of the slowest thread, in the median of nine rounds.
+// Returns the wall nanoseconds that one step takes the slowest thread, in the median of nine rounds. Each thread keeps
+// 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream.
 static double mix(int threads) {
   const int steps = 20000;
   const int rounds = 9;

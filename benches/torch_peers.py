@@ -1,4 +1,4 @@
-"""PyTorch on gpupool's memory and on its own, in one run on one machine. One JSON object a line.
+"""PyTorch on gpupool's memory and on its own, in one run on one machine, as one JSON object a line.
 
     python benches/torch_peers.py
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # A collection takes longer than a thousand steps, and falls on whoever is at work.
+    # A collection takes longer than a thousand steps, and falls on the peer that is at work.
     gc.disable()
     if len(sys.argv) > 1:
         measure(sys.argv[1])

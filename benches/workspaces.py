@@ -1,7 +1,7 @@
 """Products on several streams with one cuBLAS handle, each stream with a workspace and all with one.
 
-The product is one that cuBLAS splits over its workspace. With the library's own, one for all streams of a handle, they
-wait for each other. Prints one JSON object a line; needs a GPU and CuPy.
+The product is one that cuBLAS splits over its workspace. With the library's own, one for all streams of a handle, the
+products wait for each other. The script prints one JSON object a line; it needs a GPU and CuPy.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import time
 import cupy
 import gpupool
 
-# Rows and columns, and terms of each sum.
+# The rows and columns, and the terms of each sum.
 SHAPES = [(64, 200_000), (128, 32_768), (256, 8_192)]
 STREAMS = 8
 PRODUCTS = 2000

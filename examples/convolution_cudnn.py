@@ -30,14 +30,14 @@ PADDING = 1
 
 
 class Result(NamedTuple):
-    """What one thread reports."""
+    """The result that one thread reports."""
 
     handle: int
     error: float
 
 
 class Algorithm(ctypes.Structure):
-    """cudnnConvolutionFwdAlgoPerf_t: an algorithm that cuDNN proposes, best first."""
+    """A cudnnConvolutionFwdAlgoPerf_t: an algorithm that cuDNN proposes, best first."""
 
     _fields_ = (
         ("algo", c_int),
@@ -52,7 +52,7 @@ class Algorithm(ctypes.Structure):
 
 @functools.cache
 def load():
-    """Load cuDNN and describe the functions used here. Each raises if its status is not 0."""
+    """Load cuDNN and describe the functions used here, which raise if their status is not 0."""
     cudnn = ctypes.CDLL(gpupool.cudnn.path)
     cudnn.cudnnGetErrorString.restype = ctypes.c_char_p
 
@@ -112,7 +112,7 @@ def describe(kind, cleanup):
 
 
 def convolve(images, filters):
-    """Convolve on a new stream. Return the handle that was used, and the result."""
+    """Convolve on a new stream, and return the handle that was used and the result."""
     cudnn = load()
     # `with` makes this CuPy's current stream too, so that CuPy's copies run on it.
     with cupy.cuda.Stream(non_blocking=True) as stream, ExitStack() as cleanup:
@@ -181,7 +181,7 @@ def check(seed):
 
 
 def wave(threads):
-    """Check on that many threads at once. Return their results once the threads have ended."""
+    """Check on that many threads at once, and return their results once the threads have ended."""
     all_started = threading.Barrier(threads, timeout=60)
 
     def work(seed):

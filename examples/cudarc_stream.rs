@@ -28,14 +28,14 @@ type Saxpy = unsafe extern "C" fn(*mut c_void, c_int, *const f32, *const f32, c_
 /// dropped as it is.
 struct PooledSlice<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
-    /// Goes back to the pool in the order of the stream, once `drop` below has run.
+    /// The memory, which goes back to the pool in the order of the stream, once `drop` below has run.
     _memory: DeviceBuffer,
-    /// Dropped last: the memory's end needs the stream.
+    /// The stream, which is dropped last: the memory's end needs it.
     _stream: Arc<CudaStream>,
 }
 
 impl<T: DeviceRepr> PooledSlice<T> {
-    /// Memory for so many elements, with whatever is in it.
+    /// Returns memory for so many elements, with the bytes that happen to be in it.
     fn new(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
         // SAFETY: the stream lives as long as the memory, which keeps it.
         let view = unsafe { Stream::from_raw(stream.cu_stream().cast()) }?;
@@ -67,7 +67,7 @@ impl<T> DerefMut for PooledSlice<T> {
     }
 }
 
-/// Computes on a stream of its own, and answers how far the results are off.
+/// Computes on a stream of its own, and returns the largest error of the results.
 fn work(context: &Arc<CudaContext>, saxpy: Saxpy, number: usize) -> Result<f32> {
     context.bind_to_thread()?;
     let stream = context.new_stream()?;

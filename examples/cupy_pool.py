@@ -1,9 +1,10 @@
 """A CuPy program with CuPy's own memory pool, and the same program with gpupool: peak memory and time side by side.
 
-Requests of all sizes come in and are served on four streams in turn, as a server would.
-CuPy's own pool keeps what each stream has freed for that stream; gpupool gives it to whichever needs it next.
+Requests of all sizes come in and are served on four streams in turn, as a server would. CuPy's own pool keeps what each
+stream has freed for that stream; gpupool gives it to the next stream that needs it.
 
 Run it with: python examples/cupy_pool.py
+
 It needs CuPy.
 """
 
@@ -19,7 +20,7 @@ STREAMS = 4
 
 
 class Result(NamedTuple):
-    """What a run took, and the sum of what it computed."""
+    """The peak memory and time of a run, and the sum of what it computed."""
 
     peak_bytes: int
     seconds: float
@@ -27,7 +28,7 @@ class Result(NamedTuple):
 
 
 def serve(size, seed):
-    """Serve one request on the current stream. Return a number that depends on all of the work."""
+    """Serve one request on the current stream, and return a number that depends on all of the work."""
     signal = cupy.sin(cupy.arange(size, dtype=cupy.float64) * (1 + seed % 7))
     smooth = (signal[:-2] + signal[1:-1] + signal[2:]) / 3
     ordered = cupy.sort(cupy.abs(smooth))
@@ -35,7 +36,7 @@ def serve(size, seed):
 
 
 def work(steps):
-    """Serve that many requests, each on the next stream. Nothing here knows whose memory it is."""
+    """Serve that many requests, each on the next stream. Nothing here knows which pool the memory is from."""
     sizes = np.random.default_rng(1).integers(1 << 16, 1 << 22, steps)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
     checksum = 0.0
@@ -46,7 +47,7 @@ def work(steps):
 
 
 def measure(steps, reserved):
-    """Run it, once the kernels are there. `reserved` tells how much memory the pool has had at most."""
+    """Run the program, once its kernels are compiled. `reserved` returns the most memory that the pool has had."""
     serve(1 << 16, 0)
     cupy.cuda.Device().synchronize()
     start = time.perf_counter()
@@ -58,7 +59,7 @@ def measure(steps, reserved):
 
 
 def compare(steps):
-    """Run it over a new pool of CuPy's, which never gives memory back by itself, and over gpupool."""
+    """Run the program over a new pool of CuPy's, which never gives memory back by itself, and over gpupool."""
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):
         own = measure(steps, pool.total_bytes)
@@ -71,9 +72,9 @@ def compare(steps):
 
 
 def main():
-    """Print both."""
+    """Print both results."""
     steps = 200
-    # Not counted: the first run of all compiles.
+    # The first run compiles the kernels, and is not counted.
     compare(4)
     results = compare(steps)
     print(f"{steps} requests on {STREAMS} streams")

@@ -14,7 +14,7 @@ WORKERS = 2
 
 
 def work(seed):
-    """Multiply two matrices of CuPy if there is a GPU for it, else allocate as much. Return the worker's process."""
+    """Multiply two matrices of CuPy if there is a GPU for it, else allocate as much, and return the process's id."""
     side = 256 + 64 * seed
     if "cupy" in gpupool.worker.stats()["settings"]["enable"]:
         import cupy

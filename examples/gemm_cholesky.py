@@ -18,7 +18,7 @@ from cupy_backends.cuda.libs import cublas, cusolver
 
 
 class Result(NamedTuple):
-    """What one thread reports: its two handles, and how far the product and the factor are from NumPy's."""
+    """The result of one thread: its two handles, and how far the product and the factor are from NumPy's."""
 
     cublas_handle: int
     cusolver_handle: int
@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
 
 def factorise(a):
-    """Form S and factorise it on a new stream. Return the two handles that were used, S and L."""
+    """Form S and factorise it on a new stream, and return the two handles that were used, S and L."""
     n = len(a)
     # CuPy's bindings put CuPy's current stream into the handle at every call, so `with` makes ours the current one.
     with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -83,7 +83,7 @@ def check(seed, n=512):
 
 
 def wave(threads):
-    """Check on that many threads at once. Return their results once the threads have ended."""
+    """Check on that many threads at once, and return their results once the threads have ended."""
     all_started = threading.Barrier(threads, timeout=60)
 
     def work(seed):

@@ -30,14 +30,14 @@ def smooth(out, signal):
 
 
 def smooth_on_cpu(signal):
-    """What the kernels do."""
+    """Do on the CPU what the kernels do."""
     for _ in range(PASSES):
         signal = (np.roll(signal, 1) + signal + np.roll(signal, -1)) / np.float32(3)
     return signal
 
 
 def program():
-    """Smooth the signals. Return the largest error, the seconds that it took and the most bytes in use."""
+    """Smooth the signals, and return the largest error, the seconds that it took and the most bytes in use."""
 
     def free_bytes():
         _, free, _ = driver.cuMemGetInfo()

@@ -1,9 +1,10 @@
 """Solve sparse systems with nvmath-python in four threads, with and without gpupool: peak memory and time side by side.
 
 The solver is the same both times; with gpupool it gets a leased cuDSS handle in its options, and cuDSS takes its memory
-from a MemPool. Of itself nvmath makes a handle for each solver.
+from a MemPool. Without gpupool nvmath makes a handle for each solver.
 
 Run it with: python examples/nvmath_solve.py
+
 It needs nvmath-python, CuPy, SciPy and the cuDSS that nvmath asks for (pip install 'nvmath-python[cu13]' cupy-cuda13x).
 """
 
@@ -22,12 +23,12 @@ import scipy.sparse
 THREADS, SOLVES = 4, 6
 MIB = 1 << 20
 
-# What gives a solver its options.
+# A function that returns a context manager of a solver's options.
 Options = Callable[[cupy.cuda.Stream], AbstractContextManager[dict[str, Any]]]
 
 
 class Result(NamedTuple):
-    """What a run took: device memory at its peak, seconds, and the largest relative residual."""
+    """The result of a run: device memory at its peak, seconds, and the largest relative residual."""
 
     peak: int
     seconds: float
@@ -35,7 +36,7 @@ class Result(NamedTuple):
 
 
 def poisson(side: int) -> cupyx.scipy.sparse.csr_matrix:
-    """The 5-point Laplacian on a square grid."""
+    """Return the 5-point Laplacian on a square grid."""
     line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side))
     matrix = scipy.sparse.csr_matrix(scipy.sparse.kronsum(line, line, format="csr"))
     on_gpu = cupyx.scipy.sparse.csr_matrix(matrix)
@@ -51,12 +52,15 @@ def of_nvmath(_stream: cupy.cuda.Stream) -> Iterator[dict[str, Any]]:
 
 
 def of_gpupool(stream: cupy.cuda.Stream) -> AbstractContextManager[dict[str, Any]]:
-    """A leased handle. This is all that differs, with the line in `main` that gives cuDSS a MemPool."""
+    """Lend a handle in the solver's options.
+
+    This is all that differs, with the line in `main` that gives cuDSS a MemPool.
+    """
     return gpupool.nvmath.options(gpupool.cudss, stream)
 
 
 def solve(matrix: cupyx.scipy.sparse.csr_matrix, seed: int, give_options: Options) -> tuple[float, int]:
-    """Solve for a right-hand side of its own. Return the residual, and what was free while the factors were there."""
+    """Solve for one right-hand side, and return the residual and what was free while the factors were there."""
     from nvmath.sparse.advanced import DirectSolver
 
     with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -72,7 +76,7 @@ def solve(matrix: cupyx.scipy.sparse.csr_matrix, seed: int, give_options: Option
 
 def run(matrix: cupyx.scipy.sparse.csr_matrix, give_options: Options) -> Result:
     """Solve a number of systems in each of the threads."""
-    # What is kept of earlier runs, by CuPy and by the driver's pool that nvmath takes from, is given back first.
+    # First CuPy, and the driver's pool that nvmath takes from, give back what they keep of earlier runs.
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.cuda.runtime.memPoolTrimTo(cupy.cuda.runtime.deviceGetMemPool(cupy.cuda.Device().id), 0)
     before, _total = cupy.cuda.runtime.memGetInfo()
@@ -100,7 +104,7 @@ def main() -> None:
     logging.getLogger().setLevel(logging.ERROR)
     matrix = poisson(384)
     try:
-        # What is loaded and compiled at the first use counts for neither.
+        # The first use loads and compiles, which counts for neither.
         solve(matrix, 0, of_nvmath)
     except RuntimeError as error:
         if "requires cuDSS version" not in str(error):

@@ -14,7 +14,7 @@ ACTORS = 2
 
 
 class Work:
-    """What an actor does. Ray has said which devices are its own before this begins, so now handles can be made."""
+    """An actor at work. Ray has said which devices it has before this begins, so handles can be made now."""
 
     def __init__(self):
         gpupool.worker.warm()

@@ -34,7 +34,7 @@ CUDSS_LAYOUT_COL_MAJOR = 0
 
 
 class Result(NamedTuple):
-    """What one thread reports: its handle, the relative residual, and how far the solution is from SciPy's."""
+    """The result of one thread: its handle, the relative residual, and how far the solution is from SciPy's."""
 
     handle: int
     residual: float
@@ -59,7 +59,7 @@ class Poisson:
 
 @functools.cache
 def load():
-    """Load cuDSS and describe the functions used here. Each raises if its status is not 0."""
+    """Load cuDSS and describe the functions used here, which raise if their status is not 0."""
     cudss = ctypes.CDLL(gpupool.cudss.path)
 
     def check_status(status, function, _arguments):
@@ -85,13 +85,13 @@ def load():
 
 
 def csr_types():
-    """Say what is in the CSR arrays. cuDSS 0.8 began to ask for the type of the row offsets too."""
+    """Return the types of the CSR arrays. cuDSS 0.8 began to ask for the type of the row offsets too."""
     index_types = [CUDA_R_32I] if gpupool.cudss.version < (0, 8, 0) else [CUDA_R_32I, CUDA_R_32I]
     return [*index_types, CUDA_R_64F, CUDSS_MTYPE_SPD, CUDSS_MVIEW_UPPER, CUDSS_BASE_ZERO]
 
 
 def solve(matrix, right_side):
-    """Solve the system on a new stream. Return the handle that was used, and the solution."""
+    """Solve the system on a new stream, and return the handle that was used and the solution."""
     cudss = load()
     # `with` makes this CuPy's current stream too, so that CuPy's copies run on it.
     with cupy.cuda.Stream(non_blocking=True) as stream, ExitStack() as cleanup:
@@ -140,7 +140,7 @@ def check(matrix, seed):
 
 
 def wave(matrix, threads):
-    """Check on that many threads at once. Return their results once the threads have ended."""
+    """Check on that many threads at once, and return their results once the threads have ended."""
     all_started = threading.Barrier(threads, timeout=60)
 
     def work(seed):

@@ -21,7 +21,7 @@ from cupy_backends.cuda.libs import cusparse
 
 
 class Result(NamedTuple):
-    """What one thread reports."""
+    """The result that one thread reports."""
 
     handle: int
     error: float
@@ -42,7 +42,7 @@ class Poisson:
 
 
 def multiply(matrix, start, products):
-    """Compute x = A x / 8 that many times on a new stream. Return the handle that was used, and x."""
+    """Compute x = A x / 8 that many times on a new stream, and return the handle that was used and x."""
     # CuPy's bindings put CuPy's current stream into the handle at every call, so `with` makes ours the current one.
     with cupy.cuda.Stream(non_blocking=True) as stream, ExitStack() as cleanup:
         handle = gpupool.cusparse.handle(stream)
@@ -99,7 +99,7 @@ def check(matrix, seed, products=6):
 
 
 def wave(matrix, threads):
-    """Check on that many threads at once. Return their results once the threads have ended."""
+    """Check on that many threads at once, and return their results once the threads have ended."""
     all_started = threading.Barrier(threads, timeout=60)
 
     def work(seed):

@@ -17,7 +17,7 @@ WORDS, WIDTH, BATCH = 8000, 512, 16
 
 
 def train(steps):
-    """Train for so many steps; return the last loss and the seconds a step took, the first ones left out."""
+    """Train for so many steps, and return the last loss and the seconds a step took, the first ones left out."""
     import torch
     from torch import nn
 
@@ -31,7 +31,7 @@ def train(steps):
             torch.cuda.synchronize()
             start = time.perf_counter()
         sentences = torch.randint(WORDS, (BATCH, length), device="cuda")
-        # To say each word again.
+        # The model learns to say each word again.
         loss = nn.functional.cross_entropy(model(sentences).flatten(0, 1), sentences.flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -57,7 +57,7 @@ def measure(allocator):
 
 
 def main():
-    """Run both, each in a process of its own, and print a table."""
+    """Run both allocators, each in a process of its own, and print a table."""
     print(f"{'':18}{'peak memory':>12}{'a step':>12}{'last loss':>12}")
     for allocator in ("PyTorch", "gpupool"):
         done = subprocess.run([sys.executable, __file__, allocator], capture_output=True, text=True, check=False)

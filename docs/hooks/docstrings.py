@@ -1,4 +1,4 @@
-"""Makes Markdown of docstrings for the reference: links of Sphinx's roles and of addresses, blocks of doctest lines."""
+"""The Markdown of docstrings for the reference: links of Sphinx's roles and of addresses, blocks of doctest lines."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ PROMPT = re.compile(r"^((?:>>>|\.\.\.)(?: .*)?)$")
 
 
 def target(name: str, place: griffe.Object) -> str | None:
-    """What a name in an object's docstring means, as the reference calls it; nothing for what it has not."""
+    """Return the reference's name for what a name in an object's docstring means; None for what it does not have."""
     scope: griffe.Object | None = place
     while scope is not None:
         found: Any = scope
@@ -25,7 +25,7 @@ def target(name: str, place: griffe.Object) -> str | None:
 
 
 def markdown(text: str, place: griffe.Object) -> str:
-    """The docstring of an object as Markdown."""
+    """Return the docstring of an object as Markdown."""
 
     def link(role: re.Match[str]) -> str:
         meant = target(role[1], place)
@@ -44,7 +44,7 @@ def markdown(text: str, place: griffe.Object) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring once the package is read."""
+    """An extension that rewrites every docstring once the package is read."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Begin with the package itself."""

@@ -1,7 +1,7 @@
-"""Puts into pages what is not written by hand, in place of a line such as `<!-- table: checkouts -->`:
+"""The parts of pages that are not written by hand, in place of a line such as `<!-- table: checkouts -->`.
 
 - `table: NAME`: a table of benches/table.py, from the results that were measured
-- `output: FILE: COMMAND`: what a command printed, from a file of benches/results
+- `output: FILE: COMMAND`: the output of a command, from a file of benches/results
 - `command: NAME`: the help of `gpupool NAME`
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 """
@@ -30,13 +30,13 @@ def _load(path: Path) -> Any:
 
 
 def table(name: str) -> str:
-    """A table of measured results, its figures at the right."""
+    """Return a table of measured results, its figures at the right."""
     head, line, *rows = _load(ROOT / "benches/table.py").TABLES[name]().splitlines()
     return "\n".join([head, line.replace(" --- ", " ---: ").replace("---:", "---", 1), *rows])
 
 
 def output(place: str) -> str:
-    """The paragraph of a file that begins with a command, as a block."""
+    """Return the paragraph of a file that begins with a command, as a block."""
     file, command = place.split(": ", 1)
     paragraphs = (ROOT / "benches/results" / file).read_text().split("\n\n")
     found = next(paragraph for paragraph in paragraphs if paragraph.startswith(command))
@@ -44,7 +44,7 @@ def output(place: str) -> str:
 
 
 def command(name: str) -> str:
-    """What a command of the command line says of itself."""
+    """Return the help of a command of the command line."""
     done = subprocess.run(
         [sys.executable, "-m", "gpupool", name, "--help"],
         env={**os.environ, "COLUMNS": "88"},
@@ -56,7 +56,7 @@ def command(name: str) -> str:
 
 
 def picture(name: str) -> str:
-    """A picture as HTML."""
+    """Return a picture as HTML."""
     svg = (ROOT / f"docs/pictures/{name}.svg").read_text()
     # Markdown ends HTML at a blank line.
     lines = [line for line in svg.splitlines() if line.strip()]

@@ -1,11 +1,11 @@
-"""A ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt, cuSOLVER or MIOpen for each thread and device.
+"""Ready handles of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt, cuSOLVER and MIOpen, and a caching allocator.
 
 >>> import gpupool
 >>> handle = gpupool.cublas.handle(stream)  # this thread's cublasHandle_t as an int, its stream set
 
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
 
-A thread keeps its handles until it ends; then they go back to the pool, and the next thread gets them. Importing this
+A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
 """
 
@@ -71,14 +71,14 @@ from gpupool._native import (
     use_mem_pool,
 )
 
-# Type checkers take this for true; the typing module takes longer to import than it is worth here.
+# Type checkers take this for True; the typing module takes longer to import than it is worth here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpupool._info import Info, info
-    from gpupool._snapshot import dump_snapshot
-    from gpupool._summary import MemorySummary, memory_summary
+    from gpupool._report.info import Info, info
+    from gpupool._report.summary import MemorySummary, memory_summary
+    from gpupool._traces.dump import dump_snapshot
 
 __all__ = [
     "CApi",
@@ -142,8 +142,8 @@ __all__ = [
     "use_mem_pool",
 ]
 
-# Where the wheels of the NVIDIA libraries may be, looked at when a library is first needed. The standard library's own
-# folders hold none.
+# The folders where wheels of NVIDIA's libraries may be, searched when a library is first needed. Those of the standard
+# library hold none.
 _standard = os.path.dirname(os.__file__)
 _native.add_site_packages(
     [
@@ -155,15 +155,15 @@ _native.add_site_packages(
 
 _logging.start()
 
-# Imported when first used: a module for each framework that gpupool plugs into, and what not every program needs.
+# Public modules that are imported when first used: one for each framework, and others that few programs need.
 _MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
-# What comes from a module that is imported when first used.
+# Public names and the private modules that define them, which are imported when first used.
 _NAMES = {
-    "Info": "_info",
-    "MemorySummary": "_summary",
-    "dump_snapshot": "_snapshot",
-    "info": "_info",
-    "memory_summary": "_summary",
+    "Info": "_report.info",
+    "MemorySummary": "_report.summary",
+    "dump_snapshot": "_traces.dump",
+    "info": "_report.info",
+    "memory_summary": "_report.summary",
 }
 
 

@@ -1,4 +1,4 @@
-"""gpupool's compiled part."""
+"""The compiled part of gpupool."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -17,31 +17,31 @@ host: HandlePool
 miopen: HandlePool
 
 def set_log_level(level: int) -> None:
-    """Set the least level of records that are made, as ``logging`` numbers levels."""
+    """Set the lowest level of the records that are made, as ``logging`` numbers levels."""
 
 def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
-    """Wait for records and take them all; none once the log has ended.
+    """Wait for log records and return all there are; an empty list means that the log has ended.
 
     A record is its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
     """
 
 def clear_log_records() -> None:
-    """Forget the records of the process that this one was forked from."""
+    """Forget the log records that a forked child took over from its parent."""
 
 def end_log() -> None:
-    """End the log: once it has no more records, who waits for some gets none."""
+    """End the log: :func:`take_log_records` returns the records that are left, and then empty lists."""
 
 class Error(Exception):
-    """Any error of gpupool."""
+    """The base class of gpupool's errors."""
 
 class RuntimeUnavailable(Error):
-    """There is no GPU platform that the call needs: no driver, no device, or another runtime was chosen."""
+    """The GPU platform that a call needs is missing: no driver, no device, or another runtime was chosen."""
 
 class LibraryNotFound(Error):
     """A library could not be loaded. The message lists every place tried and what brings the library.
 
-    Of a pool's library ``library`` is the pool's name, ``tried`` each place with what was found there, ``remedy`` what
-    brings it, and ``is_present`` whether a file was there that cannot be used, rather than none at all.
+    Where it is a pool's library, ``library`` is the pool's name, ``tried`` lists each place with what was found there,
+    ``remedy`` says what brings the library, and ``is_present`` is True if a file was there that cannot be used.
     """
 
     library: str
@@ -60,10 +60,10 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(MemoryError, Error):
-    """Device memory ran out, also after gpupool gave back what it held and nobody used.
+    """Device memory ran out, even after gpupool had returned all of its memory that was not in use.
 
-    ``requested_bytes`` is what was asked for, or what a handle is known to take; None if that is not known.
-    ``free_bytes`` and ``total_bytes`` are the device's at the last try.
+    ``requested_bytes`` is the number of bytes that the program asked for, or that a handle is known to take; None if
+    that is not known. ``free_bytes`` and ``total_bytes`` are the device's at the last try.
     """
 
     library: str
@@ -77,9 +77,9 @@ class OutOfMemory(MemoryError, Error):
     total_bytes: int
 
 class PoolExhausted(TimeoutError, Error):
-    """All handles that a pool may have are in use, and stayed so for as long as the request could wait.
+    """All handles that a pool may have stayed in use for as long as the request could wait.
 
-    ``holders`` tells who has them, a line each.
+    ``holders`` has a line for each thread or lease that has one.
     """
 
     library: str
@@ -88,10 +88,10 @@ class PoolExhausted(TimeoutError, Error):
     holders: list[str]
 
 class Forked(Error):
-    """The process was forked after the GPU was first used, and this is the child."""
+    """The process is the child of a fork that came after the GPU was first used."""
 
 class InvalidValue(ValueError, Error):
-    """An argument that cannot be right."""
+    """An argument has a value that cannot be right."""
 
 @type_check_only
 class _CudaStream(Protocol):
@@ -116,12 +116,13 @@ _StreamLike: TypeAlias = int | _CudaStream | _TorchStream | _CuPyStream | _Numba
 
 @final
 class HandlePool:
-    """All handles of one library in the process.
+    """The pool of one library's handles in this process.
 
-    ``HandlePool(name, create, destroy, set_stream=None)`` makes one for a library that gpupool does not know. Each
+    ``HandlePool(name, create, destroy, set_stream=None)`` makes a pool for a library that gpupool does not know. Each
     function is a Python callable (``create() -> int``, ``destroy(handle)``, ``set_stream(handle, stream)``) or the
-    address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, 0 being
-    success). They run with the device's primary context current. Make a pool once: it lives as long as the process.
+    address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, where 0
+    means success). The functions run with the device's primary context current. Make a pool once: it lives as long as
+    the process.
     """
 
     def __new__(
@@ -132,17 +133,24 @@ class HandlePool:
         set_stream: Callable[[int, int], object] | int | None = None,
     ) -> HandlePool: ...
     def handle(self, stream: _StreamLike | None = None, device: SupportsIndex | None = None) -> int:
-        """This thread's handle, with the stream set.
+        """Return this thread's handle, with its stream set.
 
-        Without a stream it is the thread's current one on ``device``, or on the thread's current device: that of
-        :func:`stream`, else that of the framework that was enabled last, else the legacy default stream.
+        The handle stays this thread's until the thread ends: don't destroy it, and don't use it in another thread. Ask
+        for it inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is
+        then the graph's own.
 
-        The handle stays this thread's until the thread ends: don't destroy it, and don't use it elsewhere. Ask for it
-        inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is then the
-        graph's own.
+        Args:
+            stream: The stream to set. The default is the thread's current stream on the device: that of :func:`stream`,
+                else that of the framework that was enabled last, else the legacy default stream.
+            device: The device's ordinal, where no stream is given. The default is the thread's current device.
 
-        Raises LibraryNotFound, RuntimeUnavailable, LibraryError or OutOfMemory if a handle cannot be had, InvalidValue
-        for a device or stream that cannot be right, Forked in a forked child.
+        Raises:
+            LibraryNotFound: The library cannot be loaded.
+            RuntimeUnavailable: The library's platform is missing.
+            LibraryError: The library or the driver refuses a call.
+            OutOfMemory: The device has no memory for another handle.
+            InvalidValue: There is no such device or stream.
+            Forked: The process is a forked child.
         """
 
     def lease(
@@ -151,96 +159,107 @@ class HandlePool:
         device: SupportsIndex | None = None,
         timeout: float | None = None,
     ) -> Lease:
-        """``with pool.lease(stream) as handle:`` lends a handle for a block, with the stream set.
+        """Lend a handle for a block, with its stream set: ``with pool.lease(stream) as handle:``.
 
-        So threads that seldom work at once need only as many handles as work at once. ``int(handle)`` is the handle.
-        With a :attr:`limit` it waits up to ``timeout`` seconds, 30 by default, and then raises PoolExhausted; otherwise
-        as :meth:`handle`.
+        Threads that seldom work at once then need only as many handles as work at once. ``int(handle)`` is the handle.
+
+        Args:
+            stream: The stream to set, as in :meth:`handle`.
+            device: The device's ordinal, as in :meth:`handle`.
+            timeout: How many seconds to wait for a handle if the pool has a :attr:`limit`; 30 by default.
+
+        Raises:
+            PoolExhausted: No handle became free in time.
+            Error: As in :meth:`handle`.
         """
 
     @property
     def limit(self) -> int | None:
         """The most handles that there may be on each device; None for any number.
 
-        Requests beyond it wait for a lease or a thread to end, in the order in which they came. Handles beyond a new
-        limit stay.
+        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came. Handles beyond a
+        new limit stay.
         """
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
     def set_mem_pool(self, pool: MemPool | PoolToken | None, device: SupportsIndex | None = None) -> None:
-        """Let the handles on the pool's device take what device memory they need from a :class:`MemPool`.
+        """Let the handles on a MemPool's device take the device memory that they need from that :class:`MemPool`.
 
-        None stands for plain memory of the driver again, on ``device`` or on all. cuDSS's handles can be told, by
-        cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
+        cuDSS's handles can be told, by cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
 
-        Handles take it from the next time on that they are asked for: then all that they allocate, in whichever thread
-        and scope, also for objects made before. Where the pool has no more, the library's call fails
-        (CUDSS_STATUS_ALLOC_FAILED). It can be changed at any time, as memory goes back to where it came from, in the
-        order of the handle's stream: destroy cuDSS's objects while that stream lives. The MemPool is kept until another
-        is set, and counts that in its :meth:`~MemPool.use_count`. A handler that a handle's owner sets himself stays
-        until the handle has a new owner.
+        A handle takes its memory from the MemPool from the next time on that a thread asks for the handle: then all
+        that it allocates, in every thread and scope, also for objects made before. Where the MemPool has no more, the
+        library's call fails (CUDSS_STATUS_ALLOC_FAILED). The MemPool can be changed at any time, since memory returns
+        to where it came from, in the order of the handle's stream: destroy cuDSS's objects while that stream lives.
+        gpupool keeps the MemPool until another is set, and counts that in its :meth:`~MemPool.use_count`. A memory
+        handler that the program sets on its handle stays until the handle has a new owner.
 
-        Raises InvalidValue if the library cannot be told, or the MemPool was dropped or is another device's; else as
-        :meth:`handle`.
+        Args:
+            pool: The MemPool; None for plain memory of the driver.
+            device: With None, the device whose handles are told; all devices by default.
+
+        Raises:
+            InvalidValue: The library cannot be told, or the MemPool was dropped or is another device's.
+            Error: As in :meth:`handle`.
         """
 
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
-        """Create as many handles as are missing for ``count`` to be idle on the device, and return how many that were.
+        """Create the handles that are missing for ``count`` to be idle on the device, and return how many were created.
 
-        A :attr:`limit` is kept.
-        In the background it returns 0 at once; the handles, or a failure, show up in :meth:`stats`.
+        A :attr:`limit` is kept. With ``background`` the call returns 0 at once; the handles, or a failure, show up in
+        :meth:`stats`.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:
-        """Destroy the idle and discarded handles of a device, or of all, and return how many.
+        """Destroy the idle and discarded handles of one device, or of all, and return how many were destroyed.
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
-        capture on it; MIOpen is taken to. Of those, none is destroyed while a capture is known of: one on a
-        :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver does not tell of others,
-        so don't trim while another library captures on a non-blocking stream of its own.
+        capture on it; MIOpen is assumed to do the same. No handle of these libraries is destroyed while gpupool knows
+        of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver
+        does not tell of others, so don't trim while another library captures on a non-blocking stream of its own.
         """
 
     def close(self) -> int:
-        """End a pool of one's own: no more handles, the idle ones and this thread's destroyed. Return how many.
+        """End a pool that the program made: destroy its idle handles and this thread's, and return their number.
 
-        Those of other threads come back as they end, for :meth:`trim` to destroy.
+        The pool makes no more handles. Those of other threads return as the threads end, for :meth:`trim` to destroy.
         """
 
     def stats(self, device: SupportsIndex | None = None) -> HandleStats:
-        """The pool's counts, on one device or summed over all."""
+        """Return the pool's counts, on one device or summed over all."""
 
     def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
-        """Start the peaks of :meth:`stats` anew from what there is now, on one device or on all.
+        """Restart the peaks of :meth:`stats` from the present counts, on one device or on all.
 
         :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
         """
 
     @property
     def available(self) -> bool:
-        """Whether handles can be asked for: the library can be loaded and its runtime is the one in use."""
+        """True if the library can be loaded and its runtime is the one in use."""
 
     @property
     def version(self) -> tuple[int, int, int] | None:
-        """The library's version as major, minor and patch; None for a pool of one's own."""
+        """The library's version as major, minor and patch; None for a pool that the program made."""
 
     @property
     def path(self) -> str | None:
-        """The file the library was loaded from; None for a pool of one's own."""
+        """The file that the library was loaded from; None for a pool that the program made."""
 
     @property
     def origin(self) -> str | None:
-        """How that file was found; None for a pool of one's own.
+        """The way in which the library's file was found; None for a pool that the program made.
 
-        ``environment``: ``GPUPOOL_<NAME>_PATH`` names it. ``process``: other code had loaded it. ``wheel``: a pip
-        wheel's folder. ``conda``: the ``lib`` folder of the environment. ``toolkit``: ``CUDA_HOME``, ``CUDA_PATH``,
-        ``ROCM_PATH``, ``HIP_PATH`` or where the toolkit's installer puts it. ``system``: the dynamic linker, by
-        ``LD_LIBRARY_PATH`` or the system's folders.
+        ``environment``: ``GPUPOOL_<NAME>_PATH`` names it. ``process``: other code had loaded it. ``wheel``: it is in a
+        pip wheel's folder. ``conda``: it is in the ``lib`` folder of the environment. ``toolkit``: it is below
+        ``CUDA_HOME``, ``CUDA_PATH``, ``ROCM_PATH``, ``HIP_PATH`` or where the toolkit's installer puts it. ``system``:
+        the dynamic linker found it, by ``LD_LIBRARY_PATH`` or in the system's folders.
         """
 
     @property
     def loaded(self) -> bool:
-        """Whether the library has been loaded, as it is when first needed. To ask loads nothing."""
+        """True if the library has been loaded, which its first use does; this property loads nothing."""
 
     @property
     def name(self) -> str:
@@ -248,9 +267,9 @@ class HandlePool:
 
 @final
 class Lease:
-    """A handle that is its holder's alone until the block ends; see :meth:`HandlePool.lease`.
+    """A handle that belongs to one holder until the block ends; see :meth:`HandlePool.lease`.
 
-    It may be used and ended in another thread than the one that asked for it, one thread at a time.
+    It may be used and ended in another thread than the one that asked for it, by one thread at a time.
     """
 
     def __enter__(self) -> Lease: ...
@@ -258,111 +277,119 @@ class Lease:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> Literal[False]: ...
     def __int__(self) -> int:
-        """The handle. Raises InvalidValue once the lease is over."""
+        """Return the handle.
+
+        Raises:
+            InvalidValue: The lease has ended.
+        """
 
     def __index__(self) -> int:
-        """The same."""
+        """Return the handle, as ``int(lease)`` does."""
 
     @property
     def device(self) -> int:
-        """The device's ordinal."""
+        """The ordinal of the handle's device."""
 
     def release(self) -> None:
-        """End the lease, as the block's end does; again does nothing."""
+        """End the lease before the block's end; a second call does nothing."""
 
     def discard(self) -> None:
-        """End the lease of a handle that was changed beyond what the pool can set back.
+        """End the lease of a handle that was changed in a way that the pool cannot set back.
 
-        Nobody gets it again, and :meth:`HandlePool.trim` destroys it.
+        The pool does not lend the handle again, and :meth:`HandlePool.trim` destroys it.
         """
 
 @final
 class HandleStats:
-    """A pool's counts at one moment."""
+    """The counts of a handle pool at one moment."""
 
     @property
     def created(self) -> int:
-        """Handles created so far."""
+        """The number of handles created so far."""
 
     @property
     def destroyed(self) -> int:
-        """Handles destroyed so far, by trimming."""
+        """The number of handles destroyed so far, by trimming."""
 
     @property
     def retired(self) -> int:
-        """Handles that were discarded and wait to be destroyed by trimming."""
+        """The number of handles that were discarded and wait to be destroyed by trimming."""
 
     @property
     def idle(self) -> int:
-        """Handles that nobody holds."""
+        """The number of handles that no thread and no lease holds."""
 
     @property
     def held(self) -> int:
-        """Handles that threads hold until they end."""
+        """The number of handles that threads hold until they end."""
 
     @property
     def leased(self) -> int:
-        """Handles that leases hold."""
+        """The number of handles that leases hold."""
 
     @property
     def peak_in_use(self) -> int:
         """The most handles that were in use at once, by threads or leases.
 
-        Never too low. It is too high by handles that were used one after another where more lay idle than were needed,
-        as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. Of several devices it is the sum.
+        The number is never too low. It is too high by handles that were used one after another where more lay idle than
+        were needed, as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. Of several devices it is
+        the sum.
         """
 
     @property
     def hits(self) -> int:
-        """Requests that the thread's own handle served."""
+        """The number of requests that the thread's own handle served."""
 
     @property
     def misses(self) -> int:
-        """Requests that went to the pool."""
+        """The number of requests that went to the pool."""
 
     @property
     def hand_overs(self) -> int:
-        """Misses served by a handle that another thread had held, or that was made ahead of need."""
+        """The number of misses served by a handle that another thread had held, or that was made ahead of need."""
 
     @property
     def waits(self) -> int:
-        """Requests that waited for a handle, since there was a limit."""
+        """The number of requests that waited for a handle because of a limit."""
 
     @property
     def failures(self) -> int:
-        """Requests and creations that failed."""
+        """The number of requests and creations that failed."""
 
     @property
     def create_seconds(self) -> float:
-        """Time spent creating handles, summed over threads."""
+        """The seconds spent creating handles, summed over threads."""
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the handles took when they were created."""
+        """The bytes of device memory that the handles took when they were created."""
 
     @property
     def peak_device_bytes(self) -> int:
-        """The most that those bytes were. Of several devices it is the sum."""
+        """The most that ``device_bytes`` was. Of several devices it is the sum."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory that gpupool gave the handles, and graphs captured with them, to compute with.
+        """The bytes of device memory that gpupool gave the handles, and graphs captured with them, to compute with.
 
-        cuBLAS's workspaces: one for each stream of a handle, and one for each graph.
+        These are cuBLAS's workspaces: one for each stream of a handle, and one for each graph.
         """
 
     def as_dict(self) -> dict[str, int | float]:
-        """The counts by name."""
+        """Return the counts as a dictionary, by the names of the properties."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
 def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
-    """The counts of every pool that has been used, by its name, on one device or summed over all."""
+    """Return the counts of every pool that has been used, by its name, on one device or summed over all."""
 
 @final
 class Stream:
-    """A stream of one's own. It does not wait for the legacy default stream, and is destroyed with this object."""
+    """A stream that gpupool creates, and destroys with this object.
+
+    It does not wait for the legacy default stream.
+    """
 
     def __new__(cls, device: SupportsIndex | None = None) -> Stream: ...
     @property
@@ -374,17 +401,17 @@ class Stream:
         """The ordinal of the stream's device."""
 
     def query(self) -> bool:
-        """Whether all work on the stream is done."""
+        """Return True if all work on the stream is done."""
 
     def synchronize(self) -> None:
         """Wait for all work on the stream."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol of cuda.core: version 0, then the address."""
+        """Return version 0 and the stream's address, by the protocol of cuda.core."""
 
 @final
 class StreamScope:
-    """What :func:`stream` returns."""
+    """The context manager that :func:`stream` returns."""
 
     def __enter__(self) -> Any: ...
     def __exit__(
@@ -395,10 +422,10 @@ _PoolId: TypeAlias = tuple[int, int]
 
 @final
 class DeviceBuffer:
-    """Device memory, aligned to 512 bytes, freed in stream order when the object dies.
+    """Device memory, aligned to 512 bytes, that is freed in stream order when the object dies.
 
-    Arrays of CuPy and PyTorch are made from it without a copy, by ``__cuda_array_interface__`` (version 3) or by
-    ``__dlpack__``, as bytes of which they make what they like: ``torch.from_dlpack(buffer).view(torch.float32)``. The
+    CuPy and PyTorch make arrays of it without a copy, by ``__cuda_array_interface__`` (version 3) or by ``__dlpack__``.
+    The array has bytes, of which a view has any other type: ``torch.from_dlpack(buffer).view(torch.float32)``. The
     stream of a DLPack consumer waits for the buffer's, and the memory, once freed, for the consumer's. Simulated memory
     has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
 
@@ -407,11 +434,15 @@ class DeviceBuffer:
 
     @property
     def ptr(self) -> int:
-        """The address; 0 for 0 bytes. Raises :class:`InvalidValue` once freed, as every attribute does."""
+        """The address; 0 for 0 bytes.
+
+        Raises:
+            InvalidValue: The buffer was freed; every other property raises this too.
+        """
 
     @property
     def nbytes(self) -> int:
-        """The bytes asked for."""
+        """The number of bytes that were asked for."""
 
     @property
     def device(self) -> int:
@@ -419,11 +450,11 @@ class DeviceBuffer:
 
     @property
     def stream(self) -> int:
-        """The address of the stream on which it was allocated."""
+        """The address of the stream on which the buffer was allocated."""
 
     @property
     def pool_id(self) -> _PoolId:
-        """The pool that it came from; ``(0, 0)`` is the device's default pool."""
+        """The id of the pool that the memory came from; ``(0, 0)`` is the device's default pool."""
 
     def record_stream(self, stream: _StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
@@ -432,10 +463,14 @@ class DeviceBuffer:
         """
 
     def free(self, stream: _StreamLike | None = None) -> None:
-        """Free the memory now, after what was submitted to ``stream`` so far; by default to the buffer's own stream.
+        """Free the memory now, after what was submitted to the stream so far.
 
-        Raises :class:`InvalidValue` if it was freed before, is shared by DLPack, or the stream is of a device that has
-        no access; the buffer is then as it was.
+        Args:
+            stream: The stream; the buffer's own by default.
+
+        Raises:
+            InvalidValue: The buffer was freed before, is shared by DLPack, or the stream is of a device that has no
+                access; the buffer is then as it was.
         """
 
     @property
@@ -451,18 +486,24 @@ class DeviceBuffer:
     ) -> Any: ...
 
 def empty(nbytes: SupportsIndex, stream: _StreamLike | None = None) -> DeviceBuffer:
-    """Allocate device memory on the stream, not initialised; by default on this thread's current stream.
+    """Allocate device memory on the stream and return it, not initialised.
 
-    It comes from the pool whose scope the thread is in, else from the device's default pool. Raises
-    :class:`OutOfMemory` if there is not enough, also after everything that nobody uses was given back.
+    It comes from the pool whose scope the thread is in, else from the device's default pool.
+
+    Args:
+        nbytes: The number of bytes.
+        stream: The stream; this thread's current one by default.
+
+    Raises:
+        OutOfMemory: There is not enough memory, even after all that was not in use was returned to the driver.
     """
 
 @final
 class MemPool:
     """A private pool of one device's memory.
 
-    What a thread allocates in a ``with use_mem_pool(pool):`` block comes from the pool and goes back to it. When the
-    pool dies, blocks that are alive stay valid; the rest goes back to the driver at once.
+    What a thread allocates in a ``with use_mem_pool(pool):`` block comes from the pool and returns to it. When the pool
+    dies, blocks that are alive stay valid; the rest returns to the driver at once.
     """
 
     def __new__(
@@ -478,18 +519,21 @@ class MemPool:
     ) -> MemPool:
         """Make a pool; it takes no memory before it is used.
 
-        ``allocator``: a pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``,
-        callables or addresses of C functions as PyTorch's pluggable allocators have them. What they allocate from
-        gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has memory, so a
-        callable that refers to the pool keeps it for ever: refer to ``pool.token()``. ``use_on_oom``: requests for
-        the default pool may take free blocks of this one when the device has no more. ``no_split``: each block has a
-        segment of its own. ``limit``: the most bytes to reserve. ``segments``: memory of ``cuMemAlloc`` (``hipMalloc``)
-        rather than pages that can move.
+        Args:
+            allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
+                callables, or addresses of C functions as PyTorch's pluggable allocators have them. What they allocate
+                from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
+                memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
+            use_on_oom: Let requests for the default pool take free blocks of this one when the device has no more.
+            no_split: Give each block a segment of its own.
+            limit: The most bytes to reserve.
+            device: The device's ordinal; the thread's current device by default.
+            segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
         """
 
     @property
     def id(self) -> _PoolId:
-        """``(0, n)``; never used twice."""
+        """The pool's id, ``(0, n)``, which no later pool gets again."""
 
     @property
     def device(self) -> int:
@@ -497,42 +541,52 @@ class MemPool:
 
     @property
     def allocator(self) -> Any:
-        """The argument, or None."""
+        """The pair of functions that the pool was made with, or None."""
 
     @property
     def use_on_oom(self) -> bool:
-        """The argument."""
+        """True if requests for the default pool may take free blocks of this one when the device has no more."""
 
     @property
     def no_split(self) -> bool:
-        """The argument."""
+        """True if each block has a segment of its own."""
 
     def use_count(self) -> int:
-        """1 for the object, and 1 for each scope entered, each capture not reset, each library that takes from it."""
+        """Return how many uses keep the pool.
+
+        The object is one, and so is each scope entered, each capture not reset, each library that takes memory from the
+        pool.
+        """
 
     @property
     def limit(self) -> int | None:
-        """The most bytes to reserve. What is reserved beyond a new limit stays until it is freed and trimmed."""
+        """The most bytes to reserve; None for any number.
+
+        What is reserved beyond a new limit stays until it is freed and trimmed.
+        """
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
     def stats(self) -> PoolStats:
-        """What the pool holds and has done."""
+        """Return the pool's counts."""
 
     def reset_peak_stats(self) -> None:
-        """Start the pool's peaks anew from what it holds now."""
+        """Restart the pool's peaks from what it holds now."""
 
     def trim(self) -> int:
-        """Give free memory back and return the bytes that went. Pages that the GPU may still use go later."""
+        """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later."""
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments."""
+        """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments."""
 
     def token(self) -> PoolToken:
-        """What lets another thread enter the pool: threads do not take over the scopes of those that start them."""
+        """Return a token with which another thread enters the pool.
+
+        Threads need one, for they do not take over the scopes of the thread that starts them.
+        """
 
     def capture(self, stream: _StreamLike) -> Capture:
-        """``with pool.capture(stream) as memory:`` around a graph's capture.
+        """Keep a graph's memory apart: ``with pool.capture(stream) as memory:`` around the graph's capture.
 
         What this thread allocates in the block is the graph's until ``memory.reset()``. An exception in the block
         releases everything.
@@ -540,7 +594,7 @@ class MemPool:
 
 @final
 class PoolToken:
-    """Lets a thread enter a pool that another thread works in."""
+    """A token with which a thread enters a pool that another thread works in."""
 
     @property
     def id(self) -> _PoolId:
@@ -548,11 +602,11 @@ class PoolToken:
 
     @property
     def device(self) -> int:
-        """The pool's device."""
+        """The ordinal of the pool's device."""
 
 @final
 class PoolScope:
-    """A pool that the thread's allocations go to for a ``with`` block; see :func:`use_mem_pool`."""
+    """The context manager that :func:`use_mem_pool` returns; it routes the thread's allocations into a pool."""
 
     def __enter__(self) -> MemPool | PoolToken: ...
     def __exit__(
@@ -560,14 +614,14 @@ class PoolScope:
     ) -> Literal[False]: ...
 
 def use_mem_pool(pool: MemPool | PoolToken) -> PoolScope:
-    """``with use_mem_pool(pool):`` routes what this thread allocates on the pool's device into the pool.
+    """Route what this thread allocates on the pool's device into the pool, for a ``with`` block.
 
     Blocks nest, the innermost wins, and any number of threads may be in the same pool.
     """
 
 @final
 class Capture:
-    """Allocations that become parts of a graph; see :meth:`MemPool.capture`."""
+    """The context manager that :meth:`MemPool.capture` returns; what is allocated in it is a graph's."""
 
     def __enter__(self) -> GraphMemory: ...
     def __exit__(
@@ -576,131 +630,131 @@ class Capture:
 
 @final
 class GraphMemory:
-    """The memory of a captured graph, which nothing else is given until it is reset or dies."""
+    """The memory of a captured graph, which serves no other request until it is reset or dies."""
 
     @property
     def pool_id(self) -> _PoolId:
         """The pool's id."""
 
     def reset(self) -> None:
-        """Let others use the memory: the graph is not replayed again."""
+        """Let other requests use the memory, once the graph is not replayed again."""
 
 @final
 class PoolStats:
-    """What a pool holds and has done."""
+    """The counts of a pool: what it holds now and what it has done so far."""
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of blocks that are held, as cut: multiples of 512, small ones rounded up by at most an eighth."""
+        """The bytes of live blocks, as they were cut: multiples of 512, small ones rounded up by at most an eighth."""
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most they were; with several threads, taken whenever one of them grows."""
+        """The most that ``live_bytes`` was; with several threads it is updated whenever one of them grows."""
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes asked for, of the same blocks."""
+        """The bytes that programs asked for when they allocated the live blocks."""
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that are free for the next requests."""
+        """The bytes that are free for the next requests."""
 
     @property
     def releasing_bytes(self) -> int:
-        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+        """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Physical bytes: the sum of live, cached and releasing bytes."""
+        """The physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most they were."""
+        """The most that ``reserved_bytes`` was."""
 
     @property
     def live_blocks(self) -> int:
-        """Blocks that are held."""
+        """The number of live blocks."""
 
     @property
     def waiting_blocks(self) -> int:
-        """Blocks that were freed and wait for other streams; they count as live."""
+        """The number of blocks that were freed and wait for other streams; they count as live."""
 
     @property
     def allocations(self) -> int:
-        """Blocks handed out so far."""
+        """The number of blocks that were handed out so far."""
 
     @property
     def frees(self) -> int:
-        """Blocks that came back so far."""
+        """The number of blocks that were freed so far."""
 
     def as_dict(self) -> dict[str, int]:
-        """The same by name."""
+        """Return the counts as a dictionary, by the names of the properties."""
 
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
 
 @final
 class MemoryStats:
-    """What a device's memory holds and has done, all pools together."""
+    """The counts of a device's memory, summed over its pools: what it holds now and what it has done so far."""
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of blocks that are held, as cut: multiples of 512, small ones rounded up by at most an eighth."""
+        """The bytes of live blocks, as they were cut: multiples of 512, small ones rounded up by at most an eighth."""
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most they were; with several threads, taken whenever one of them grows."""
+        """The most that ``live_bytes`` was; with several threads it is updated whenever one of them grows."""
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes asked for, of the same blocks."""
+        """The bytes that programs asked for when they allocated the live blocks."""
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that are free for the next requests."""
+        """The bytes that are free for the next requests."""
 
     @property
     def releasing_bytes(self) -> int:
-        """Bytes that go back to the driver once the GPU is done with them, or that a request is adding or moving."""
+        """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Physical bytes: the sum of live, cached and releasing bytes."""
+        """The physical bytes: the sum of live, cached and releasing bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most they were."""
+        """The most that ``reserved_bytes`` was."""
 
     @property
     def live_blocks(self) -> int:
-        """Blocks that are held."""
+        """The number of live blocks."""
 
     @property
     def waiting_blocks(self) -> int:
-        """Blocks that were freed and wait for other streams; they count as live."""
+        """The number of blocks that were freed and wait for other streams; they count as live."""
 
     @property
     def allocations(self) -> int:
-        """Blocks handed out so far."""
+        """The number of blocks that were handed out so far."""
 
     @property
     def frees(self) -> int:
-        """Blocks that came back so far."""
+        """The number of blocks that were freed so far."""
 
     @property
     def driver_calls(self) -> int:
-        """Calls of the driver's memory functions so far."""
+        """The number of calls of the driver's memory functions so far."""
 
     @property
     def moved_pages(self) -> int:
-        """Pages of 2 MiB that were moved so far."""
+        """The number of pages of 2 MiB that were moved so far."""
 
     @property
     def pools(self) -> int:
-        """How many pools there are, the default one among them."""
+        """The number of pools, the default one among them."""
 
     def as_dict(self) -> dict[str, int]:
-        """The same by name."""
+        """Return the counts as a dictionary, by the names of the properties."""
 
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -710,104 +764,139 @@ class OomCallback:
     """A callback that :func:`on_oom` registered, until it is removed or this object dies."""
 
     def remove(self) -> None:
-        """Call it no more."""
+        """Remove the callback, which is not called again."""
 
 @final
 class CApi:
-    """Addresses of C functions, for plugs that take them."""
+    """The addresses of C functions, for plugs that take them."""
 
     @property
     def malloc(self) -> int:
-        """PyTorch's pluggable allocator: ``void *(ssize_t size, int device, cudaStream_t stream)``."""
+        """The address of PyTorch's pluggable ``malloc``.
+
+        ``void *(ssize_t size, int device, cudaStream_t stream)``
+        """
 
     @property
     def free(self) -> int:
-        """PyTorch's pluggable allocator: ``void (void *, ssize_t size, int device, cudaStream_t stream)``."""
+        """The address of PyTorch's pluggable ``free``.
+
+        ``void (void *, ssize_t size, int device, cudaStream_t stream)``
+        """
 
     @property
     def cupy_malloc(self) -> int:
-        """``cupy.cuda.CFunctionAllocator``: ``void *(void *, size_t size, int device)``."""
+        """The address of the first function of ``cupy.cuda.CFunctionAllocator``.
+
+        ``void *(void *, size_t size, int device)``
+        """
 
     @property
     def cupy_free(self) -> int:
-        """``cupy.cuda.CFunctionAllocator``: ``void (void *, void *pointer, int device)``."""
+        """The address of the second function of ``cupy.cuda.CFunctionAllocator``.
+
+        ``void (void *, void *pointer, int device)``
+        """
 
     @property
     def handler_alloc(self) -> int:
-        """A device memory handler of cuDSS or cuQuantum: ``int (void *, void **, size_t, cudaStream_t)``."""
+        """The address of a device memory handler's first function, for cuDSS or cuQuantum.
+
+        ``int (void *, void **, size_t, cudaStream_t)``
+        """
 
     @property
     def handler_free(self) -> int:
-        """The same: ``int (void *, void *, size_t, cudaStream_t)``."""
+        """The address of a device memory handler's second function, for cuDSS or cuQuantum.
+
+        ``int (void *, void *, size_t, cudaStream_t)``
+        """
 
     @property
     def handler(self) -> int:
-        """A whole ``cudssDeviceMemHandler_t``."""
+        """The address of a whole ``cudssDeviceMemHandler_t``."""
 
     @property
     def capsule(self) -> Any:
         """A PyCapsule named ``gpupool.c_api`` that points to a version and the six functions."""
 
     def feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int]:
-        """A pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps what it gets and cuts it itself.
+        """Return a pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps memory and cuts it itself.
 
-        It allocates from this pool, or each device's default pool, whatever scopes the calling thread is in; null where
-        there is no memory. It does what ``cudaMalloc`` and ``cudaFree`` would: the memory may be used on any stream at
-        once, and what is freed is used again after all work on the device so far. It asks no :func:`on_oom` callback. A
-        pool that was dropped gives null. Raises :class:`InvalidValue` if 64 pools have such functions.
+        The functions allocate from the pool whatever scopes the calling thread is in, and return null where there is no
+        memory. They do what ``cudaMalloc`` and ``cudaFree`` would: the memory may be used on any stream at once, and
+        what is freed is used again after all work on the device so far. They ask no :func:`on_oom` callback. A pool
+        that was dropped gives null.
+
+        Args:
+            pool: The pool; each device's default pool by default.
+
+        Raises:
+            InvalidValue: 64 pools have such functions already.
         """
 
 c_api: CApi
 
 def empty_kept(nbytes: SupportsIndex, stream: _StreamLike, keeper: object | None) -> DeviceBuffer:
-    """As :func:`empty`, for an adapter whose framework destroys the stream with the object ``keeper`` and not before.
+    """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.
 
-    The buffer keeps that object, and so frees on a living stream: other streams use the memory sooner then. None for a
-    stream that may be destroyed at any time.
+    The buffer keeps that object, and so frees on a living stream: other streams use the memory sooner then.
+
+    Args:
+        nbytes: The number of bytes.
+        stream: The stream.
+        keeper: The object with which the stream is destroyed; None for a stream that may be destroyed at any time.
     """
 
 def fence(stream: _StreamLike) -> bool:
-    """Let later work on the stream's device, on whichever stream, wait for all work so far; the host does not wait.
+    """Let later work on the stream's device, on every stream, wait for all work so far, and return True.
 
-    So memory of ``stream`` that was used on streams nobody named may be freed. False, and nothing done, while a capture
-    is known of, which this would spoil. Raises :class:`LibraryError` with drivers before CUDA 12.5.
+    The host does not wait. Memory of ``stream`` that was used on unknown streams may then be freed. While gpupool knows
+    of a capture, which a fence would spoil, this does nothing and returns False.
+
+    Raises:
+        LibraryError: The driver is older than CUDA 12.5.
     """
 
 def graph_pool_handle(user_created: bool = True) -> _PoolId:
-    """An id that no pool has yet, for :func:`begin_allocate_to_pool`."""
+    """Return an id that no pool has yet, for :func:`begin_allocate_to_pool`."""
 
 def begin_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
-    """Route this thread's allocations into the pool with this id, which is made if there is none; one use more."""
+    """Route this thread's allocations into the pool with this id, and count one use more of the pool.
+
+    A pool that does not exist yet is made.
+    """
 
 def end_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
     """End what :func:`begin_allocate_to_pool` began, on the same thread."""
 
 def release_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
-    """Take back one use of a pool; with the last its memory goes."""
+    """Take back one use of a pool; with the last its memory is released."""
 
 def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
-    """The uses of a pool; None if there is no such pool."""
+    """Return the number of uses of a pool; None if there is no such pool."""
 
 def empty_cache() -> int:
-    """Give free memory of every pool back, also inside scopes, and return the bytes that went."""
+    """Return free memory of every pool to the driver, also inside scopes, and return its bytes."""
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
-    """What a device's memory holds and has done."""
+    """Return the counts of a device's memory."""
 
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
-    """Start all peaks of a device anew from what there is now: those of its memory pools, and of handles there.
+    """Restart all peaks of a device from what there is now: those of its memory pools, and of handles there.
 
     Counters, as of allocations, are never reset.
     """
 
 def memory_snapshot(device: SupportsIndex | None = None) -> dict[str, Any]:
-    """The memory of every pool, block by block, of a device or of all, and what :func:`record_memory_history` recorded.
+    """Return the memory of every pool, block by block, and the events that :func:`record_memory_history` has kept.
 
-    It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers read: ``segments`` with their blocks,
-    ``device_traces`` with a list of events for each device, ``allocator_settings`` and ``external_annotations``. Sizes
-    are in bytes, and in events those that were asked for; ``time_us`` counts from 1970. gpupool's own are ``thread`` in
-    each event, as the operating system numbers it, and ``handle_events``: ``time_us``, ``library``, ``device``,
-    ``action`` (``create``, ``take``, ``give_back``, ``discard``, ``destroy``), ``handle`` and ``thread``.
+    It is that of one device or of all. It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
+    read: ``segments`` with their blocks, ``device_traces`` with a list of events for each device,
+    ``allocator_settings`` and ``external_annotations``. Sizes are in bytes, and in events those that were asked for;
+    ``time_us`` counts from 1970. gpupool adds ``thread`` to each event, as the operating system numbers it, and
+    ``handle_events``: ``time_us``, ``library``, ``device``, ``action`` (``create``, ``take``, ``give_back``,
+    ``discard``, ``destroy``), ``handle`` and ``thread``.
 
     All of it is of one moment: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
     """
@@ -820,40 +909,48 @@ def record_memory_history(
     clear_history: bool = False,
     skip_actions: Sequence[str] | None = None,
 ) -> None:
-    """Record what happens to memory and handles from now on, for :func:`memory_snapshot`. Touches no device.
-
-    ``enabled``: ``"all"`` keeps events, ``"state"`` only the call stacks of blocks that are live, None ends recording
-    and forgets everything. ``context``: whose call stacks to record: ``"state"`` those of live blocks' allocations,
-    ``"alloc"`` also those of every allocation, ``"all"`` also those of every free, None no stacks. ``max_entries``
-    (1,000,000): how many of the newest events to keep, of memory and of handles each, 64 bytes an event.
-    ``clear_history`` forgets earlier events. ``skip_actions`` leaves out events by their ``action``.
+    """Record what happens to memory and handles from now on, for :func:`memory_snapshot`; this touches no device.
 
     A stack is the innermost 64 Python frames of a thread that holds the GIL. PyTorch's operators let go of it before
-    they allocate, so their events have no frames. Called again, it changes the settings. Raises :class:`InvalidValue`
-    for a setting that there is not. The parameters are those of ``torch.cuda.memory._record_memory_history``.
+    they allocate, so their events have no frames. A second call changes the settings. The parameters are those of
+    ``torch.cuda.memory._record_memory_history``.
+
+    Args:
+        enabled: ``"all"`` keeps events, ``"state"`` only the call stacks of blocks that are live, None ends the
+            recording and forgets everything.
+        context: The call stacks to record: ``"state"`` those of live blocks' allocations, ``"alloc"`` also those of
+            every allocation, ``"all"`` also those of every free, None no stacks.
+        stacks: The language of the frames.
+        max_entries: How many of the newest events to keep, of memory and of handles each, 64 bytes an event; 1,000,000
+            by default.
+        clear_history: Forget earlier events.
+        skip_actions: Leave out events with these values of ``action``.
+
+    Raises:
+        InvalidValue: There is no such setting.
     """
 
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
-    """Call ``callback(device, nbytes)`` when memory has run out; it answers whether it freed any."""
+    """Call ``callback(device, nbytes)`` when memory has run out; it returns True if it freed any."""
 
 def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
     """Reserve at most this part, 0 to 1, of the device's memory."""
 
 def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> float:
-    """The part that was set; 1 if none was."""
+    """Return the part that :func:`set_per_process_memory_fraction` set; 1 by default."""
 
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later."""
 
 def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:
-    """Addresses of C functions for PyTorch's pluggable allocator, by the names of the setters that take them.
+    """Return addresses of C functions for PyTorch's pluggable allocator, by the names of the setters that take them.
 
-    ``address_of(symbol)`` answers where a symbol of PyTorch's own library is; see :mod:`gpupool.torch`.
+    ``address_of(symbol)`` returns the address of a symbol of PyTorch's own library; see :mod:`gpupool.torch`.
     """
 
 @final
 class ReplayResult:
-    """What the replay of one trace took."""
+    """The memory and time that the replay of one trace took."""
 
     @property
     def peak_reserved(self) -> int:
@@ -861,19 +958,19 @@ class ReplayResult:
 
     @property
     def driver_calls(self) -> int:
-        """Calls that asked the driver for memory or gave some back, in the first pass."""
+        """The number of calls that asked the driver for memory or returned some, in the first pass."""
 
     @property
     def moved_pages(self) -> int:
-        """Pages of device memory that were mapped to other addresses, in the first pass."""
+        """The number of pages of device memory that were mapped to other addresses, in the first pass."""
 
     @property
     def cold_ns(self) -> float:
-        """Nanoseconds an event in the first pass, which starts without memory."""
+        """The nanoseconds an event takes in the first pass, which starts without memory."""
 
     @property
     def warm_ns(self) -> float:
-        """Nanoseconds an event in later passes; their median."""
+        """The nanoseconds an event takes in later passes; their median."""
 
 def replay(
     slots: bytes,
@@ -884,8 +981,10 @@ def replay(
     allocator: str,
     watch: Callable[[float], object] | None = None,
 ) -> ReplayResult:
-    """``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends
-    the replay.
+    """Replay a trace in several threads at once, and return the memory and time that it took.
+
+    ``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends the
+    replay.
     """
 
 def replay_reserved(
@@ -897,49 +996,62 @@ def replay_reserved(
     allocator: str,
     watch: Callable[[float], object] | None = None,
 ) -> list[tuple[int, int]]:
-    """Replay once, without timing, and tell what the allocator had reserved: (event, bytes after it) at each change.
+    """Replay a trace once and return what the allocator had reserved: (event, bytes after it) at each change.
 
-    There are at most so many: if it changed more often, the least, the most and the last of each of equal parts.
+    The list has at most ``most`` entries: if there were more changes, it has the least, the most and the last of each
+    of equal parts.
     """
 
 def stream(s: _StreamLike) -> StreamScope:
-    """``with gpupool.stream(s):`` makes ``s`` this thread's current stream, and its device the current one."""
+    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``."""
 
 def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], int] | None:
-    """Choose what names a thread's current stream, outside of :func:`stream`: ``source(device) -> address``, 0 for the
-    default one. Returns what chose it before; None stands for the legacy default stream. Frameworks' adapters set it.
+    """Choose the function that names a thread's current stream outside of :func:`stream`, and return the former one.
+
+    ``source(device)`` returns an address, 0 for the default stream. None stands for the legacy default stream.
+    Frameworks' adapters call this.
     """
 
 def runtime() -> str:
-    """The runtime in use, ``cuda`` or ``host``: that of ``GPUPOOL_RUNTIME``, else the first that has a device."""
+    """Return the runtime in use: ``cuda``, ``hip`` or ``host``.
+
+    It is that of ``GPUPOOL_RUNTIME``, else the first that has a device.
+    """
 
 def driver_version() -> tuple[int, int] | None:
-    """The CUDA version that the driver supports, or HIP's, as major and minor; None for simulated devices."""
+    """Return the CUDA version that the driver supports, or HIP's, as major and minor; None for simulated devices."""
 
 def device_info(device: SupportsIndex) -> dict[str, Any]:
-    """What the driver tells of a device. It makes no context.
+    """Return what the driver tells of a device. No context is made.
 
-    ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``, ``total_bytes`` and
-    ``free_bytes``; None for what a device does not have, and for free bytes where the process has no context there.
+    The keys are ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``,
+    ``total_bytes`` and ``free_bytes``. A value is None where a device does not have it, and ``free_bytes`` where the
+    process has no context there.
     """
 
 def runtimes_passed_over() -> list[tuple[str, str, bool]]:
-    """Each platform that the choice of the runtime passed over, why, and whether it is there but does not work."""
+    """Return each platform that was passed over for the runtime, why, and whether it is there but does not work."""
 
 def device_count() -> int:
-    """How many devices the process sees."""
+    """Return the number of devices that the process sees."""
 
 def current_device() -> int:
-    """The ordinal of this thread's current device."""
+    """Return the ordinal of this thread's current device."""
 
 def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float | None, int | None]:
-    """Reserve at most so much on each device, those used later too, without asking any driver. Returns the former."""
+    """Reserve at most this much on each device, also on those used later, and return the former limits.
+
+    No driver is asked.
+    """
 
 def devices_in_use() -> list[int]:
-    """The devices whose memory the process has used, or on which it has made handles, by ordinal. Asks no driver."""
+    """Return the ordinals of the devices whose memory the process has used, or on which it has made handles.
+
+    No driver is asked.
+    """
 
 def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
-    """What holds a device's memory, for :func:`gpupool.memory_summary`."""
+    """Return what holds a device's memory, for :func:`gpupool.memory_summary`."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...

@@ -6,7 +6,8 @@ initializer:
 
 >>> ThreadPoolExecutor(16, initializer=gpupool.cuda_core.enable)
 
-cuda.core has no current stream and names one in every call, so calls of gpupool's that name none follow none of its.
+cuda.core has no current stream and names one in every call. A call of gpupool's that names no stream therefore does not
+follow cuda.core.
 
 https://nvidia.github.io/cuda-python/cuda-core/latest/api.html
 """
@@ -17,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, InvalidValue, MemPool, use_mem_pool
 
 if TYPE_CHECKING:
-    from gpupool._cuda_core import MemoryResource as MemoryResource
+    from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
-# The one resource of each device, for all threads.
+# The resource of each device, which all threads share.
 _resources: dict[int, Any] = {}
 _lock = threading.Lock()
 
@@ -37,22 +38,25 @@ _thread = _Thread()
 
 
 def _core() -> Any:
-    # From 1.2 on a buffer is told the stream that frees it.
-    return _frameworks.require("cuda.core", (1, 2), "cuda-core")
+    # 1.2 is the first cuda.core that tells a buffer the stream that frees it.
+    return _plug.require("cuda.core", (1, 2), "cuda-core")
 
 
 def __getattr__(name: str) -> Any:
     if name == "MemoryResource":
         _core()
-        return importlib.import_module("gpupool._cuda_core").MemoryResource
+        return importlib.import_module("gpupool._frameworks.cuda_core_resource").MemoryResource
     raise AttributeError(f"module 'gpupool.cuda_core' has no attribute {name!r}")
 
 
 def enable(device: Any = None) -> None:
-    """Let ``Device(device).memory_resource`` of the calling thread be gpupool's; again does nothing.
+    """Let ``Device(device).memory_resource`` of the calling thread be gpupool's; a second call does nothing.
 
-    ``device`` is an ordinal or a ``cuda.core.Device``, by default the thread's current one. Raises LibraryNotFound if
-    cuda.core is missing or too old.
+    Args:
+        device: An ordinal or a ``cuda.core.Device``; the thread's current device by default.
+
+    Raises:
+        gpupool.LibraryNotFound: cuda.core is missing or too old.
     """
     device = _core().Device(device)
     make = __getattr__("MemoryResource")
@@ -65,7 +69,10 @@ def enable(device: Any = None) -> None:
 
 
 def disable(device: Any = None) -> None:
-    """Let it be a ``DeviceMemoryResource`` of cuda.core's again; nothing where :func:`enable` was not called."""
+    """Let ``Device(device).memory_resource`` be a ``DeviceMemoryResource`` of cuda.core's again.
+
+    This does nothing where :func:`enable` was not called.
+    """
     core = _core()
     device = core.Device(device)
     if device.device_id in _thread.devices:
@@ -75,14 +82,14 @@ def disable(device: Any = None) -> None:
 
 @contextmanager
 def using(pool: MemPool) -> Iterator[MemPool]:
-    """``with using(pool):`` lets this thread's ``device.allocate`` take from the pool; it calls :func:`enable`."""
+    """Enable gpupool and let this thread's ``device.allocate`` take from the pool, for a ``with`` block."""
     enable(pool.device)
     with use_mem_pool(pool):
         yield pool
 
 
 def to_buffer(buffer: DeviceBuffer) -> Any:
-    """Return a ``cuda.core.Buffer`` of the same memory, which keeps ``buffer`` alive, its ``owner``.
+    """Return a ``cuda.core.Buffer`` of the same memory, which keeps ``buffer`` alive as its ``owner``.
 
     The memory is freed when both are gone, in the order of the stream on which it was allocated.
     """
@@ -90,10 +97,13 @@ def to_buffer(buffer: DeviceBuffer) -> Any:
 
 
 def from_buffer(buffer: Any) -> DeviceBuffer:
-    """Return the buffer of gpupool's that a ``cuda.core.Buffer`` is made of, without a copy.
+    """Return the gpupool buffer that a ``cuda.core.Buffer`` is made of, without a copy.
 
-    The memory then lives until both are gone. Raises InvalidValue for memory that is not gpupool's, and for a closed
-    buffer; other frameworks take such memory as it is, by ``__dlpack__``.
+    The memory then lives until both are gone. Other frameworks take memory that is not gpupool's as it is, by
+    ``__dlpack__``.
+
+    Raises:
+        gpupool.InvalidValue: The memory is not gpupool's, or the buffer is closed.
     """
     if isinstance(buffer.owner, DeviceBuffer):
         return buffer.owner

@@ -1,4 +1,4 @@
-"""CuPy takes its memory, and if asked its library handles, from gpupool.
+"""CuPy's memory, and on request its library handles, from gpupool.
 
 >>> import gpupool.cupy
 >>> gpupool.cupy.enable()  # from here on every CuPy array of the process; CuPy's code stays as it is
@@ -7,21 +7,22 @@
 >>> with gpupool.cupy.using(pool):  # what this thread allocates, from a pool of its own
 ...     a = cupy.zeros(1000)
 
-An array is allocated on CuPy's current stream and device, and its memory goes back in the order of that stream when the
-array dies, as with CuPy's own pool. Arrays that are there when the allocator changes keep their memory, which goes back
-to where it came from. What CuPy's own pool had cached stays cached until it is told to give it back, by
-``cupy.get_default_memory_pool().free_all_blocks()``, or memory runs out.
+An array is allocated on CuPy's current stream and device, and its memory returns in the order of that stream when the
+array dies, as with CuPy's own pool. Arrays that exist when the allocator changes keep their memory, which returns to
+where it came from. What CuPy's own pool had cached stays cached until
+``cupy.get_default_memory_pool().free_all_blocks()`` is called, or memory runs out.
 
 - **The pool's calls**: :func:`get_default_memory_pool` has CuPy's methods (``free_all_blocks``, ``used_bytes``,
   ``set_limit``, ...) over gpupool's memory; CuPy's function of that name still means CuPy's own pool.
 - **Limits**: ``CUPY_GPU_MEMORY_LIMIT`` and ``set_limit`` limit what gpupool reserves on a device, for other frameworks
   that use it too. A part of the program is limited by ``using(gpupool.MemPool(limit=...))``.
-- **Out of memory**: garbage is collected, CuPy's own pool is emptied, and the request is tried once more; then it is
-  ``cupy.cuda.memory.OutOfMemoryError``, whose ``__cause__`` is gpupool's error that says who holds what.
+- **Out of memory**: garbage is collected, CuPy's own pool is emptied, and the request is tried once more; then CuPy
+  raises ``cupy.cuda.memory.OutOfMemoryError``, whose ``__cause__`` is gpupool's error that says who holds what.
 - **Graphs**: what is allocated while a stream is captured is safe in ``with pool.capture(stream) as memory:`` around
   ``stream.begin_capture()`` and ``stream.end_capture()``: it is the graph's until ``memory.reset()``.
-- **Streams**: as with CuPy's own pool, an array that a second stream uses must not die before that one is done with it.
-- **Hooks**: CuPy's memory hooks are its own pool's, and see nothing of gpupool.
+- **Streams**: as with CuPy's own pool, an array that a second stream uses must not die before that stream is done with
+  it.
+- **Hooks**: CuPy's memory hooks belong to its own pool, and see nothing of gpupool.
 - **Handles**: ``enable(handles=True)``, or ``gpupool.cublas.handle(stream)`` with the functions of
   ``cupy_backends.cuda.libs``, which put CuPy's current stream into the handle at every call.
 
@@ -37,7 +38,8 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gpupool import _cupy_handles, _frameworks
+from gpupool._frameworks import cupy_handles as _cupy_handles
+from gpupool._frameworks import plug as _plug
 from gpupool._native import (
     DeviceBuffer,
     InvalidValue,
@@ -60,7 +62,7 @@ __all__ = ["MemoryPool", "disable", "enable", "get_default_memory_pool", "using"
 
 
 class _Enabled(NamedTuple):
-    """What `disable` sets back."""
+    """The state that `disable` restores."""
 
     allocator: Any
     # For each device that CUPY_GPU_MEMORY_LIMIT limited: the part of its memory that was allowed before, and since.
@@ -72,12 +74,15 @@ _lock = threading.Lock()
 
 
 def _cupy() -> ModuleType:
-    return _frameworks.require("cupy", (13,), "cupy-cuda13x")
+    return _plug.require("cupy", (13,), "cupy-cuda13x")
 
 
 @functools.cache
 def _allocate() -> Callable[[int], Any]:
-    """The allocator for CuPy. Everything it uses is its own, so that it also works while the interpreter ends."""
+    """Return the allocator for CuPy.
+
+    Everything it uses is its own, so that it also works while the interpreter ends.
+    """
     cupy = _cupy()
     current_stream = cupy.cuda.get_current_stream
     pointer, memory = cupy.cuda.MemoryPointer, cupy.cuda.UnownedMemory
@@ -86,7 +91,7 @@ def _allocate() -> Callable[[int], Any]:
     def allocate(nbytes: int) -> Any:
         try:
             stream = current_stream()
-            # An ExternalStream is somebody else's to destroy, CuPy's own is destroyed with its object.
+            # Other code destroys the stream of an ExternalStream; CuPy destroys its own with their objects.
             buffer = empty_kept(nbytes, stream.ptr, stream if type(stream) is own else None)
         except OutOfMemory:
             buffer = None
@@ -100,7 +105,7 @@ def _allocate() -> Callable[[int], Any]:
 
 @functools.cache
 def _current_stream() -> Callable[[int], int]:
-    """What names CuPy's current stream on a device, for calls of gpupool that name none."""
+    """Return the function that names CuPy's current stream on a device, for calls of gpupool that name none."""
     get = _cupy().cuda.get_current_stream
     return lambda device: int(get(device).ptr)
 
@@ -110,7 +115,7 @@ def _retry(cupy: ModuleType, nbytes: int) -> DeviceBuffer:
     stream = cupy.cuda.get_current_stream()
     gc.collect()
     own = cupy.get_default_memory_pool()
-    # To free it waits for the device, which a capture does not survive.
+    # Freeing it waits for the device, which a capture does not survive.
     if own.free_bytes() > 0 and not _is_capturing(stream):
         own.free_all_blocks()
     try:
@@ -131,18 +136,18 @@ def _is_capturing(stream: Any) -> bool:
 
 
 def _total_bytes(device: int) -> int:
-    """The device's memory. Needs no context there."""
+    """Return the device's memory in bytes. This needs no context there."""
     return int(_cupy().cuda.runtime.getDeviceProperties(device)["totalGlobalMem"])
 
 
 def _part(device: int, size: float | None, fraction: float | None) -> float:
-    """The part of a device's memory that a limit in CuPy's terms allows."""
+    """Return the part of a device's memory that a limit in CuPy's terms allows."""
     if size is not None and fraction is not None:
         raise InvalidValue("size and fraction cannot be specified at one time")
     if fraction is not None:
         if not 0 <= fraction <= 1:
             raise InvalidValue(f"memory limit fraction out of range: {fraction}")
-        # To CuPy a limit of nothing is none.
+        # For CuPy a limit of 0 is no limit.
         return fraction or 1.0
     if size is not None and size < 0:
         raise InvalidValue(f"memory limit size out of range: {size}")
@@ -150,7 +155,7 @@ def _part(device: int, size: float | None, fraction: float | None) -> float:
 
 
 def _limits_of_environment() -> dict[int, float]:
-    """What CUPY_GPU_MEMORY_LIMIT allows on each device: so many bytes, or per cent with a ``%``."""
+    """Return what CUPY_GPU_MEMORY_LIMIT allows on each device: so many bytes, or per cent with a ``%``."""
     text = os.environ.get("CUPY_GPU_MEMORY_LIMIT")
     if not text:
         return {}
@@ -159,27 +164,32 @@ def _limits_of_environment() -> dict[int, float]:
 
 
 def _limit(device: int, part: float) -> tuple[float, float]:
-    """Set a device's limit. Answers the former one, and this one as it was rounded."""
+    """Set a device's limit, and return the former limit and the new one as it was rounded."""
     before = get_per_process_memory_fraction(device)
     set_per_process_memory_fraction(part, device)
     return before, get_per_process_memory_fraction(device)
 
 
 def enable(*, handles: bool = False) -> None:
-    """Let CuPy allocate from gpupool, in all threads; again does nothing new.
+    """Let CuPy allocate from gpupool, in all threads; a second call changes nothing.
 
     Calls of gpupool that name no stream follow CuPy's current one. ``CUPY_GPU_MEMORY_LIMIT`` becomes the limit of what
     gpupool reserves on each device.
 
     With ``handles``, CuPy's handles of cuBLAS, cuSOLVER and cuSPARSE come from gpupool too. Each thread still gets one
-    for each device, but at its end they go back to the pool, where CuPy destroys its own and so waits for the device.
+    for each device, but at its end they return to the pool, where CuPy destroys its own and so waits for the device.
     CuPy has no plug for this: ``create`` and ``destroy`` of ``cupy_backends.cuda.libs.cublas``, ``.cusolver`` and
     ``.cusparse`` are replaced, in the whole process, by functions that lease a handle and give it back. Handles that
-    threads have already stay CuPy's. The pools count, and limit, those of CuPy as leases.
+    threads have already stay CuPy's. The pools count, and limit, CuPy's handles as leases.
 
-    Raises LibraryNotFound if CuPy 13 or later is missing, or with ``handles`` a library, or if CuPy uses another copy
-    of it than gpupool; ValueError inside of a block of :func:`using` or ``cupy.cuda.using_allocator``, where CuPy
-    refuses to change the allocator of the process, and for a CUPY_GPU_MEMORY_LIMIT that cannot be right.
+    Args:
+        handles: Let CuPy's library handles come from gpupool too.
+
+    Raises:
+        gpupool.LibraryNotFound: CuPy 13 or later is missing, or with ``handles`` a library, or CuPy uses another copy
+            of it than gpupool.
+        ValueError: The thread is in a block of :func:`using` or ``cupy.cuda.using_allocator``, where CuPy refuses to
+            change the allocator of the process, or CUPY_GPU_MEMORY_LIMIT cannot be right.
 
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.set_allocator.html
     """
@@ -188,26 +198,27 @@ def enable(*, handles: bool = False) -> None:
     with _lock:
         parts = _limits_of_environment() if _enabled is None else {}
         former = cupy.cuda.get_allocator()
-        # Where CuPy refuses to change it, it does so here, before anything else has changed.
+        # Where CuPy refuses to change the allocator, this raises before anything else has changed.
         cupy.cuda.set_allocator(former)
         if handles:
             _cupy_handles.lend()
         if _enabled is None:
             _enabled = _Enabled(former, {device: _limit(device, part) for device, part in parts.items()})
         elif former is not allocate:
-            # Somebody has set another one meanwhile.
+            # Other code has set another allocator meanwhile.
             _enabled = _enabled._replace(allocator=former)
         cupy.cuda.set_allocator(allocate)
-        _frameworks.follow(_current_stream())
+        _plug.follow(_current_stream())
 
 
 def disable() -> None:
-    """Let CuPy allocate as it did before :func:`enable`, and create its handles itself; again does nothing.
+    """Let CuPy allocate as it did before :func:`enable`, and create its handles itself; a second call does nothing.
 
-    Arrays that are there keep gpupool's memory until they die, threads their handles until they end. An allocator that
-    somebody else has set meanwhile stays. A limit of CUPY_GPU_MEMORY_LIMIT is taken back unless it was changed since.
+    Arrays that exist keep gpupool's memory until they die, threads their handles until they end. An allocator that
+    other code has set meanwhile stays. A limit of CUPY_GPU_MEMORY_LIMIT is taken back unless it was changed since.
 
-    Raises ValueError inside of a block of :func:`using` or ``cupy.cuda.using_allocator``, as :func:`enable`.
+    Raises:
+        ValueError: The thread is in a block of :func:`using` or ``cupy.cuda.using_allocator``, as for :func:`enable`.
     """
     global _enabled
     with _lock:
@@ -215,25 +226,30 @@ def disable() -> None:
             return
         cupy = _cupy()
         current = cupy.cuda.get_allocator()
-        # To set what is set already tells whether this is such a block.
+        # Setting the present allocator again raises ValueError in such a block.
         cupy.cuda.set_allocator(_enabled.allocator if current is _allocate() else current)
         for device, (before, since) in _enabled.limits.items():
             if get_per_process_memory_fraction(device) == since:
                 set_per_process_memory_fraction(before, device)
         _cupy_handles.take_back()
-        _frameworks.unfollow(_current_stream())
+        _plug.unfollow(_current_stream())
         _enabled = None
 
 
 @contextmanager
 def using(pool: MemPool | PoolToken | None = None) -> Iterator[None]:
-    """``with gpupool.cupy.using(pool):`` lets CuPy allocate from the pool in this thread, whether enabled or not.
+    """Let CuPy allocate from the pool in this thread, whether enabled or not, for a ``with`` block.
 
-    ``pool`` is a MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for
-    the pool whose scope the thread is in. It is one device's: on others the memory is gpupool's default. Blocks nest,
-    also with ``cupy.cuda.using_allocator``, and the innermost wins.
+    The pool belongs to one device: on others the memory is gpupool's default. Blocks nest, also with
+    ``cupy.cuda.using_allocator``, and the innermost wins.
 
-    Raises LibraryNotFound if CuPy 13 or later is missing, InvalidValue for what is no pool.
+    Args:
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
+
+    Raises:
+        gpupool.LibraryNotFound: CuPy 13 or later is missing.
+        gpupool.InvalidValue: The argument is no pool.
 
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.using_allocator.html
     """
@@ -252,46 +268,53 @@ class MemoryPool:
     """
 
     def malloc(self, size: int) -> Any:
-        """Allocate ``size`` bytes on CuPy's current stream: a ``cupy.cuda.MemoryPointer``, as CuPy's allocators return.
+        """Allocate ``size`` bytes on CuPy's current stream, and return a ``cupy.cuda.MemoryPointer``.
 
-        Raises ``cupy.cuda.memory.OutOfMemoryError``.
+        Raises:
+            cupy.cuda.memory.OutOfMemoryError: There is not enough memory.
         """
         return _allocate()(size)
 
     def free_all_blocks(self, stream: object = None) -> None:
-        """Give free memory back, of all streams, pools and devices; ``stream`` is there for CuPy's sake."""
+        """Return free memory of all streams, pools and devices to the driver.
+
+        ``stream`` is there because CuPy's method has it, and changes nothing.
+        """
         empty_cache()
 
     def n_free_blocks(self) -> int:
-        """How many free blocks there are."""
+        """Return the number of free blocks."""
         device = current_device()
         segments = [segment for segment in memory_snapshot()["segments"] if segment["device"] == device]
         return sum(block["state"] == "inactive" for segment in segments for block in segment["blocks"])
 
     def used_bytes(self) -> int:
-        """The bytes of blocks that are held, as cut."""
+        """Return the bytes of live blocks, as they were cut."""
         return memory_stats().live_bytes
 
     def free_bytes(self) -> int:
-        """The bytes that are reserved and not held."""
+        """Return the bytes that are reserved and not live."""
         stats = memory_stats()
         return stats.reserved_bytes - stats.live_bytes
 
     def total_bytes(self) -> int:
-        """The bytes that are reserved."""
+        """Return the bytes that are reserved."""
         return memory_stats().reserved_bytes
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
         """Limit what gpupool reserves on the current device, to ``size`` bytes or to a part of its memory, 0 to 1.
 
-        Neither of them, or 0, is no limit. What is reserved beyond a new limit stays until it is freed and given back.
-        Raises InvalidValue, which is a ValueError, for both of them or values that cannot be.
+        Without either, or with 0, there is no limit. What is reserved beyond a new limit stays until it is freed and
+        returned.
+
+        Raises:
+            gpupool.InvalidValue: Both are given, or a value that cannot be. The exception is a ValueError too.
         """
         device = current_device()
         set_per_process_memory_fraction(_part(device, size, fraction), device)
 
     def get_limit(self) -> int:
-        """The limit on the current device in bytes; 0 for none."""
+        """Return the limit on the current device in bytes; 0 for none."""
         device = current_device()
         part = get_per_process_memory_fraction(device)
         return round(part * _total_bytes(device)) if part < 1 else 0
@@ -301,5 +324,5 @@ _memory_pool = MemoryPool()
 
 
 def get_default_memory_pool() -> MemoryPool:
-    """What to call instead of ``cupy.get_default_memory_pool()``, which still answers CuPy's own pool."""
+    """Return the pool to use instead of ``cupy.get_default_memory_pool()``, which still returns CuPy's own pool."""
     return _memory_pool

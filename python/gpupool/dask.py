@@ -2,29 +2,29 @@
 
 >>> settings = gpupool.worker.Settings(enable=["cupy"], memory_fraction=0.9, warm={"cublas": 2})
 >>> client.register_plugin(gpupool.dask.Plugin(settings))
->>> gpupool.dask.stats(client)  # {address: what gpupool.worker.stats() says there}
+>>> gpupool.dask.stats(client)  # {address: what gpupool.worker.stats() returns there}
 
-Where no client is at hand, ``dask worker --preload gpupool.dask`` sets a worker up as its ``GPUPOOL_WORKER`` says.
-Which GPU a worker has is its launcher's to say, as dask-cuda does by ``CUDA_VISIBLE_DEVICES``.
+Without a client, ``dask worker --preload gpupool.dask`` sets a worker up as its ``GPUPOOL_WORKER`` says. The launcher
+decides which GPU a worker has, as dask-cuda does by ``CUDA_VISIBLE_DEVICES``.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from gpupool import worker
-from gpupool._frameworks import require
+from gpupool._frameworks.plug import require
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
 
-    from gpupool._dask_plugin import Plugin
+    from gpupool._frameworks.dask_plugin import Plugin
 
 __all__ = ["Plugin", "stats"]
 
 
 def _plugin() -> "type[Plugin]":
-    # Its base class is Dask's, which is imported when first needed.
+    # The plugin's base class is Dask's, which is imported when first needed.
     require("distributed", (2023, 10), "distributed")
-    from gpupool._dask_plugin import Plugin
+    from gpupool._frameworks.dask_plugin import Plugin
 
     return Plugin
 
@@ -36,19 +36,23 @@ def __getattr__(name: str) -> Any:
 
 
 def stats(client: "Client") -> dict[str, dict[str, Any]]:
-    """What :func:`gpupool.worker.stats` says on each worker, by its address.
+    """Return what :func:`gpupool.worker.stats` returns on each worker, by the worker's address.
 
-    A worker that cannot answer has only ``failure``. With an asynchronous client this is to be awaited.
+    A worker that cannot tell its statistics has only ``failure``. With an asynchronous client the result is to be
+    awaited.
     """
-    answers: dict[str, dict[str, Any]] = client.run(worker.stats_or_failure)
-    return answers
+    found: dict[str, dict[str, Any]] = client.run(worker.stats_or_failure)
+    return found
 
 
 async def dask_setup(dask_worker: "Worker") -> None:
-    """What ``--preload`` calls. https://docs.dask.org/en/stable/customize-initialization.html"""
+    """Set the worker up; ``--preload`` calls this.
+
+    https://docs.dask.org/en/stable/customize-initialization.html
+    """
     await _plugin()().setup(dask_worker)
 
 
 async def dask_teardown(dask_worker: "Worker") -> None:
-    """What ``--preload`` calls at the end."""
+    """Undo :func:`dask_setup`; ``--preload`` calls this at the end."""
     _plugin()().teardown(dask_worker)

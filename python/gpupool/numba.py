@@ -6,10 +6,10 @@ It must be chosen before Numba's first use of a GPU, where each context takes it
 >>> with gpupool.use_mem_pool(pool):
 ...     array = cuda.device_array(1000)
 
-Numba has no current stream, so calls of gpupool's that name none follow none of Numba's.
+Numba has no current stream. A call of gpupool's that names no stream therefore does not follow Numba.
 
-What dies is freed behind a fence through the whole device (cuCtxRecordEvent, cuCtxWaitEvent). That spoils captures of
-graphs that gpupool does not know of, so capture in ``with pool.capture(stream):``.
+The memory of arrays that died is freed behind a fence through the whole device (cuCtxRecordEvent, cuCtxWaitEvent). That
+spoils captures of graphs that gpupool does not know of, so capture in ``with pool.capture(stream):``.
 
 https://nvidia.github.io/numba-cuda/user/external-memory.html
 """
@@ -18,26 +18,30 @@ import importlib
 import threading
 from typing import Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import Error, MemPool, PoolScope, PoolToken, use_mem_pool
 
 _lock = threading.Lock()
 
 
 def _manager() -> Any:
-    _frameworks.require("numba_cuda", (0, 30), "numba-cuda[cu13]")
-    return importlib.import_module("gpupool._numba").MemoryManager
+    _plug.require("numba_cuda", (0, 30), "numba-cuda[cu13]")
+    return importlib.import_module("gpupool._frameworks.numba_manager").MemoryManager
 
 
 def __getattr__(name: str) -> Any:
-    # What Numba asks the module for that NUMBA_CUDA_MEMORY_MANAGER names.
+    # Numba reads this name from the module that NUMBA_CUDA_MEMORY_MANAGER names.
     if name == "_numba_memory_manager":
         return _manager()
     raise AttributeError(f"module 'gpupool.numba' has no attribute {name!r}")
 
 
 def _choose(driver: Any, manager: Any) -> None:
-    """Set the manager of contexts to come; there may be none yet, for those keep theirs."""
+    """Set the memory manager of contexts to come.
+
+    Raises:
+        gpupool.Error: There is a context already, which keeps the manager that it has.
+    """
     devices = [device.id for device in driver.driver.list_devices() if device.primary_context is not None]
     if devices:
         raise Error(
@@ -49,9 +53,11 @@ def _choose(driver: Any, manager: Any) -> None:
 
 
 def enable() -> None:
-    """Let Numba allocate device memory from gpupool; again does nothing.
+    """Let Numba allocate device memory from gpupool; a second call does nothing.
 
-    Raises LibraryNotFound if numba-cuda is missing or too old, Error if Numba uses a GPU already.
+    Raises:
+        gpupool.LibraryNotFound: numba-cuda is missing or too old.
+        gpupool.Error: Numba uses a GPU already.
     """
     manager = _manager()
     driver = importlib.import_module("numba.cuda.cudadrv.driver")
@@ -61,7 +67,11 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Let Numba allocate by itself; nothing if it does. Raises Error if Numba uses a GPU already."""
+    """Let Numba allocate by itself, which does nothing if it does already.
+
+    Raises:
+        gpupool.Error: Numba uses a GPU already.
+    """
     manager = _manager()
     driver = importlib.import_module("numba.cuda.cudadrv.driver")
     with _lock:
@@ -70,6 +80,6 @@ def disable() -> None:
 
 
 def using(pool: MemPool | PoolToken) -> PoolScope:
-    """``with using(pool):`` lets this thread's Numba arrays come from the pool: :func:`enable`, then use_mem_pool."""
+    """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block."""
     enable()
     return use_mem_pool(pool)

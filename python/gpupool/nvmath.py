@@ -5,8 +5,8 @@
 >>> with gpupool.nvmath.options(gpupool.cudss, stream) as options, DirectSolver(a, b, options=options) as solver:
 ...     solver.plan()
 
-Of itself nvmath creates a handle for each solver, 64 MiB of device memory for cuDSS, and destroys it with the solver.
-https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/index.html
+Without gpupool nvmath creates a handle for each solver, 64 MiB of device memory for cuDSS, and destroys it with the
+solver. https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/index.html
 """
 
 import importlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, HandlePool, InvalidValue, LibraryNotFound, empty
 
 if TYPE_CHECKING:
@@ -34,14 +34,15 @@ class MemoryManager:
     """
 
     def __init__(self, device_id: int, logger: "Logger | None" = None) -> None:
-        """Serve nvmath on this device; the logger is told of each allocation at the level DEBUG."""
+        """Serve nvmath on this device, and log each allocation to the logger at the level DEBUG."""
         self.device_id = device_id
         self.logger = logger
 
     def memalloc_async(self, size: int, stream: "_CudaStream") -> DeviceBuffer:
-        """Allocate ``size`` bytes on the stream, freed in its order when the object dies.
+        """Allocate ``size`` bytes on the stream, which are freed in its order when the object dies.
 
-        Raises :class:`gpupool.OutOfMemory` (a MemoryError) if there is not enough.
+        Raises:
+            gpupool.OutOfMemory: There is not enough memory. The exception is a MemoryError too.
         """
         buffer = empty(size, stream)
         if self.logger is not None:
@@ -49,8 +50,8 @@ class MemoryManager:
         return buffer
 
 
-# The libraries whose handles nvmath takes, what NVIDIA's pathfinder calls each, and whether its options have an
-# allocator.
+# The libraries whose handles nvmath takes, with the name that NVIDIA's pathfinder has for each, and whether its options
+# have an allocator.
 _LIBRARIES = {"cudss": ("cudss", False), "cublaslt": ("cublasLt", True), "cusolver": ("cusolver", True)}
 
 
@@ -62,21 +63,26 @@ def options(
     timeout: float | None = None,
     **others: Any,
 ) -> Iterator[dict[str, Any]]:
-    """``with options(pool, stream) as options:`` lends a handle as the ``options`` of an nvmath solver or product.
-
-    ``pool`` is :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
-    ``nvmath.linalg.advanced.Matmul`` or ``cusolver`` for ``nvmath.linalg.DirectSolver``. ``stream``, ``device`` and
-    ``timeout`` are those of :meth:`gpupool.HandlePool.lease`; nvmath sets the stream of each call itself. ``others``
-    are nvmath's further options. Where those have an ``allocator``, it is a :class:`MemoryManager` unless one is given;
-    cuDSS's have none, so see :meth:`gpupool.HandlePool.set_mem_pool`.
+    """Lend a handle as the ``options`` of an nvmath solver or product, for a ``with`` block.
 
     Free the solver before the block ends. A cuDSS handle for which nvmath loads a threading layer, from
     ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, for cuDSS cannot take that back.
 
-    Raises LibraryNotFound if nvmath-python is missing or too old, or has loaded another copy of the library,
-    InvalidValue for another library's pool; else as :meth:`gpupool.HandlePool.lease`.
+    Args:
+        pool: :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
+            ``nvmath.linalg.advanced.Matmul`` or ``cusolver`` for ``nvmath.linalg.DirectSolver``.
+        stream: As for :meth:`gpupool.HandlePool.lease`; nvmath sets the stream of each call itself.
+        device: As for :meth:`gpupool.HandlePool.lease`.
+        timeout: As for :meth:`gpupool.HandlePool.lease`.
+        **others: nvmath's further options. Where those have an ``allocator``, it is a :class:`MemoryManager` unless one
+            is given; cuDSS's have none, so see :meth:`gpupool.HandlePool.set_mem_pool`.
+
+    Raises:
+        gpupool.LibraryNotFound: nvmath-python is missing or too old, or has loaded another copy of the library.
+        gpupool.InvalidValue: The pool is another library's.
+        gpupool.Error: As for :meth:`gpupool.HandlePool.lease`.
     """
-    _frameworks.require("nvmath", (0, 9), "nvmath-python")
+    _plug.require("nvmath", (0, 9), "nvmath-python")
     if pool.name not in _LIBRARIES:
         raise InvalidValue(f"nvmath takes no {pool.name} handles; give gpupool.{' or gpupool.'.join(_LIBRARIES)}")
     name, has_allocator = _LIBRARIES[pool.name]
@@ -95,8 +101,8 @@ def options(
 
 
 def _refuse_another_copy(pool: HandlePool, name: str) -> None:
-    """See to it that nvmath and gpupool work with one copy of a library: no other knows the handle."""
-    # Asked first, so that gpupool's copy is there and pathfinder answers that one, unless another came before it.
+    """Raise LibraryNotFound if nvmath uses another copy of a library, which does not know gpupool's handles."""
+    # First, so that gpupool's copy is loaded and pathfinder returns that one, unless another was loaded before it.
     own = pool.path
     theirs = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib(name).abs_path
     if own is not None and theirs is not None and not os.path.samefile(own, theirs):
@@ -107,7 +113,7 @@ def _refuse_another_copy(pool: HandlePool, name: str) -> None:
 
 
 def _has_threading_layer(library: str | None) -> bool:
-    """Whether nvmath loads this threading layer, by the same rule as it."""
+    """Return whether nvmath loads this threading layer, by the same rule as nvmath."""
     if library is None:
         library = os.environ.get("CUDSS_THREADING_LIB")
     return library is not None and os.path.isfile(library)

@@ -5,8 +5,9 @@
 >>> prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())  # where prometheus_client serves the metrics
 
 Both tell of every device that the process has used through gpupool, and of none other, so that no scrape starts a
-driver. A process that cannot answer, as a forked child, has ``gpupool_up 0`` and no other metric of gpupool, so that
-the program's own metrics are still served. The names are stable; :data:`METRICS` lists them with their meanings.
+driver. A process that cannot tell its statistics, such as a forked child, has ``gpupool_up 0`` and no other metric of
+gpupool, so that the program's own metrics are still served. The names are stable; :obj:`METRICS` lists them with their
+meanings.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -16,18 +17,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gpupool
-from gpupool import _native, _summary
-from gpupool._frameworks import require
+from gpupool import _native
+from gpupool._frameworks.plug import require
+from gpupool._report import summary as _summary
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 __all__ = ["CONTENT_TYPE", "METRICS", "Collector", "text"]
 
-#: The HTTP header ``Content-Type`` of what :func:`text` returns.
+# The HTTP header ``Content-Type`` of what :func:`text` returns.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-#: Type and meaning of every metric, by its name.
+# The type and meaning of every metric, by its name.
 METRICS: dict[str, tuple[str, str]] = {
     "gpupool_up": ("gauge", "1 if gpupool can tell its statistics, else 0."),
     "gpupool_info": ("info", "Version and runtime of gpupool."),
@@ -70,7 +72,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "gpupool_handle_create_seconds_total": ("counter", "Time spent creating handles."),
 }
 
-#: What bounds the series of pools, for pools may come and go.
+# The default number of pools with series of their own; pools may come and go by thousands.
 _POOLS = 20
 
 _Labels = dict[str, str]
@@ -78,13 +80,16 @@ _Sample = tuple[_Labels, float]
 
 
 def text(*, pools: int = _POOLS, streams: int = 0) -> str:
-    """The statistics in Prometheus' text format.
+    """Return the statistics in Prometheus' text format.
 
-    ``pools``: how many pools of each device have series of their own: the default one and those that hold most. The
-    others are summed up as the pool ``others``. ``streams``: how many streams of each device have series, those that
-    hold most. None by default, as streams may come and go by thousands, and each would be a series for ever.
+    Args:
+        pools: How many pools of each device have series of their own: the default one and those that hold most. The
+            others are summed up as the pool ``others``.
+        streams: How many streams of each device have series, those that hold most. The default is 0, as streams may
+            come and go by thousands, and each would be a series for ever.
 
-    Raises InvalidValue for a number that cannot be right.
+    Raises:
+        gpupool.InvalidValue: A number cannot be right.
     """
     lines = []
     for name, samples in _samples(_count("pools", pools), _count("streams", streams)).items():
@@ -100,7 +105,9 @@ def text(*, pools: int = _POOLS, streams: int = 0) -> str:
 class Collector:
     """A collector for ``prometheus_client.REGISTRY.register()`` or any other registry; see :func:`text`.
 
-    Raises LibraryNotFound without prometheus_client, InvalidValue for a number that cannot be right.
+    Raises:
+        gpupool.LibraryNotFound: prometheus_client is missing.
+        gpupool.InvalidValue: A number cannot be right.
 
     https://prometheus.github.io/client_python/collector/custom/
     """
@@ -110,11 +117,11 @@ class Collector:
         self._pools, self._streams = _count("pools", pools), _count("streams", streams)
 
     def describe(self) -> "Iterable[Metric]":
-        """Every metric without its samples, for the registry to know the names."""
+        """Return every metric without its samples, for the registry to know the names."""
         return [_family(name, ()) for name in METRICS]
 
     def collect(self) -> "Iterable[Metric]":
-        """The statistics of this moment."""
+        """Return the statistics of this moment."""
         found = _samples(self._pools, self._streams)
         return [_family(name, samples) for name, samples in found.items()]
 
@@ -123,7 +130,7 @@ def _family(name: str, samples: Sequence[_Sample]) -> "Metric":
     from prometheus_client import Metric
 
     kind, meaning = METRICS[name]
-    # It knows counters and infos by their names without the ends.
+    # prometheus_client has counters and infos by their names without the suffixes.
     family = Metric(name.removesuffix("_total").removesuffix("_info"), meaning, kind)
     for labels, value in samples:
         family.add_sample(name, labels, value)
@@ -149,7 +156,7 @@ def _quoted(content: str) -> str:
 
 
 def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
-    """The samples of each metric that there are any of, in the order of :data:`METRICS`."""
+    """Return the samples of each metric that has any, in the order of :obj:`METRICS`."""
     found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     try:
         summary = _summary.gather(_native.devices_in_use())
@@ -203,7 +210,7 @@ def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:
 
 
 def _of_a_pool(labels: _Labels, pools: Sequence[_summary.PoolSummary]) -> _Part:
-    """What of one pool, or of several, can be added up."""
+    """Yield the samples that can be summed over pools, of one pool or of several."""
     for state in ("live", "cached", "releasing"):
         nbytes = sum(getattr(pool, f"{state}_bytes") for pool in pools)
         yield "pool_memory_bytes", {**labels, "state": state}, nbytes

@@ -21,18 +21,18 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from gpupool import _frameworks
+from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, Error, current_device, device_count, empty
 
 __all__ = ["allocator", "disable", "enable", "resource"]
 
-# MemPool asks for this of its allocators; RMM's pools promise 256.
+# The alignment that MemPool needs of its allocators; RMM's pools promise 256.
 _ALIGNMENT = 512
 
 
 def _rmm() -> ModuleType:
-    # The first with streams of any object that has __cuda_stream__.
-    return _frameworks.require("rmm", (25, 12), "rmm-cu13")
+    # 25.12 is the first RMM that makes streams of any object with __cuda_stream__.
+    return _plug.require("rmm", (25, 12), "rmm-cu13")
 
 
 def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:
@@ -47,7 +47,7 @@ def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], N
 
     def deallocate(address: int, nbytes: int, stream: Any) -> None:
         buffer = buffers.pop(address, None)
-        # RMM cannot be told of failures here. What cannot be freed on this stream is freed on its own, as it dies.
+        # RMM cannot be told of failures here. A buffer that this stream cannot free is freed on its own, as it dies.
         if buffer is not None:
             with suppress(Error):
                 buffer.free(stream)
@@ -55,18 +55,19 @@ def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], N
     return allocate, deallocate
 
 
-# RMM's C++ side has their bare addresses, and may outlive its Python object: so they are made once, and stay.
+# RMM's C++ side has the functions' bare addresses, and may outlive its Python object: so they are made once, and stay.
 _allocate, _deallocate = _functions()
 
 
 def resource() -> Any:
-    """An ``rmm.mr.CallbackMemoryResource`` that allocates from gpupool, with the streams that RMM's callers name.
+    """Return an ``rmm.mr.CallbackMemoryResource`` that allocates from gpupool, on the streams that callers name.
 
     It serves the device that is current when it is called, as RMM requires of resources, and follows the calling
-    thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. It can be the upstream of RMM's
-    adaptors and pools.
+    thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. The resource can be the
+    upstream of RMM's adaptors and pools.
 
-    Raises LibraryNotFound if RMM 25.12 or later is missing.
+    Raises:
+        gpupool.LibraryNotFound: RMM 25.12 or later is missing.
 
     See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
     """
@@ -74,16 +75,18 @@ def resource() -> Any:
 
 
 _lock = threading.Lock()
-# For each device that is enabled: the resource, and the one before it.
+# The resource of each device that is enabled, and the one before it.
 _enabled: dict[int, tuple[Any, Any]] = {}
 
 
 def enable() -> None:
-    """Let RMM allocate from gpupool on every device; again does nothing new.
+    """Let RMM allocate from gpupool on every device; a second call changes nothing.
 
-    Do it before anything was allocated, as RMM asks of whoever changes its resources.
+    Do it before anything was allocated, as RMM asks of every program that changes its resources.
 
-    Raises LibraryNotFound if RMM 25.12 or later is missing, RuntimeUnavailable if there is no GPU.
+    Raises:
+        gpupool.LibraryNotFound: RMM 25.12 or later is missing.
+        gpupool.RuntimeUnavailable: There is no GPU.
     """
     mr = _rmm().mr
     with _lock:
@@ -96,9 +99,9 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Let RMM allocate as it did before :func:`enable`; again does nothing.
+    """Let RMM allocate as it did before :func:`enable`; a second call does nothing.
 
-    A resource that somebody else has set meanwhile stays. What was allocated stays valid, and goes back to gpupool.
+    A resource that other code has set meanwhile stays. What was allocated stays valid, and returns to gpupool.
     """
     with _lock:
         if not _enabled:
@@ -111,7 +114,7 @@ def disable() -> None:
 
 
 class _Stream:
-    """A stream's address, as RMM takes streams."""
+    """A stream's address, in the form in which RMM takes streams."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -121,11 +124,11 @@ class _Stream:
 
 
 def _on(device: int, call: Callable[..., Any], *arguments: object) -> Any:
-    """Call with the device current, as RMM requires; the thread's own one comes back."""
+    """Call with the device current, as RMM requires, and make the thread's own device current again."""
     former = current_device()
     if former == device:
         return call(*arguments)
-    # A dependency of RMM.
+    # cuda.bindings is there, as RMM depends on it.
     runtime = importlib.import_module("cuda.bindings.runtime")
     _check(runtime, *runtime.cudaSetDevice(device))
     try:
@@ -140,18 +143,22 @@ def _check(runtime: ModuleType, status: Any) -> None:
 
 
 def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], None]]:
-    """The functions of an RMM resource for ``MemPool(allocator=...)``, which supply the pool's segments.
+    """Return the functions of an RMM resource for ``MemPool(allocator=...)``, which supply the pool's segments.
 
-    ``mr`` is a resource of the pool's device, such as ``rmm.mr.CudaAsyncMemoryResource()`` or
-    ``rmm.mr.get_current_device_resource()``; it is kept as long as the pool has memory. Not :func:`resource`: memory of
-    gpupool's cannot supply gpupool. Segments are allocated on the stream that the pool's caller names. They go back
-    once the work with them is done, on the calling thread's default stream, since their own may be gone by then.
+    Segments are allocated on the stream that the pool's caller names. They return once the work with them is done, on
+    the calling thread's default stream, since their own may be gone by then.
 
-    Raises LibraryNotFound if RMM 25.12 or later is missing.
+    Args:
+        mr: A resource of the pool's device, such as ``rmm.mr.CudaAsyncMemoryResource()`` or
+            ``rmm.mr.get_current_device_resource()``; it is kept as long as the pool has memory. It cannot be a
+            :func:`resource`: memory of gpupool's cannot supply gpupool.
+
+    Raises:
+        gpupool.LibraryNotFound: RMM 25.12 or later is missing.
     """
     _rmm()
     streams = importlib.import_module("rmm.pylibrmm.stream")
-    # Where a segment starts that does not start where RMM's memory does.
+    # The addresses of RMM's memory, by those of segments that start later in it to be aligned.
     shifted: dict[int, int] = {}
 
     def malloc(size: int, device: int, stream: int) -> int:

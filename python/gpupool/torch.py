@@ -1,6 +1,6 @@
 """PyTorch on gpupool's memory, and gpupool on PyTorch's streams.
 
-Three ways, each a line:
+There are three ways, each of one line:
 
 - ``torch_pool = gpupool.torch.mem_pool(pool)``: a :class:`torch.cuda.MemPool` whose memory comes from a gpupool pool.
   All of PyTorch's allocator works on top of it: statistics, snapshots, graphs, ``torch.OutOfMemoryError``.
@@ -20,24 +20,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpupool
-from gpupool import _frameworks, _native
+from gpupool import _native
+from gpupool._frameworks import plug as _plug
 
-# The first one that has been tried.
+# The oldest PyTorch that gpupool was tried with.
 _MINIMUM = (2, 11)
 
-# Entered again by what the garbage collector may run meanwhile.
+# An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
 _has_allocator = False
-# What names PyTorch's current stream, while it is followed.
+# The function that names PyTorch's current stream, while it is followed.
 _source: Callable[[int], int] | None = None
-# PyTorch's pools that `using` made and nobody is in, by the ids of the gpupool pools that feed them.
+# PyTorch's pools that `using` made and no thread is in, by the ids of the gpupool pools that feed them.
 _idle: dict[tuple[int, int], list[Any]] = {}
-# How many blocks of `using` there are.
+# The number of blocks of `using` that threads are in.
 _inside = 0
 
 
 def _torch() -> Any:
-    torch = _frameworks.require("torch", _MINIMUM, "torch")
+    torch = _plug.require("torch", _MINIMUM, "torch")
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise gpupool.LibraryNotFound(f"PyTorch {torch.__version__} was built without CUDA")
     return torch
@@ -50,7 +51,7 @@ def mem_pool(
     use_on_oom: bool = False,
     no_split: bool = False,
 ) -> Any:
-    """A :class:`torch.cuda.MemPool` whose memory comes from gpupool.
+    """Return a :class:`torch.cuda.MemPool` whose memory comes from gpupool.
 
     It is for ``torch.cuda.use_mem_pool`` and, by its ``id``, for ``torch.cuda.graph``.
 
@@ -59,14 +60,17 @@ def mem_pool(
     then raises ``torch.OutOfMemoryError``. Keep the MemPool as long as any thread is in a pool of PyTorch's or captures
     a graph: PyTorch 2.11 ends the process if one dies meanwhile.
 
-    :param pool: the pool that feeds it, which lives at least as long; the device's default pool if None. Its own
-        allocator, if it has one, must be C functions, for PyTorch calls them inside a lock.
-    :param device: where there is no pool, the ordinal of the device; by default PyTorch's current one.
-    :param use_on_oom: as for ``torch.cuda.MemPool``.
-    :param no_split: as for ``torch.cuda.MemPool``.
-    :raises gpupool.LibraryNotFound: PyTorch is missing or older than 2.11.
-    :raises gpupool.InvalidValue: the pool cannot feed PyTorch, or 64 others do.
-    :raises gpupool.Error: after :func:`enable`, which leaves PyTorch without pools.
+    Args:
+        pool: The pool that feeds it, which lives at least as long; the device's default pool if None. Its own
+            allocator, if it has one, must be C functions, for PyTorch calls them inside a lock.
+        device: Without a pool, the ordinal of the device; by default PyTorch's current one.
+        use_on_oom: As for ``torch.cuda.MemPool``.
+        no_split: As for ``torch.cuda.MemPool``.
+
+    Raises:
+        gpupool.LibraryNotFound: PyTorch is missing or older than 2.11.
+        gpupool.InvalidValue: The pool cannot feed PyTorch, or 64 others do.
+        gpupool.Error: PyTorch has no pools after :func:`enable`.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.MemPool.html
     """
@@ -96,13 +100,17 @@ def mem_pool(
 
 @contextlib.contextmanager
 def using(pool: gpupool.MemPool) -> Iterator[gpupool.MemPool]:
-    """``with gpupool.torch.using(pool):`` routes what this thread allocates in PyTorch into the pool.
+    """Route what this thread allocates in PyTorch into the pool, for a ``with`` block.
 
-    That is on the pool's device; what it allocates on others goes where it went. Any number of threads may be in one
-    pool. Threads that start meanwhile are not in it, those of backward passes neither. What PyTorch keeps of the memory
-    after the block serves the next block with the same pool; :func:`empty_cache` gives it back.
+    That holds on the pool's device; what the thread allocates on others goes where it went. Any number of threads may
+    be in one pool. Threads that start meanwhile are not in it, nor are those of backward passes. What PyTorch keeps of
+    the memory after the block serves the next block with the same pool; :func:`empty_cache` gives it back.
 
-    :param pool: the pool. Raises as :func:`mem_pool`.
+    Args:
+        pool: The pool.
+
+    Raises:
+        gpupool.Error: As for :func:`mem_pool`.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.use_mem_pool.html
     """
@@ -120,12 +128,12 @@ def using(pool: gpupool.MemPool) -> Iterator[gpupool.MemPool]:
 
 
 def _enter(pool: gpupool.MemPool) -> Any:
-    """A pool of PyTorch's for one block: PyTorch lets one thread at a time into each."""
+    """Return a pool of PyTorch's for one block, since PyTorch lets one thread at a time into each."""
     global _inside
     with _lock:
         idle = _idle.get(pool.id)
         torch_pool = idle.pop() if idle else mem_pool(pool)
-        # Blocks keep the gpupool pool; what waits for the next block does not.
+        # A block keeps the gpupool pool alive; a PyTorch pool that waits for the next block does not.
         torch_pool.gpupool_pool = None
         _inside += 1
     return torch_pool
@@ -139,10 +147,10 @@ def _leave(pool: gpupool.MemPool, torch_pool: Any) -> None:
 
 
 def empty_cache() -> None:
-    """Give back what :func:`using` left in PyTorch's pools, what PyTorch's cache has, and what gpupool's has.
+    """Give back to the driver what PyTorch's pools of :func:`using`, PyTorch's cache and gpupool's cache keep.
 
     While a thread is in a block of :func:`using`, the first of these stays. Don't call it while a thread is in another
-    pool of PyTorch's or captures a graph: PyTorch 2.11 ends the process if a pool of its dies meanwhile.
+    pool of PyTorch's or captures a graph: PyTorch 2.11 ends the process if a pool of its own dies meanwhile.
     """
     with _lock:
         if _inside == 0:
@@ -152,7 +160,7 @@ def empty_cache() -> None:
 
 
 def _symbols(torch: Any) -> ctypes.CDLL:
-    """PyTorch's library for CUDA, which leads to all that it was linked with."""
+    """Return PyTorch's library for CUDA, which leads to all that it was linked with."""
     try:
         return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10_cuda.so"))
     except OSError as error:
@@ -189,7 +197,7 @@ def enable(*, allocator: bool = True) -> None:
     """Make gpupool the allocator of every CUDA tensor of the process, and follow PyTorch's current stream.
 
     Call it before the first tensor on a GPU. ``handle()`` and ``empty()`` without a stream then take the calling
-    thread's ``torch.cuda.current_stream()``. Again does nothing.
+    thread's ``torch.cuda.current_stream()``. A second call does nothing.
 
     What works: ``record_stream``, ``torch.cuda.empty_cache``, ``torch.cuda.set_per_process_memory_fraction``,
     ``torch.cuda.graph`` with and without ``graph_pool_handle()``, ``gpupool.use_mem_pool``, and
@@ -197,16 +205,20 @@ def enable(*, allocator: bool = True) -> None:
 
     What PyTorch then no longer has, for it asks its own allocator for them: ``torch.cuda.memory_stats`` and all that
     reads it (``memory_allocated``, ``max_memory_allocated``, ``memory_summary``), ``torch.cuda.memory_snapshot`` and
-    the recording of history, for which there are ``gpupool.memory_stats`` and ``gpupool.memory_snapshot``;
-    ``torch.cuda.MemPool``; tensors shared with other processes; the graph trees of ``torch.compile``
-    (``mode="reduce-overhead"``). ``PYTORCH_CUDA_ALLOC_CONF`` means nothing. What asks how large a workspace may be, as
-    ``torch.backends.cudnn.benchmark`` can, may be refused. Where GPUs copy to each other directly, let each reach the
-    other's memory by ``gpupool.enable_peer_access``. Two captures at once on one device hold each other's memory until
-    both graphs are reset. Where any of that is needed, take :func:`using` or :func:`mem_pool`.
+    ``torch.cuda.memory._record_memory_history``, for which there are ``gpupool.memory_stats``,
+    ``gpupool.memory_snapshot`` and ``gpupool.record_memory_history``; ``torch.cuda.MemPool``; tensors shared with other
+    processes; the graph trees of ``torch.compile`` (``mode="reduce-overhead"``). ``PYTORCH_CUDA_ALLOC_CONF`` means
+    nothing. Code that asks how large a workspace may be, as ``torch.backends.cudnn.benchmark`` can, may be refused.
+    Where GPUs copy to each other directly, let each reach the other's memory by ``gpupool.enable_peer_access``. Two
+    captures at once on one device hold each other's memory until both graphs are reset. Where any of that is needed,
+    take :func:`using` or :func:`mem_pool`.
 
-    :param allocator: False to follow the streams alone, at any time.
-    :raises gpupool.Error: PyTorch's allocator has been used.
-    :raises gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA.
+    Args:
+        allocator: False to follow the streams alone, at any time.
+
+    Raises:
+        gpupool.Error: PyTorch's allocator has been used.
+        gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda
     """
@@ -218,14 +230,14 @@ def enable(*, allocator: bool = True) -> None:
             _has_allocator = True
         if _source is None:
             source = torch._C._cuda_getCurrentRawStream
-            _frameworks.follow(source)
+            _plug.follow(source)
             _source = source
 
 
 def disable() -> None:
-    """Follow PyTorch's streams no longer. The allocator stays: PyTorch has no way back. Again does nothing."""
+    """Follow PyTorch's streams no longer. The allocator stays: PyTorch has no way back. A second call does nothing."""
     global _source
     with _lock:
         if _source is not None:
-            _frameworks.unfollow(_source)
+            _plug.unfollow(_source)
             _source = None

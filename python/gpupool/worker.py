@@ -1,4 +1,4 @@
-"""What a worker process is to have of gpupool, in one description for every launcher.
+"""The settings that a worker process gets from gpupool, in one description for every launcher.
 
 >>> settings = gpupool.worker.Settings(enable=["cupy"], memory_fraction=0.9, warm={"cublas": 2})
 >>> gpupool.worker.set_up(settings)  # in the worker process itself
@@ -22,11 +22,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gpupool
-from gpupool import Error, HandlePool, InvalidValue, _native, _summary
+from gpupool import Error, HandlePool, InvalidValue, _native
+from gpupool._report import summary as _summary
 
 __all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down", "warm"]
 
-#: The environment variable with a worker's settings, as JSON.
+# The environment variable with a worker's settings, as JSON.
 VARIABLE = "GPUPOOL_WORKER"
 
 _FRAMEWORKS = ("cuda_core", "cupy", "numba", "nvmath", "rmm", "torch")
@@ -38,20 +39,22 @@ class SetUpFailed(Error):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker process is to have. What is wrong in itself raises InvalidValue here, on the client.
+    """The settings of a worker process.
 
-    ``enable``: the frameworks to call ``gpupool.<name>.enable()`` for, in this order.
-    ``memory_fraction``: the part of each device's memory that the process may reserve through gpupool, 0 to 1.
-    ``memory_bytes``: the same in bytes; with both, the lesser counts.
-    ``handle_limits``: the most handles on each device, by the name of the pool, as :attr:`gpupool.HandlePool.limit`.
-    ``warm``: how many handles to make ahead of need on the current device, by the name of the pool.
+    Raises:
+        gpupool.InvalidValue: A setting is wrong in itself, which shows on the client already.
     """
 
     enable: Sequence[str] = ()
+    """The frameworks to call ``gpupool.<name>.enable()`` for, in this order."""
     memory_fraction: float | None = None
+    """The part of each device's memory that the process may reserve through gpupool, 0 to 1."""
     memory_bytes: int | None = None
+    """The bytes of each device's memory that the process may reserve; with both, the lesser counts."""
     handle_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The most handles on each device, by the name of the pool, as :attr:`gpupool.HandlePool.limit`."""
     warm: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The number of handles to make ahead of need on the current device, by the name of the pool."""
 
     def __post_init__(self) -> None:
         if isinstance(self.enable, str):
@@ -62,7 +65,7 @@ class Settings:
         if self.memory_fraction is not None and not 0 <= self.memory_fraction <= 1:
             raise InvalidValue(f"memory_fraction={self.memory_fraction} is no fraction: give 0 to 1")
         memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
-        # What is compared and sent is of one form, whatever the caller gave, and does not change with it.
+        # The settings are compared and sent in one form, and do not change when the caller's own objects do.
         for field, value in (
             ("enable", tuple(self.enable)),
             ("memory_bytes", memory_bytes),
@@ -72,13 +75,17 @@ class Settings:
             object.__setattr__(self, field, value)
 
     def to_json(self) -> str:
-        """Write what differs from the defaults, as ``GPUPOOL_WORKER`` has it."""
+        """Return what differs from the defaults, as ``GPUPOOL_WORKER`` has it."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, (), {})}
         return json.dumps(given)
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """Read what :meth:`to_json` writes. Raises InvalidValue for anything else."""
+        """Return the settings that :meth:`to_json` wrote.
+
+        Raises:
+            gpupool.InvalidValue: The text is anything else.
+        """
         try:
             fields = json.loads(text)
         except ValueError as error:
@@ -93,7 +100,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> "Settings":
-        """Read ``GPUPOOL_WORKER``; without it nothing is asked for. Raises InvalidValue if it is wrong."""
+        """Return the settings of ``GPUPOOL_WORKER``; without the variable nothing is asked for.
+
+        Raises:
+            gpupool.InvalidValue: The variable's value is wrong.
+        """
         text = os.environ.get(VARIABLE)
         if not text:
             return cls()
@@ -129,7 +140,7 @@ def _pool(name: str) -> HandlePool:
 
 @dataclasses.dataclass
 class _Setup:
-    """What was done in this process, for whom, and how to undo it."""
+    """The settings that were applied in this process, the holders that asked for them, and how to undo them."""
 
     settings: Settings
     undo: ExitStack
@@ -143,7 +154,7 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    """A forked child has nothing of what was set up in its parent, and finds no lock held for ever."""
+    """Forget, in a forked child, what was set up in its parent, and replace the lock, which may be held for ever."""
     global _setup, _failure, _lock
     _setup, _failure, _lock = None, None, threading.Lock()
 
@@ -153,7 +164,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def _doing(what: str, worker: str) -> Iterator[None]:
-    """Say in which worker and in what an error came up, and keep that for :func:`stats`."""
+    """Say in which worker and in which step an error came up, and keep that for :func:`stats`."""
     global _failure
     try:
         yield
@@ -166,17 +177,21 @@ def _doing(what: str, worker: str) -> Iterator[None]:
 def set_up(
     settings: Settings | None = None, *, worker: str = "", holder: str = "", before_devices: bool = False
 ) -> None:
-    """Set this process up; without ``settings`` as ``GPUPOOL_WORKER`` says.
+    """Set this process up as the settings say.
 
-    The same again does nothing. Other settings replace the former ones. If any of it fails, all of it is undone.
-    Limits of memory hold for the devices that are in use, and for those used later.
+    A second call with the same settings does nothing. Other settings replace the former ones. If any of it fails, all
+    of it is undone. Limits of memory hold for the devices that are in use, and for those used later.
 
-    ``worker`` is what an error calls the process. ``holder`` names on whose behalf this is done, where several workers
-    live in one process: it is undone when the last of them calls :func:`tear_down`. ``before_devices`` leaves out all
-    that would start the GPU's driver, for launchers that tell a process later which devices it has: handles are then
-    made by :func:`warm`.
+    Args:
+        settings: The settings; by default those of ``GPUPOOL_WORKER``.
+        worker: What an error calls the process.
+        holder: The name of the worker on whose behalf this is done, where several live in one process: it is undone
+            when the last of them calls :func:`tear_down`.
+        before_devices: Leave out all that would start the GPU's driver, for launchers that tell a process later which
+            devices it has: handles are then made by :func:`warm`.
 
-    Raises SetUpFailed; its cause is the error itself.
+    Raises:
+        SetUpFailed: Something failed; the exception's cause is the error itself.
     """
     global _setup, _failure
     with _lock:
@@ -235,9 +250,10 @@ def _undo(worker: str) -> None:
 
 
 def warm() -> None:
-    """Make the handles that the settings ask for, if :func:`set_up` left that out; otherwise this does nothing.
+    """Make the handles that the settings ask for, if :func:`set_up` left that out; otherwise do nothing.
 
-    Raises SetUpFailed; what :func:`set_up` did stays.
+    Raises:
+        SetUpFailed: Something failed; what :func:`set_up` did stays.
     """
     with _lock:
         if _setup is not None:
@@ -245,10 +261,12 @@ def warm() -> None:
 
 
 def tear_down(holder: str = "") -> None:
-    """Undo :func:`set_up` when the last holder asks for it; otherwise this does nothing.
+    """Undo :func:`set_up` when the last holder asks for it; otherwise do nothing.
 
     Limits are as they were, and the frameworks disabled. Handles stay until :meth:`gpupool.HandlePool.trim`.
-    Raises SetUpFailed if something cannot be undone; the rest is.
+
+    Raises:
+        SetUpFailed: Something cannot be undone; the rest is.
     """
     with _lock:
         if _setup is not None:
@@ -258,14 +276,15 @@ def tear_down(holder: str = "") -> None:
 
 
 def stats() -> dict[str, Any]:
-    """What this process has: plain values, to be sent anywhere.
+    """Return this process's statistics as plain values, which can be sent to other processes.
 
     ``host`` and ``process`` say which process it is, ``settings`` what was set up (None for nothing), ``failure`` why
     the last set-up failed (None if it did not), ``runtime`` the runtime in use (None before the first use), ``memory``
     what holds each device in use, by its ordinal, as :func:`gpupool.memory_summary` describes devices, ``handles``
-    :func:`gpupool.handle_stats` of all devices together by the name of the pool. It starts no driver.
+    :func:`gpupool.handle_stats` of all devices together by the name of the pool. No driver is started.
 
-    Raises Forked in a forked child of a process that had used a GPU.
+    Raises:
+        gpupool.Forked: The process is a forked child of one that had used a GPU.
     """
     setup, failure = _setup, _failure
     memory = {device.device: device.to_dict() for device in _summary.gather(_native.devices_in_use()).devices}
@@ -282,7 +301,10 @@ def stats() -> dict[str, Any]:
 
 
 def stats_or_failure() -> dict[str, Any]:
-    """Return :func:`stats`, or only the ``failure`` of a process that cannot answer, so that others' answers arrive."""
+    """Return :func:`stats`, or only the ``failure`` of a process that cannot tell them.
+
+    A cluster's statistics then arrive from the other processes.
+    """
     try:
         return stats()
     except gpupool.Error as error:

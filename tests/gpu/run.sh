@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, frameworks.json, history.json and memory.json (one object a line). PYTHON
+# leases.txt, and peers.json, workspaces.json, frameworks.json, recording.json and memory.json (one object a line). PYTHON
 # chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is
 # no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also leaves out what is not
 # about memory; TRACES names a folder with more logs to replay than tests/data has.
@@ -99,14 +99,14 @@ run_memory() {
     GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda_memory --nocapture every_word
   fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
-  for work in pair c_abi "mix 1 2 4 8 16" random "history 1 16"; do
+  for work in pair c_abi "mix 1 2 4 8 16" random "recording 1 16"; do
     # shellcheck disable=SC2086 # several words
     measure "bench-${work%% *}" timeout 120 bin/bench_memory $work
   done
   measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
   measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
   # shellcheck disable=SC2016 # for the inner shell
-  step history bash -c 'set -o pipefail; timeout 120 "$1" benches/history.py | tee "$2"' _ "$python" "$results/history.json"
+  step recording bash -c 'set -o pipefail; timeout 120 "$1" benches/recording.py | tee "$2"' _ "$python" "$results/recording.json"
 }
 
 test_memory() {
@@ -210,5 +210,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,history.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,recording.json,memory.json}
 run_all | tee "$results/run.txt"

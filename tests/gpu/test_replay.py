@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from gpu_helpers import import_or_skip
-from gpupool import _trace
 from gpupool._plot import draw
+from gpupool._traces import trace as _trace
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -85,7 +85,7 @@ def test_a_snapshot_of_pytorch_is_drawn_beside_what_it_recorded(tmp_path):
     assert rows[3]["peak_reserved"] >= reserved
     # What was there before the history counts.
     assert rows[0]["peak_live"] >= 70 << 20
-    picture = draw.draw(_trace.recording(str(path)), None)
+    picture = draw.draw(_trace.read_file(str(path)), None)
     memory, addresses = picture.panels
     assert memory.lines[0].y[-1] == reserved
     assert sum(block.size for block in addresses.blocks if block.state != "free") == allocated

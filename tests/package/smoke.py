@@ -1,4 +1,4 @@
-"""What a user does first with an installed gpupool: a handle, a lease, an allocation, a command. On simulated devices.
+"""The first steps with an installed gpupool, on simulated devices: a handle, a lease, an allocation, a command.
 
 Usage: smoke.py, in the virtual environment that it is installed in.
 """
@@ -28,7 +28,7 @@ def use() -> None:
 
 
 def is_whole() -> None:
-    """See that all came along: types for checkers, licences, the modules for frameworks."""
+    """Check that all came along: types for checkers, licences, the modules for frameworks."""
     package = Path(gpupool.__file__).parent
     assert "site-packages" in package.parts, f"{package} is not the installed one"
     for name in ("py.typed", "_native.pyi", "torch.py", "worker.py"):

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
-from gpupool import _native, _progress, _trace
+from gpupool import _native
 from gpupool.__main__ import main
+from gpupool._traces import progress as _progress
+from gpupool._traces import trace as _trace
 from snapshots import block, entry, segment, write
 from test_plot import page
 
@@ -221,7 +223,10 @@ def test_replay_that_fails_frees_its_blocks():
 
 def test_ctrl_c_ends_a_replay():
     seen, terminal = pty.openpty()
-    code = "import sys; from gpupool import __main__, _progress; _progress.DELAY = 0; sys.exit(__main__.main())"
+    code = (
+        "import sys; from gpupool import __main__; from gpupool._traces import progress; "
+        "progress.DELAY = 0; sys.exit(__main__.main())"
+    )
     command = [sys.executable, "-c", code, "replay", LOG, "--threads", "128"]
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, env=environment) as running:

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import gpupool
 import numpy
 import pytest
-from gpupool import _cupy_handles, _native
+from gpupool import _native
+from gpupool._frameworks import cupy_handles as _cupy_handles
 from own_memory import MIB, capturing, leave
 
 cupy = pytest.importorskip("cupy")

@@ -12,8 +12,9 @@ import gpupool
 import pytest
 from abi import build_library
 from framework_machine import framework_machine
-from gpupool import _info, _native
-from gpupool._info import frameworks, libraries, text, variables
+from gpupool import _native
+from gpupool._report import info as _info
+from gpupool._report.info import frameworks, libraries, text, variables
 from machines import Machine
 
 ROOT = Path(__file__).parents[2]

@@ -54,7 +54,7 @@ assert cuda.device_array(0).size == 0 and live() == 0
 
 def test_it_is_found_by_its_name_in_the_environment(run):
     code = NUMBA + "array = cuda.to_device(np.arange(10))\nprint(type(manager()).__module__, live())"
-    assert run(code, NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba") == "gpupool._numba 1\n"
+    assert run(code, NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba") == "gpupool._frameworks.numba_manager 1\n"
 
 
 def test_scopes_of_pools_are_honoured(run):
@@ -360,7 +360,7 @@ class Context:
 def manager(monkeypatch, nothing_left):
     """Return Numba's memory manager on simulated streams, whose work is done when told to."""
     pytest.importorskip("numba_cuda")
-    _numba = pytest.importorskip("gpupool._numba", exc_type=ImportError)
+    _numba = pytest.importorskip("gpupool._frameworks.numba_manager", exc_type=ImportError)
     monkeypatch.setattr(_numba, "runtime", lambda: "cuda")
     monkeypatch.setitem(_numba.driver.driver.__dict__, "cuMemGetInfo", lambda: (1 << 30, 2 << 30))
     # Numba makes it when it starts the driver.
@@ -395,7 +395,7 @@ def test_memory_is_used_again_behind_all_that_used_it(manager):
 
 
 def test_what_dies_after_a_fence_waits_for_the_next_one(manager, monkeypatch):
-    from gpupool import _numba
+    from gpupool._frameworks import numba_manager as _numba
 
     busy, other = gpupool.Stream(), gpupool.Stream()
     numbers = []

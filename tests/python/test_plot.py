@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from gpupool import _trace
 from gpupool.__main__ import main
 from gpupool._plot import draw as _plot
 from gpupool._plot import figure as _figure
 from gpupool._plot import output as _output
 from gpupool._plot import picture as _picture
 from gpupool._plot import sampling as _sampling
+from gpupool._traces import trace as _trace
 from snapshots import FRAMES, ZERO, block, entry, handle, segment, write
 
 DATA = Path(__file__).parents[1] / "data"
@@ -26,7 +26,7 @@ def draw():
     """Make the picture of a file."""
 
     def draw(path, device=None, moment=None):
-        return _plot.draw(_trace.recording(str(path), device), moment)
+        return _plot.draw(_trace.read_file(str(path), device), moment)
 
     return draw
 
@@ -296,7 +296,7 @@ def test_snapshot_in_which_nothing_was_allocated(draw, tmp_path):
 
 @pytest.mark.parametrize("more", [{}, {"segments": None}])
 def test_empty_snapshot(draw, tmp_path, more):
-    with pytest.raises(_trace.TraceError, match="s: an empty snapshot: no memory, no history and no handles in it"):
+    with pytest.raises(_trace.TraceError, match="s: an empty snapshot: no memory, no trace and no handles in it"):
         draw(write(tmp_path / "s", [], **more))
 
 
@@ -442,7 +442,7 @@ def test_wrong_moment(snapshot, capsys, moment):
 def test_moments_that_the_file_does_not_have(tmp_path, capsys):
     path = write(tmp_path / "s", segments=[segment(0, block(MIB))])
     assert main(["plot", path, "--at", "peak", "-o", str(tmp_path / "x.html")]) == 1
-    assert capsys.readouterr().err == "gpupool: s: a snapshot without history has no moment but its end\n"
+    assert capsys.readouterr().err == "gpupool: s: a snapshot without a trace has no moment but its end\n"
     path = log(tmp_path / "a.csv", "never,allocate,16,512,0")
     assert main(["plot", str(path), "--at", "1", "-o", str(tmp_path / "x.html")]) == 1
     assert capsys.readouterr().err == "gpupool: a.csv: the file has no times; --at takes peak or end\n"

@@ -5,8 +5,8 @@ import pickletools
 
 import gpupool
 import pytest
-from gpupool import _trace
 from gpupool.__main__ import main
+from gpupool._traces import trace as _trace
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

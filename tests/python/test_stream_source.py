@@ -2,7 +2,8 @@
 
 import gpupool
 import pytest
-from gpupool import _frameworks, _native
+from gpupool import _native
+from gpupool._frameworks import plug as _plug
 
 
 @pytest.fixture
@@ -81,26 +82,26 @@ def test_an_answer_that_is_no_address_is_refused(source, answer):
 def test_a_framework_that_is_missing_or_too_old_is_named_with_what_mends_it(tmp_path, monkeypatch):
     (tmp_path / "old_framework.py").write_text('__version__ = "1.9.3+cu13"\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert _frameworks.require("old_framework", (1, 9), "old-framework").__version__ == "1.9.3+cu13"
+    assert _plug.require("old_framework", (1, 9), "old-framework").__version__ == "1.9.3+cu13"
     with pytest.raises(
         gpupool.LibraryNotFound, match=r"1\.9\.3\+cu13 is too old: .* pip install 'old-framework>=1.10'"
     ):
-        _frameworks.require("old_framework", (1, 10), "old-framework")
+        _plug.require("old_framework", (1, 10), "old-framework")
     with pytest.raises(gpupool.LibraryNotFound, match=r"no_such_framework cannot be imported: .* pip install"):
-        _frameworks.require("no_such_framework", (1,), "no-such-framework")
+        _plug.require("no_such_framework", (1,), "no-such-framework")
 
 
 def test_the_framework_enabled_last_counts_and_the_one_before_comes_back(source):
     streams = [gpupool.Stream() for _ in range(3)]
     first, second, third = ((lambda device, stream=stream: stream.ptr) for stream in streams)
     for function in (first, second, third, first):
-        _frameworks.follow(function)
+        _plug.follow(function)
     assert gpupool.empty(64).stream == streams[0].ptr
-    _frameworks.unfollow(second)
-    _frameworks.unfollow(first)
+    _plug.unfollow(second)
+    _plug.unfollow(first)
     assert gpupool.empty(64).stream == streams[2].ptr
-    _frameworks.unfollow(third)
-    _frameworks.unfollow(third)
+    _plug.unfollow(third)
+    _plug.unfollow(third)
     assert gpupool.empty(64).stream == 0
 
 

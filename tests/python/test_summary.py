@@ -333,7 +333,7 @@ def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
 def test_nothing_is_imported_nor_started_by_the_summary_of_nothing(run_python):
     code = """
 import gpupool, sys
-from gpupool import _summary
+from gpupool._report import summary as _summary
 print(gpupool._native.devices_in_use(), _summary.gather([]))
 print(_summary.gather([]), {"torch", "cupy", "prometheus_client"} & sys.modules.keys())
 """

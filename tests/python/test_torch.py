@@ -9,7 +9,8 @@ import gpupool
 import gpupool.torch
 import pytest
 from abi import build_torch
-from gpupool import _frameworks, _native
+from gpupool import _native
+from gpupool._frameworks import plug as _plug
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from torch_double import OutOfMemoryError, Torch
 
@@ -38,7 +39,7 @@ def torch(folder, monkeypatch, nothing_left):
 
 @pytest.fixture
 def allocator(torch):
-    """gpupool as PyTorch's allocator."""
+    """Make gpupool PyTorch's allocator."""
     gpupool.torch.enable()
     return torch.allocator
 
@@ -447,7 +448,7 @@ def test_calls_without_a_stream_follow_pytorchs(torch):
     gpupool.torch.disable()
     gpupool.torch.disable()
     assert _native.host_stream_of(gpupool.host.handle(device=1)) == 0
-    assert _frameworks._sources == []
+    assert _plug._sources == []
 
 
 def test_both_at_once_and_streams_alone_before(torch):
@@ -469,7 +470,7 @@ def test_it_is_too_late_once_pytorch_has_used_cuda(torch):
     for _ in range(2):
         with pytest.raises(gpupool.Error, match=r"before the first tensor .* gpupool\.torch\.using"):
             gpupool.torch.enable()
-    assert _frameworks._sources == []
+    assert _plug._sources == []
     # The rest works on.
     assert gpupool.torch.mem_pool().take(MIB)
 
@@ -488,7 +489,7 @@ def test_threads_enable_it_once(torch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(changes) == len(_frameworks._sources) == 1
+    assert len(changes) == len(_plug._sources) == 1
 
 
 @pytest.mark.parametrize(("version", "message"), [("2.10.1", "2.11 is needed"), ("", "unknown version")])

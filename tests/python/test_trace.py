@@ -9,7 +9,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from gpupool import _trace
+from gpupool._traces import trace as _trace
 
 DATA = Path(__file__).parents[1] / "data"
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
@@ -209,7 +209,7 @@ def test_snapshot_of_several_devices(read):
 
 @pytest.mark.parametrize("device_traces", [[], [[]], [[], []]])
 def test_snapshot_without_history(read, device_traces):
-    expected = r"snap: a snapshot without history: call gpupool\.record_memory_history\(\), or in PyTorch torch\.cuda"
+    expected = r"snap: a snapshot without a trace: call gpupool\.record_memory_history\(\), or in PyTorch torch\.cuda"
     with pytest.raises(_trace.TraceError, match=expected):
         read(snapshot(*device_traces), "snap")
 

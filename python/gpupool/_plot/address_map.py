@@ -1,27 +1,27 @@
 """The address map: where the blocks are at a moment, in the order of their addresses, without the gaps between regions.
 
-Of a snapshot the moment is that when it was written, for its segments are those of then. Of any other moment the trace
-tells what was live; free is there what the program used at another time.
+The map of a snapshot shows the moment when it was written, for its segments are those of then. Of any other moment the
+trace tells what was live; memory that the program used at another time is free there.
 """
 
 from gpupool._plot.picture import AddressMap, Place, Region, State
 from gpupool._plot.pools import Pools
 from gpupool._plot.timeline import Timeline, unpack
-from gpupool._trace import FREE, Recording
-from gpupool._units import size
+from gpupool._report.units import size
+from gpupool._traces.trace import FREE, TraceFile
 
-# Blocks that are drawn one by one, at most about so many: more would be too thin to be seen, and too many for a page.
+# About the most blocks that are drawn one by one: more would be too thin to be seen, and too many for a page.
 MOST = 20_000
-# Gaps up to this are of one page, and so of one region.
+# The size of a page: smaller gaps do not end a region.
 PAGE = 2 << 20
 STATES: dict[str, State] = {"active_allocated": "live", "active_pending_free": "waiting"}
 
 
-def of_segments(recording: Recording, pools: Pools, title: str) -> AddressMap:
-    """The map of the moment when the snapshot was written."""
+def of_segments(file: TraceFile, pools: Pools, title: str) -> AddressMap:
+    """Return the map of the moment when the snapshot was written."""
     regions, blocks = [], []
     start = 0
-    for number, segment in enumerate(recording.segments):
+    for number, segment in enumerate(file.segments):
         pool = pools.place(segment.pool)
         regions.append(Region(start, segment.address, segment.size, f"{segment.kind} segment".lstrip()))
         for block in segment.blocks:
@@ -30,11 +30,11 @@ def of_segments(recording: Recording, pools: Pools, title: str) -> AddressMap:
             at = start + block.address - segment.address
             blocks.append(Place(at, block.size, state, pool, number, requested, segment.stream, block.stack))
         start += segment.size
-    return _map(title, regions, blocks, pools, recording.call_stacks, "free, cached by the allocator", "segment")
+    return _map(title, regions, blocks, pools, file.call_stacks, "free, cached by the allocator", "segment")
 
 
 def of_event(timeline: Timeline, event: int, title: str) -> AddressMap:
-    """The map of the moment after an event."""
+    """Return the map of the moment after an event."""
     trace = timeline.trace
     slots, sizes, streams = unpack("I", trace.slots), unpack("Q", trace.sizes), unpack("I", trace.streams)
     live: dict[int, int] = {}
@@ -74,7 +74,7 @@ def of_event(timeline: Timeline, event: int, title: str) -> AddressMap:
 
 
 def _regions(used: set[tuple[int, int]]) -> list[Region]:
-    """The addresses that were ever used, without gaps of more than a page."""
+    """Return the addresses that were ever used, without gaps of more than a page."""
     spans: list[tuple[int, int]] = []
     for address, nbytes in sorted(used):
         if spans and address <= spans[-1][1] + PAGE:
@@ -111,7 +111,7 @@ def _map(
     merged = _merge(blocks, nbytes)
     if len(merged) < len(blocks):
         note += " Blocks too small to be seen are drawn together."
-    # Only the call stacks that are drawn.
+    # The map has only the call stacks that are drawn.
     numbers = {stack: place for place, stack in enumerate(sorted({0, *(block.stack for block in merged)}))}
     for block in merged:
         block.stack = numbers[block.stack]
@@ -135,7 +135,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _merge(blocks: list[Place], nbytes: int) -> list[Place]:
-    """Neighbours that are too small to be seen become one, if there are too many blocks."""
+    """Return the blocks, with neighbours that are too small to be seen made one, if there are too many."""
     if len(blocks) <= MOST:
         return blocks
     small = max(1, 2 * nbytes // MOST)
@@ -147,7 +147,7 @@ def _merge(blocks: list[Place], nbytes: int) -> list[Place]:
             continue
         live = 0 if block.state == "free" else block.size
         last_live = last.live if last.count > 1 else 0 if last.state == "free" else last.size
-        # It looks like the larger part of what it stands for.
+        # The merged block looks like the larger part of what it stands for.
         if block.size > last.size // last.count:
             last.colour = block.colour if live else last.colour
         last.size = block.start + block.size - last.start

@@ -1,85 +1,72 @@
-"""``gpupool plot``: memory over time, the address map of a moment and handles over time, of a trace or a snapshot."""
+"""The picture of a trace file: memory over time, the address map of a moment and handles over time."""
 
 import bisect
-import os
 
 import gpupool
-from gpupool import _replay, _trace
 from gpupool._plot import address_map as _address_map
 from gpupool._plot import handle_chart as _handle_chart
-from gpupool._plot import output as _output
-from gpupool._plot import page as _page
 from gpupool._plot import timeline as _timeline
 from gpupool._plot.picture import AddressMap, Chart, Mark, Picture
 from gpupool._plot.pools import Pools
 from gpupool._plot.timeline import Timeline
-from gpupool._progress import Progress
-from gpupool._trace import Recording
-from gpupool._units import duration, size
+from gpupool._report.units import duration, size
+from gpupool._traces import replay as _replay
+from gpupool._traces import trace as _trace
+from gpupool._traces.trace import TraceFile
 
-# Failed requests that are marked, at most.
+# The most failed requests that are marked.
 MARKS = 100
 
 
-def run(path: str, output: str | None, device: int | None, moment: str | None) -> None:
-    """Draw the file, and say where the picture is."""
-    _simulate()
-    if output is None:
-        output = _page.name_for(path)
-    _output.check(output)
-    with Progress(f"reading {os.path.basename(path)}") as progress:
-        recording = _trace.recording(path, device, progress)
-    picture = draw(recording, moment)
-    _output.write(output, picture)
-    others = [str(other) for other in recording.devices if other != recording.device]
-    if others and device is None:
-        print(f"device {recording.device}, which has most; --device {' or '.join(others)} draws another")
-    print(f"wrote {output}")
+def draw(file: TraceFile, moment: str | None) -> Picture:
+    """Return the picture of a trace file.
 
-
-def draw(recording: Recording, moment: str | None) -> Picture:
-    """The picture of a recording; `moment` is that of the address map: ``end``, ``peak`` or seconds from the start."""
-    trace = recording.trace
+    `moment` is that of the address map: ``end``, ``peak`` or seconds from the start.
+    """
+    trace = file.trace
     weights = {} if trace is None else _timeline.peaks(trace)
-    for segment in recording.segments:
+    for segment in file.segments:
         weights[segment.pool] = weights.get(segment.pool, 0) + segment.size
     pools = Pools(weights)
-    zero, end = _axis(recording)
+    zero, end = _axis(file)
     timeline = None if trace is None else _timeline.of(trace, pools, zero)
     panels: list[Chart | AddressMap] = []
     facts: list[tuple[str, str]] = []
     if timeline is not None:
-        memory = _memory(recording, timeline, facts)
+        memory = _memory(file, timeline, facts)
         memory.end = max(memory.end, end)
         panels.append(memory)
-    found = _addresses(recording, timeline, pools, moment)
+    found = _addresses(file, timeline, pools, moment)
     if found is not None:
         panels.append(found)
-    handles = _handle_chart.chart(recording.handle_events, zero, end)
+    handles = _handle_chart.chart(file.handle_events, zero, end)
     if handles is not None:
         panels.append(handles)
     if not panels:
         raise _trace.TraceError(
-            f"{recording.name}: an empty snapshot: no memory, no history and no handles in it; write it while the "
+            f"{file.name}: an empty snapshot: no memory, no trace and no handles in it; write it while the "
             "program has memory, after gpupool.record_memory_history() or torch.cuda.memory._record_memory_history()"
         )
     for panel in panels:
         if isinstance(panel, Chart) and panel.axis == "time":
             panel.link = "time"
-    return Picture(recording.name, _subtitle(recording, end), facts, panels)
+    return Picture(file.name, _subtitle(file, end), facts, panels)
 
 
-def _axis(recording: Recording) -> tuple[int, int]:
-    """Where the axis of time begins, by the file's clock, and its length. Handles may be older than memory."""
-    times = [recording.handle_events[0].time, recording.handle_events[-1].time] if recording.handle_events else []
-    if recording.trace is not None and recording.trace.start is not None:
-        times += [recording.trace.start, recording.trace.start + recording.trace.times[-1]]
+def _axis(file: TraceFile) -> tuple[int, int]:
+    """Return where the axis of time begins, by the file's clock, and its length.
+
+    Handles may be older than memory.
+    """
+    times = [file.handle_events[0].time, file.handle_events[-1].time] if file.handle_events else []
+    if file.trace is not None and file.trace.start is not None:
+        times += [file.trace.start, file.trace.start + file.trace.times[-1]]
     return (min(times), max(times) - min(times)) if times else (0, 0)
 
 
-def _memory(recording: Recording, timeline: Timeline, facts: list[tuple[str, str]]) -> Chart:
+def _memory(file: TraceFile, timeline: Timeline, facts: list[tuple[str, str]]) -> Chart:
     trace = timeline.trace
-    changes = _timeline.recorded_changes(trace)
+    changes = _timeline.changes_of_program(trace)
     label = "reserved"
     if not changes:
         changes = _replay.reserved(trace, "gpupool")
@@ -95,23 +82,23 @@ def _memory(recording: Recording, timeline: Timeline, facts: list[tuple[str, str
             max(0, failure.time - timeline.zero),
             f"out of memory: {size(failure.size)} asked for, {size(failure.free)} free",
         )
-        for failure in recording.failures[:MARKS]
+        for failure in file.failures[:MARKS]
         if trace.times
     ]
-    if recording.failures:
-        facts.append(("out of memory", "once" if len(recording.failures) == 1 else f"{len(recording.failures)} times"))
+    if file.failures:
+        facts.append(("out of memory", "once" if len(file.failures) == 1 else f"{len(file.failures)} times"))
     lines = [_timeline.reserved_line(timeline, label, "ink", "solid", changes)]
     return _timeline.chart(timeline, "Memory over time", True, lines, marks)
 
 
-def _addresses(recording: Recording, timeline: Timeline | None, pools: Pools, moment: str | None) -> AddressMap | None:
+def _addresses(file: TraceFile, timeline: Timeline | None, pools: Pools, moment: str | None) -> AddressMap | None:
     if moment is None:
-        moment = "end" if recording.segments or timeline is None else "peak"
-    if moment == "end" and recording.segments:
-        return _address_map.of_segments(recording, pools, "Address map when the snapshot was written")
+        moment = "end" if file.segments or timeline is None else "peak"
+    if moment == "end" and file.segments:
+        return _address_map.of_segments(file, pools, "Address map when the snapshot was written")
     if timeline is None:
         if moment != "end":
-            raise gpupool.InvalidValue(f"{recording.name}: a snapshot without history has no moment but its end")
+            raise gpupool.InvalidValue(f"{file.name}: a snapshot without a trace has no moment but its end")
         return None
     if not timeline.trace.addresses:
         return None
@@ -121,27 +108,21 @@ def _addresses(recording: Recording, timeline: Timeline | None, pools: Pools, mo
         event, title = timeline.peak, "Address map at the peak"
     else:
         if not timeline.trace.times:
-            raise gpupool.InvalidValue(f"{recording.name}: the file has no times; --at takes peak or end")
+            raise gpupool.InvalidValue(f"{file.name}: the file has no times; --at takes peak or end")
         x = timeline.zero + round(float(moment) * 1e6) - (timeline.trace.start or 0)
         event, title = max(0, bisect.bisect_right(timeline.trace.times, x) - 1), "Address map"
     where = duration(timeline.x(event)) if timeline.trace.times else f"event {event:,}"
     return _address_map.of_event(timeline, event, f"{title}, {where}")
 
 
-def _subtitle(recording: Recording, end: int) -> str:
-    parts = ["a log of RMM" if recording.device is None else "a memory snapshot"]
-    if recording.device is not None:
-        count = len(recording.devices)
-        parts.append(f"device {recording.device}" + (f" of {count}" if count > 1 else ""))
-    trace = recording.trace
+def _subtitle(file: TraceFile, end: int) -> str:
+    parts = ["a log of RMM" if file.device is None else "a memory snapshot"]
+    if file.device is not None:
+        count = len(file.devices)
+        parts.append(f"device {file.device}" + (f" of {count}" if count > 1 else ""))
+    trace = file.trace
     if trace is not None:
         parts.append(f"{trace.events:,} event{'s' if trace.events != 1 else ''}")
     if end:
         parts.append(duration(end))
     return ", ".join(parts)
-
-
-def _simulate() -> None:
-    """Let replays run on a simulated device: a picture needs no GPU, and takes none's memory."""
-    os.environ.setdefault("GPUPOOL_RUNTIME", "host")
-    os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(_replay.HOST_MEMORY))

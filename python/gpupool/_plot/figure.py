@@ -11,40 +11,25 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from gpupool._plot.picture import AddressMap, Chart, Picture, Place
-from gpupool._units import byte_unit, time_unit
+from gpupool._plot.picture import PALETTE, ROWS, AddressMap, Chart, Picture, Place
+from gpupool._report.units import byte_unit, time_unit
 
-# The Okabe-Ito palette (https://jfly.uni-koeln.de/color/).
-PALETTE = {
-    "sky": "#56B4E9",
-    "orange": "#E69F00",
-    "green": "#009E73",
-    "purple": "#CC79A7",
-    "yellow": "#F0E442",
-    "vermillion": "#D55E00",
-    "blue": "#0072B2",
-    "grey": "#999999",
-    "ink": "#1a1a1a",
-}
-FREE = "#e8e8e8"
-# Rows of an address map, from the first address to the last as one reads a page.
-ROWS = 24
 _HEIGHTS = {"chart": 3.4, "map": 3.6}
 
 
 def png(picture: Picture) -> bytes:
-    """The picture as a PNG file."""
+    """Return the picture as the bytes of a PNG file."""
     content = io.BytesIO()
     figure(picture).savefig(content, format="png", dpi=130)
     return content.getvalue()
 
 
 def figure(picture: Picture) -> Figure:
-    """The picture, a panel below the other."""
+    """Return the picture as a figure with its panels one below the other."""
     heights = [_HEIGHTS[panel.kind] for panel in picture.panels]
     drawn = Figure(figsize=(11, sum(heights) + 0.7), layout="constrained")
     FigureCanvasAgg(drawn)
-    # What people name their files is no mathematics.
+    # A dollar sign in a file's name is no mathematics.
     drawn.suptitle(f"{picture.title}\n{picture.subtitle}", fontsize=11, parse_math=False)
     grid = drawn.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
     for axes, panel in zip(grid[:, 0], picture.panels, strict=True):
@@ -72,7 +57,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
         axes.set_ylabel("handles")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     legend: list[Any] = []
-    # What holds at the last point holds until the end.
+    # The value of the last point holds until the end.
     x = [at / unit for at in [*chart.x, chart.end]]
     # A peak thinner than a pixel is seen by its outline. The lowest area comes last, so that its outline hides those of
     # areas without height on it.
@@ -101,7 +86,7 @@ def _chart(axes: Axes, chart: Chart) -> None:
 
 
 def _tops(chart: Chart) -> list[list[int]]:
-    """Where each area ends, with those below it."""
+    """Return the upper edge of each area, which lies on those below it."""
     tops: list[list[int]] = []
     for area in chart.areas:
         tops.append([below + value for below, value in zip(tops[-1], area.y, strict=True)] if tops else area.y)
@@ -109,7 +94,7 @@ def _tops(chart: Chart) -> list[list[int]]:
 
 
 def _legend(axes: Axes, title: str, entries: list[Any]) -> None:
-    """The legend above the axes, and the title above it."""
+    """Draw the legend above the axes, and the title above it."""
     columns = 1 if any(len(entry.get_label()) > 90 for entry in entries) else 2 if len(entries) < 5 else 3
     rows = -(-len(entries) // columns)
     axes.legend(
@@ -135,7 +120,7 @@ def _map(axes: Axes, found: AddressMap) -> None:
                 hatched.append(box)
                 continue
             boxes.append(box)
-            colours.append(FREE if block.state == "free" else PALETTE[found.names[block.colour][1]])
+            colours.append(PALETTE["free" if block.state == "free" else found.names[block.colour][1]])
     # White lines tell neighbours apart, but would hide blocks thinner than they are.
     axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="none", antialiaseds=False))
     seen = per_row / 400
@@ -163,7 +148,7 @@ def _map(axes: Axes, found: AddressMap) -> None:
             Patch(facecolor="white", edgecolor=PALETTE["ink"], hatch="////", label="freed, awaiting other streams")
         )
     if any(block.state == "free" for block in found.blocks):
-        legend.append(Patch(color=FREE, label=found.free_label))
+        legend.append(Patch(color=PALETTE["free"], label=found.free_label))
     legend.append(
         Line2D([], [], color=PALETTE["ink"], marker="|", linestyle="none", markersize=9, label=found.region_label)
     )
@@ -179,13 +164,13 @@ def _map(axes: Axes, found: AddressMap) -> None:
 
 
 def _round_up(nbytes: int) -> int:
-    """The next number with at most three binary digits."""
+    """Return the next number with at most three binary digits."""
     power = 1 << max(0, nbytes.bit_length() - 3)
     return max(1, -(-nbytes // power) * power)
 
 
 def _rows(block: Place, per_row: int) -> list[tuple[int, int, int]]:
-    """The parts of a block in each row: left, right, row."""
+    """Return the parts of a block in each row: left, right, row."""
     parts = []
     at, end = block.start, block.start + block.size
     while at < end:

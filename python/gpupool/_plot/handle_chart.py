@@ -1,21 +1,24 @@
-"""Handles over time: how many of each library there are, and how many of them are in use."""
+"""The chart of handles over time: how many of each library exist, and how many of them are in use."""
 
 from array import array
 from collections.abc import Iterable
 
 from gpupool._plot.picture import COLOURS, Chart, Dash, Line
 from gpupool._plot.sampling import kept
-from gpupool._trace.snapshot import HandleEvent
+from gpupool._traces.snapshot import HandleEvent
 
-# Numbers that each line is drawn from, at most.
+# The most numbers that each line is drawn from.
 MOST = 8_000
-# What tells of a handle not seen before that it was there, and that it was in use.
+# The actions by which a handle that was not seen before is known to have existed, and to have been in use.
 _WAS_THERE = ("take", "give_back", "discard", "destroy")
 _WAS_IN_USE = ("give_back", "discard")
 
 
 def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
-    """The chart of a device's handles; none if there are none. Time begins at `zero`, by the events' clock."""
+    """Return the chart of a device's handles; None without events.
+
+    Time begins at `zero`, by the events' clock.
+    """
     by_library: dict[str, list[HandleEvent]] = {}
     for event in events:
         by_library.setdefault(event.library, []).append(event)
@@ -28,7 +31,7 @@ def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
         times, there, in_use = _count(found)
         for (what, dash), numbers in zip(styles, (there, in_use), strict=True):
             places = kept([numbers], MOST)
-            # The first number is of what was there before.
+            # The first number counts the handles from before the first event.
             x = [0 if place == 0 else max(0, times[place - 1] - zero) for place in places]
             y = [numbers[place] for place in places]
             lines.append(Line(f"{library} {what}: peak {max(numbers)}", colour, dash, x, y))
@@ -36,7 +39,7 @@ def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
 
 
 def _count(events: list[HandleEvent]) -> "tuple[list[int], array[int], array[int]]":
-    """The times of the events, and before the first and after each of them the handles there and those in use."""
+    """Return the events' times, and before the first and after each event the handles that exist and those in use."""
     there: set[int] = set()
     in_use: set[int] = set()
     known: set[int] = set()

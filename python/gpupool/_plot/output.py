@@ -1,4 +1,4 @@
-"""Files that pictures are written to: PNG with matplotlib, HTML without anything."""
+"""The files that pictures are written to: PNG needs matplotlib, HTML needs nothing."""
 
 import os
 import tempfile
@@ -10,7 +10,12 @@ SUFFIXES = (".html", ".png")
 
 
 def check(path: str) -> None:
-    """Refuse, before the work, what could not be written after it."""
+    """Refuse a file that could not be written, before the work for it.
+
+    Raises:
+        gpupool.InvalidValue: The name has another suffix, or its folder is missing.
+        gpupool.LibraryNotFound: PNG needs matplotlib, which is missing.
+    """
     if os.path.splitext(path)[1].lower() not in SUFFIXES:
         raise gpupool.InvalidValue(f"{path}: a picture is a .html or a .png file; name it so")
     folder = os.path.dirname(path) or "."
@@ -27,7 +32,11 @@ def check(path: str) -> None:
 
 
 def write(path: str, picture: Picture) -> None:
-    """Write the picture, as a whole or not at all."""
+    """Write the picture, as a whole or not at all.
+
+    Raises:
+        gpupool.Error: The file cannot be written.
+    """
     if path.lower().endswith(".png"):
         from gpupool._plot import figure as _figure
 
@@ -41,7 +50,7 @@ def write(path: str, picture: Picture) -> None:
             try:
                 file.write(content)
                 file.close()
-                # A temporary file is its owner's alone; this one is as any other.
+                # A temporary file can be read by its owner alone; the picture gets the usual permissions.
                 mask = os.umask(0)
                 os.umask(mask)
                 os.chmod(file.name, 0o666 & ~mask)

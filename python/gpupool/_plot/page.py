@@ -6,16 +6,18 @@ import os
 from importlib import resources
 
 import gpupool
-from gpupool._plot.picture import Picture, Place, Region
+from gpupool._plot.picture import PALETTE, ROWS, Picture, Place, Region
 
-# What the page's first lines say, by which a file is known as one of gpupool's.
+# The line near the start of a page by which it is known as one of gpupool's.
 GENERATOR = '<meta name="generator" content="gpupool">'
 
 
 def html(picture: Picture) -> str:
-    """The page."""
+    """Return the page."""
     template = resources.files("gpupool._plot").joinpath("page.html").read_text(encoding="utf-8")
-    # In a script element only a less-than sign could end it.
+    palette = " ".join(f"--{name}: {colour};" for name, colour in PALETTE.items())
+    template = template.replace("@PALETTE@", palette).replace("@ROWS@", str(ROWS))
+    # Only a less-than sign could end the script element.
     data = json.dumps(picture, default=_packed, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     head, rest = template.split("@TITLE@")
     middle, tail = rest.split("@DATA@")
@@ -33,7 +35,12 @@ def _packed(part: object) -> object:
 
 
 def name_for(path: str) -> str:
-    """The page for a file, in the current folder; never one that somebody else wrote."""
+    """Return the name of the page for a file, in the current folder.
+
+    Raises:
+        gpupool.InvalidValue: A file of that name is there which gpupool did not write.
+        gpupool.Error: A file of that name is there which cannot be read.
+    """
     stem = os.path.basename(path)
     stem = stem[:-3] if stem.endswith(".gz") else stem
     name = os.path.splitext(stem)[0] + ".html"

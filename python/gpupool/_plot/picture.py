@@ -1,13 +1,28 @@
-"""What a picture shows: panels of numbers and names, which `page` and `figure` draw.
+"""The content of a picture: panels of numbers and names, which `page` and `figure` draw.
 
 Bytes and microseconds are whole numbers. Colours are names of the Okabe-Ito palette, which colour-blind people tell
-apart too; the drawers know what they look like on light and dark.
+apart too; a page has a few others on a dark ground.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-# What stands for a pool, a library or an allocator, in this order; `grey` is for all the rest.
+# The Okabe-Ito palette (https://jfly.uni-koeln.de/color/), and the colours of lines and free memory on a light ground.
+PALETTE = {
+    "sky": "#56b4e9",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "yellow": "#f0e442",
+    "vermillion": "#d55e00",
+    "blue": "#0072b2",
+    "grey": "#999999",
+    "ink": "#1a1a1a",
+    "free": "#e6e6e6",
+}
+# The rows of an address map, from the first address to the last as one reads a page.
+ROWS = 24
+# The colours of pools, libraries and allocators, in this order; `grey` is for all the rest.
 COLOURS = ("sky", "orange", "green", "purple", "yellow", "vermillion", "blue")
 Dash: TypeAlias = Literal["solid", "dashed", "dotted", "dashdot"]
 
@@ -34,7 +49,7 @@ class Line:
 
 @dataclass
 class Mark:
-    """Something that happened at a moment."""
+    """An event that is marked at its moment."""
 
     x: int
     label: str
@@ -42,29 +57,29 @@ class Mark:
 
 @dataclass
 class Chart:
-    """Numbers over time."""
+    """A chart of numbers over time."""
 
     title: str
     unit: Literal["bytes", "handles"]
     axis: Literal["time", "event"]
     end: int
-    """Where the axis ends: microseconds, or the number of the last event, at least 1; it starts at 0."""
+    """The end of the axis: microseconds, or the number of the last event, at least 1; the axis starts at 0."""
     x: list[int] = field(default_factory=list)
     areas: list[Area] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     note: str = ""
     link: str = ""
-    """Charts with the same text have the same axis."""
+    """A text that charts with the same axis share."""
     kind: str = "chart"
 
 
 @dataclass
 class Region:
-    """Addresses without a gap; in the map regions follow each other."""
+    """A range of addresses without a gap; in the map regions follow each other."""
 
     start: int
-    """Where it starts in the map."""
+    """The place in the map where the region starts."""
     address: int
     size: int
     label: str
@@ -81,24 +96,24 @@ class Place:
     size: int
     state: State
     colour: int
-    """Which of the map's names."""
+    """The place of the block's pool among the map's names."""
     region: int
     requested: int = 0
     stream: int | None = None
     stack: int = 0
     count: int = 1
     live: int = 0
-    """Of several blocks, the bytes of those in use."""
+    """The bytes of those blocks in use, if the place stands for several."""
 
 
 @dataclass
 class AddressMap:
-    """Where the blocks are at a moment."""
+    """A map of where the blocks are at a moment."""
 
     title: str
     size: int
     names: list[tuple[str, str, bool]]
-    """Names and colours of pools, and whether they have a block here."""
+    """The names and colours of pools, and whether they have a block here."""
     regions: list[Region]
     blocks: list[Place]
     stacks: list[tuple[str, ...]]

@@ -1,17 +1,17 @@
-"""Names and colours of memory pools, the same in every panel of a picture."""
+"""The names and colours of memory pools, the same in every panel of a picture."""
 
 from collections.abc import Mapping
 
 from gpupool._plot.picture import COLOURS
-from gpupool._trace.event import PoolId
+from gpupool._traces.event import PoolId
 
 
 class Pools:
-    """The pools with most bytes have a name and a colour each; the others share one."""
+    """The pools of a picture: those with most bytes have a name and a colour each; the others share one."""
 
     def __init__(self, weights: Mapping[PoolId | None, int]) -> None:
         order = sorted(weights, key=lambda pool: -weights[pool])
-        # With but one pool too many there is no colour left for "all others" either.
+        # With one pool too many there is no colour left for "all others" either, so the last two share one.
         shown = len(order) if len(order) <= len(COLOURS) else len(COLOURS) - 1
         self.names = [
             (_name(pool, len(order) == 1), colour) for pool, colour in zip(order[:shown], COLOURS, strict=False)
@@ -21,7 +21,7 @@ class Pools:
         self._places = {pool: min(place, shown) for place, pool in enumerate(order)}
 
     def place(self, pool: PoolId | None) -> int:
-        """Which of the names is the pool's."""
+        """Return the place of the pool's name among the names."""
         return self._places[pool]
 
 

@@ -1,11 +1,11 @@
-"""Few numbers for long series, without losing a peak."""
+"""A selection of few numbers of long series, without losing a peak."""
 
 from array import array
 from collections.abc import Sequence
 
 
 def kept(series: "Sequence[array[int]]", most: int) -> list[int]:
-    """The places of the numbers to draw, in order, at most about so many.
+    """Return the places of the numbers to draw, in order, at most about so many.
 
     They are all, or of each of many equal parts the last, for it may hold for long, and where each series has its least
     and its most.

@@ -1,4 +1,4 @@
-"""Memory over time: what a trace's program had, pool by pool, and what its allocator had reserved."""
+"""The chart of memory over time: what a trace's program had, pool by pool, and what its allocator had reserved."""
 
 import functools
 from array import array
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from gpupool._plot.picture import Area, Chart, Dash, Line, Mark
 from gpupool._plot.pools import Pools
 from gpupool._plot.sampling import kept
-from gpupool._trace import FREE, Trace
-from gpupool._trace.event import PoolId
-from gpupool._units import size
+from gpupool._report.units import size
+from gpupool._traces.event import PoolId
+from gpupool._traces.trace import FREE, Trace
 
-# Numbers that a chart is drawn from, at most, all its areas together: with more a page would not stay small.
+# The most numbers that a chart is drawn from, all its areas together: with more a page would not stay small.
 MOST = 40_000
 
 
@@ -23,10 +23,10 @@ class Timeline:
     trace: Trace
     total: "array[int]"
     by_pool: "list[array[int]]"
-    """For each of the names of `pools`."""
+    """The bytes that were live in each of the pools that have a name in `pools`."""
     pools: Pools
     zero: int
-    """Where the axis of time begins, by the file's clock."""
+    """The time at which the axis begins, by the file's clock."""
 
     @functools.cached_property
     def peak(self) -> int:
@@ -39,19 +39,19 @@ class Timeline:
         return self.x(self.trace.events - 1)
 
     def x(self, event: int) -> int:
-        """Where the axis has an event."""
+        """Return the place of an event on the axis."""
         return self.trace.times[event] + (self.trace.start or 0) - self.zero if self.trace.times else event
 
 
 def unpack(code: str, packed: bytes) -> "array[int]":
-    """The numbers of a trace."""
+    """Return the numbers that are packed in a trace."""
     numbers: array[int] = array(code)
     numbers.frombytes(packed)
     return numbers
 
 
 def _changes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Each event's pool, as a number of `trace.pool_ids`, and by how many bytes it changes what is live."""
+    """Yield each event's pool, as a number of `trace.pool_ids`, and by how many bytes it changes what is live."""
     nbytes: list[int] = []
     for slot, given in zip(unpack("I", trace.slots), unpack("Q", trace.sizes), strict=True):
         if slot & FREE:
@@ -63,7 +63,7 @@ def _changes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def peaks(trace: Trace) -> dict[PoolId | None, int]:
-    """The most bytes that were live at a time in each pool."""
+    """Return the most bytes that were live at a time in each pool."""
     now, most = [0] * len(trace.pool_ids), [0] * len(trace.pool_ids)
     for pool, change in _changes(trace):
         now[pool] += change
@@ -89,15 +89,15 @@ def of(trace: Trace, pools: Pools, zero: int) -> Timeline:
 
 
 def reserved_line(timeline: Timeline, label: str, colour: str, dash: Dash, changes: Sequence[tuple[int, int]]) -> Line:
-    """A line of what an allocator had reserved: (event, bytes after it) at each change."""
+    """Return a line of what an allocator had reserved: (event, bytes after it) at each change."""
     peak = max((nbytes for _, nbytes in changes), default=0)
     ratio = peak / timeline.trace.peak_live
     label = f"{label}: peak {size(peak)}, ratio {ratio:.3f}"
     return Line(label, colour, dash, [timeline.x(event) for event, _ in changes], [nbytes for _, nbytes in changes])
 
 
-def recorded_changes(trace: Trace) -> list[tuple[int, int]]:
-    """What the recorded allocator had reserved: (event, bytes after it) at each change."""
+def changes_of_program(trace: Trace) -> list[tuple[int, int]]:
+    """Return what the program's own allocator had reserved: (event, bytes after it) at each change."""
     changes: list[tuple[int, int]] = []
     for event, nbytes in enumerate(trace.reserved):
         if not changes or changes[-1][1] != nbytes:
@@ -107,7 +107,7 @@ def recorded_changes(trace: Trace) -> list[tuple[int, int]]:
 
 
 def chart(timeline: Timeline, title: str, by_pool: bool, lines: list[Line], marks: list[Mark]) -> Chart:
-    """Live bytes as areas, reserved bytes as lines."""
+    """Return a chart with live bytes as areas and reserved bytes as lines."""
     trace = timeline.trace
     if by_pool:
         layers = [(*name, numbers) for name, numbers in zip(timeline.pools.names, timeline.by_pool, strict=True)]

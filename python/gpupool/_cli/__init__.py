@@ -1,0 +1,1 @@
+"""The command line: ``gpupool info``, ``demo``, ``replay`` and ``plot``."""

@@ -1,0 +1,79 @@
+"""The demo: threads come and go, and handles stay."""
+
+import threading
+import time
+
+import gpupool
+from gpupool import _native
+
+# The time and memory that a handle of the simulated library costs.
+SIMULATED_CREATE_SECONDS = 65e-6
+SIMULATED_HANDLE_BYTES = 64 << 20
+CHECKOUTS = 2000
+
+
+def run(threads: int, waves: int) -> None:
+    """Let `waves` times `threads` threads check handles out of every available pool, and print what that cost."""
+    if gpupool.runtime() == "host":
+        print("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
+        _native.host_set_create_cost(SIMULATED_CREATE_SECONDS)
+        _native.host_set_handle_bytes(SIMULATED_HANDLE_BYTES)
+        pools = [gpupool.host]
+    else:
+        print(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")
+        every = [
+            gpupool.cudnn,
+            gpupool.cusparse,
+            gpupool.cudss,
+            gpupool.cublas,
+            gpupool.cublaslt,
+            gpupool.cusolver,
+            gpupool.miopen,
+        ]
+        pools = [pool for pool in every if pool.available]
+    served = threads * waves
+    print(f"{served} threads, {threads} at a time, {CHECKOUTS} checkouts each from every pool.\n")
+    header = f"{'pool':<10} {'version':<10} {'threads':>8} {'created':>8} {'hit':>8}"
+    print(f"{header}   one handle for each thread would have cost")
+    for pool in pools:
+        hit = _serve(pool, threads, waves)
+        stats = pool.stats()
+        seconds = stats.create_seconds / stats.created * served
+        nbytes = stats.device_bytes / (stats.idle + stats.held) * served
+        version = ".".join(map(str, pool.version or ()))
+        print(
+            f"{pool.name:<10} {version:<10} {served:>8} {stats.created:>8} {hit * 1e9:>5.0f} ns"
+            f"   {seconds * 1e3:>9.1f} ms {nbytes / 2**20:>9.0f} MiB"
+        )
+
+
+def _serve(pool: gpupool.HandlePool, threads: int, waves: int) -> float:
+    """Run the threads, wave after wave, and return the median time of a checkout in seconds."""
+    times: list[float] = []
+    errors: list[Exception] = []
+
+    def work(barrier: threading.Barrier) -> None:
+        try:
+            stream = gpupool.Stream()
+            first = pool.handle(stream)
+            # Every thread of the wave holds a handle at once.
+            barrier.wait()
+            start = time.perf_counter()
+            for _ in range(CHECKOUTS):
+                handle = pool.handle(stream)
+            times.append((time.perf_counter() - start) / CHECKOUTS)
+            assert handle == first
+        except Exception as error:
+            barrier.abort()
+            errors.append(error)
+
+    for _ in range(waves):
+        barrier = threading.Barrier(threads)
+        workers = [threading.Thread(target=work, args=(barrier,)) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if errors:
+            raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,118 @@
+"""The commands, their options and their exit codes."""
+
+import argparse
+import math
+import os
+import sys
+
+import gpupool
+from gpupool._cli import demo as _demo
+from gpupool._cli import plot as _plot
+from gpupool._cli import replay as _replay
+from gpupool._traces.replay import ALLOCATORS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools and device memory for GPU programs.")
+    parser.add_argument("--version", action="version", version=f"gpupool {gpupool.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser(
+        "info",
+        help="what gpupool sees and uses here, and whether it works",
+        description="Print versions, devices, libraries, frameworks, environment variables and what is wrong. Every "
+        "library is loaded, and on each device a handle of each is made and 2 MiB are allocated. The exit code is 1 if "
+        "something is there and does not work; a library that is missing does not count.",
+    )
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.add_argument("--no-smoke-test", action="store_true", help="load, make and allocate nothing")
+    demo = commands.add_parser("demo", help="threads come and go and share handles; a table shows what that saves")
+    demo.add_argument("--threads", type=int, default=16, help="threads alive at a time (default: 16)")
+    demo.add_argument("--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)")
+    replay = commands.add_parser(
+        "replay",
+        help="replay a program's allocations; a table shows the memory and time they take",
+        description="Replay trace files, and print for each the memory and the time that it takes.",
+        epilog="Events and times are those of one thread, times in nanoseconds an event: cold with no memory at the "
+        "start, warm once more. Peak live is the most bytes that the program had asked for at a time, times --threads: "
+        "an upper bound, for threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
+    )
+    replay.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a CSV log of RMM or a memory snapshot of PyTorch, also with gzip"
+    )
+    replay.add_argument("--json", action="store_true", help="print one JSON object a line, sizes in bytes")
+    replay.add_argument("--threads", type=int, default=1, help="threads that replay the trace at once (default: 1)")
+    replay.add_argument(
+        "--allocator",
+        choices=ALLOCATORS,
+        default="gpupool",
+        help="whose memory: gpupool's (default), the driver's (cuMemAlloc) or its pool's (cuMemAllocAsync); the last "
+        "two need a GPU",
+    )
+    replay.add_argument(
+        "--compare",
+        action="store_true",
+        help="replay with every allocator that can be had here, and show what a snapshot tells of the program's own",
+    )
+    replay.add_argument("-o", "--output", metavar="FILE", help="draw it too: a .html or a .png file")
+    plot = commands.add_parser(
+        "plot",
+        help="draw a trace file: memory over time, the address map of a moment, handles over time",
+        description="Draw a trace file: memory over time, the address map of a moment, handles over time.",
+        epilog="What a log of RMM does not tell, the bytes reserved, comes from a replay with gpupool on a simulated "
+        "device. PNG needs matplotlib: pip install 'gpupool[plot]'.",
+    )
+    plot.add_argument("file", metavar="FILE", help="a CSV log of RMM, or a memory snapshot of PyTorch or gpupool")
+    plot.add_argument(
+        "-o", "--output", metavar="OUT", help="a .html or a .png file (default: FILE's name with .html, in this folder)"
+    )
+    plot.add_argument("--device", type=int, help="which device of a snapshot (default: the one with most events)")
+    plot.add_argument(
+        "--at",
+        type=_moment,
+        metavar="MOMENT",
+        help="the address map's moment: end, peak, or seconds from the start (default: a snapshot's end, a log's peak)",
+    )
+    options = parser.parse_args(arguments)
+    if options.command == "demo" and (options.threads < 1 or options.waves < 1):
+        parser.error("--threads and --waves must be at least 1")
+    if options.command == "replay":
+        if options.threads < 1:
+            parser.error("--threads must be at least 1")
+        if options.compare and options.allocator != "gpupool":
+            parser.error("--compare takes every allocator; leave --allocator out")
+        if options.output and options.threads > 1:
+            parser.error("a picture shows one thread; leave --threads out")
+    try:
+        if options.command == "info":
+            found = gpupool.info(smoke_test=not options.no_smoke_test)
+            print(found.to_json() if options.json else found)
+            return 0 if found.ok else 1
+        if options.command == "demo":
+            _demo.run(threads=options.threads, waves=options.waves)
+        elif options.command == "plot":
+            _plot.run(options.file, options.output, options.device, options.at)
+        else:
+            _replay.run(
+                options.traces, options.threads, options.allocator, options.json, options.compare, options.output
+            )
+    except gpupool.Error as error:
+        print(f"gpupool: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of a pipe has closed it; without this the interpreter complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        # The exit code that shells have for a program that Ctrl-C ended.
+        return 130
+    return 0
+
+
+def _moment(text: str) -> str:
+    try:
+        if text in ("end", "peak") or 0 <= float(text) < math.inf:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is neither end nor peak nor a number of seconds")

@@ -1,0 +1,32 @@
+"""The command ``gpupool plot``: it reads a trace file, has it drawn and writes the picture."""
+
+import os
+
+from gpupool._plot import draw as _draw
+from gpupool._plot import output as _output
+from gpupool._plot import page as _page
+from gpupool._traces import trace as _trace
+from gpupool._traces.progress import Progress
+from gpupool._traces.replay import HOST_MEMORY
+
+
+def run(path: str, output: str | None, device: int | None, moment: str | None) -> None:
+    """Draw the file, and print the name of the picture."""
+    _simulate()
+    if output is None:
+        output = _page.name_for(path)
+    _output.check(output)
+    with Progress(f"reading {os.path.basename(path)}") as progress:
+        file = _trace.read_file(path, device, progress)
+    picture = _draw.draw(file, moment)
+    _output.write(output, picture)
+    others = [str(other) for other in file.devices if other != file.device]
+    if others and device is None:
+        print(f"device {file.device}, which has most; --device {' or '.join(others)} draws another")
+    print(f"wrote {output}")
+
+
+def _simulate() -> None:
+    """Let replays run on a simulated device: a picture needs no GPU, and takes none of its memory."""
+    os.environ.setdefault("GPUPOOL_RUNTIME", "host")
+    os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))

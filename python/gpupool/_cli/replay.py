@@ -1,0 +1,95 @@
+"""The command ``gpupool replay``: a row for each trace and allocator, as text or JSON, and a picture on request."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import gpupool
+from gpupool._plot import comparison as _comparison
+from gpupool._plot import output as _output
+from gpupool._plot.picture import AddressMap, Chart, Picture
+from gpupool._report.units import size
+from gpupool._traces import trace as _trace
+from gpupool._traces.progress import Progress
+from gpupool._traces.replay import ALLOCATORS, HOST_MEMORY, Row, rows
+
+
+def run(
+    paths: Sequence[str],
+    threads: int = 1,
+    allocator: str = "gpupool",
+    as_json: bool = False,
+    compare: bool = False,
+    output: str | None = None,
+) -> None:
+    """Replay each trace in every one of the threads at once, and print a line for each trace as soon as it is done.
+
+    Args:
+        paths: The trace files.
+        threads: The number of threads.
+        allocator: The allocator whose memory the replay takes.
+        as_json: Print JSON objects instead of a table.
+        compare: Replay with every allocator that is available here, and show the program's own as well, if the trace
+            tells of it.
+        output: A file for a picture, if one is to be drawn.
+    """
+    if output is not None:
+        _output.check(output)
+    os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))
+    runtime = gpupool.runtime()
+    if allocator != "gpupool" and runtime == "host":
+        raise gpupool.RuntimeUnavailable(
+            f"--allocator {allocator} needs a GPU, and runtime host simulates one: leave the option out, or run where "
+            "there is a CUDA driver and GPUPOOL_RUNTIME does not say host"
+        )
+    allocators = [allocator] if not compare else ["gpupool"] if runtime == "host" else list(ALLOCATORS)
+    width = max(len("trace"), *(len(os.path.basename(path)) for path in paths))
+    if not as_json:
+        where = "host (simulated device)" if runtime == "host" else runtime
+        what = "allocators compared" if compare else f"allocator {allocator}"
+        print(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
+        if compare and runtime == "host":
+            print("the driver's own allocators need a GPU, and are left out")
+        print(
+            f"{'trace':<{width}} {'allocator ' if compare else ''}{'events':>8} {'peak live':>10} {'peak reserved':>13}"
+            f" {'ratio':>6} {'driver calls':>12} {'moved pages':>11} {'cold ns':>8} {'warm ns':>8}",
+            flush=True,
+        )
+    charts: list[Chart | AddressMap] = []
+    for path in paths:
+        with Progress(f"reading {os.path.basename(path)}") as progress:
+            trace = _trace.read(path, progress)
+        for row in rows(trace, threads, allocators, compare):
+            print(_as_json(row, compare) if as_json else _as_text(row, width, compare), flush=True)
+        if not as_json and trace.device_count > 1:
+            print(f"  device {trace.device}, which has most events of {trace.device_count} devices", flush=True)
+        if output is not None:
+            charts.append(_comparison.chart(trace, allocators, compare))
+    if output is not None:
+        title = "Allocators compared" if compare else f"Replay with {allocator}"
+        where = "a simulated device" if runtime == "host" else runtime
+        subtitle = f"what programs asked for, and what allocators reserved for it in a replay on {where}"
+        _output.write(output, Picture(title, subtitle, [], charts))
+        if not as_json:
+            print(f"wrote {output}")
+
+
+def _as_json(row: Row, compare: bool) -> str:
+    line = asdict(row)
+    if not compare:
+        del line["allocator"]
+    for name, digits in (("ratio", 4), ("cold_ns", 1), ("warm_ns", 1)):
+        line[name] = None if line[name] is None else round(line[name], digits)
+    return json.dumps(line)
+
+
+def _as_text(row: Row, width: int, compare: bool) -> str:
+    def whole(number: float | None) -> str:
+        return "-" if number is None else f"{number:.0f}"
+
+    return (
+        f"{row.trace:<{width}} {f'{row.allocator:<9} ' if compare else ''}{row.events:>8} {size(row.peak_live):>10}"
+        f" {size(row.peak_reserved):>13} {row.ratio:>6.3f} {whole(row.driver_calls):>12} {whole(row.moved_pages):>11}"
+        f" {whole(row.cold_ns):>8} {whole(row.warm_ns):>8}"
+    )

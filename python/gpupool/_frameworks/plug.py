@@ -1,0 +1,55 @@
+"""The import of a framework when it is first used, and the choice of the framework whose streams gpupool follows."""
+
+import importlib
+import re
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+from gpupool._native import LibraryNotFound, set_stream_source
+
+# The functions that return the address of the current stream on a device, one for each framework that is enabled; the
+# last one counts.
+_sources: list[Callable[[int], int]] = []
+_lock = threading.Lock()
+
+
+def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
+    """Import a framework of at least this version, and return its module.
+
+    Args:
+        name: The name of the module.
+        minimum: The lowest version; () for any version.
+        package: The name that pip has for the framework.
+
+    Raises:
+        LibraryNotFound: The framework is missing or too old; the message says how to install it.
+    """
+    wanted = ".".join(map(str, minimum))
+    mend = f"pip install '{package}{'>=' if wanted else ''}{wanted}'"
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise LibraryNotFound(f"{name} cannot be imported: {error}. It is needed here: {mend}") from error
+    found = str(getattr(module, "__version__", ""))
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found.split("+")[0])[: len(minimum)])
+    if numbers < minimum:
+        raise LibraryNotFound(f"{name} {found or 'of an unknown version'} is too old: {wanted} is needed: {mend}")
+    return module
+
+
+def follow(source: Callable[[int], int]) -> None:
+    """Let calls that name no stream follow a framework's current one: ``source(device)`` returns its address."""
+    with _lock:
+        if source in _sources:
+            _sources.remove(source)
+        _sources.append(source)
+        set_stream_source(source)
+
+
+def unfollow(source: Callable[[int], int]) -> None:
+    """Stop following a framework's current stream, and follow again the one that was enabled before it."""
+    with _lock:
+        if source in _sources:
+            _sources.remove(source)
+        set_stream_source(_sources[-1] if _sources else None)

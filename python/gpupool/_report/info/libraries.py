@@ -1,0 +1,139 @@
+"""The libraries: which file each is, how it was found, and what other copies the process has."""
+
+import contextlib
+import os
+import re
+import time
+
+from gpupool import _native
+from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted, Stream
+from gpupool._report.info.report import Check, Library, Problem
+
+# The pools, each with its platform and the part of its file's name after `lib`.
+_POOLS: tuple[tuple[HandlePool, str, str], ...] = (
+    (_native.cudnn, "cuda", "cudnn"),
+    (_native.cublas, "cuda", "cublas"),
+    (_native.cublaslt, "cuda", "cublasLt"),
+    (_native.cusolver, "cuda", "cusolver"),
+    (_native.cusparse, "cuda", "cusparse"),
+    (_native.cudss, "cuda", "cudss"),
+    (_native.miopen, "hip", "MIOpen"),
+    (_native.host, "host", "host"),
+)
+# The libraries of the drivers, and those that the pools' libraries need.
+_OTHERS = ("cuda", "cudart", "nvrtc", "nvJitLink", "amdhip64")
+_STEMS = (*(stem for _, _, stem in _POOLS), *_OTHERS)
+# Wheels of PyTorch have some of the files with a hash in the name.
+_FILE = re.compile(rf"(?:^|/)lib({'|'.join(_STEMS)})(?:-[0-9a-f]{{8,}})?\.so(?:\.\d+)*$")
+# The seconds that the smoke test waits for a handle of a pool that is at its limit.
+_WAIT = 1.0
+
+
+def loaded_files() -> dict[str, list[str]]:
+    """Return the files of these libraries that the process has loaded, by what stands after ``lib`` in their names."""
+    files: dict[str, dict[str, str]] = {}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            # address, access, offset, device, inode, path
+            parts = line.rstrip("\n").split(maxsplit=5)
+            match = _FILE.search(parts[5]) if len(parts) == 6 else None
+            if match:
+                # One file may have several names.
+                files.setdefault(match[1], {}).setdefault(f"{parts[3]} {parts[4]}", parts[5])
+    return {stem: sorted(files[stem].values()) for stem in _STEMS if stem in files}
+
+
+def gather(runtime: str | None, devices: int, smoke_test: bool) -> tuple[list[Library], dict[str, list[str]]]:
+    """Describe the libraries of the runtime, or of CUDA where there is no GPU, and all others that were loaded.
+
+    With the smoke test they are loaded, and each makes a handle on each device.
+
+    Returns:
+        The libraries, and :func:`loaded_files`.
+    """
+    chosen = []
+    for pool, platform, stem in _POOLS:
+        expected = platform == runtime or (platform == "cuda" and runtime in (None, "host"))
+        if expected or (pool.loaded and platform != "host"):
+            ordinals = range(devices) if smoke_test and platform == runtime and _load(pool) else ()
+            chosen.append((pool, stem, {ordinal: _try_handle(pool, ordinal) for ordinal in ordinals}))
+    # After all are loaded, since one library may load others.
+    files = loaded_files()
+    return [_describe(pool, files.get(stem, []), smoke_test, handles) for pool, stem, handles in chosen], files
+
+
+def _load(pool: HandlePool) -> bool:
+    """Load the library, and return whether that worked; :func:`_describe` tells why not."""
+    try:
+        _ = pool.path
+    except Error:
+        return False
+    return True
+
+
+def _describe(pool: HandlePool, files: list[str], load: bool, handles: dict[int, Check]) -> Library:
+    if not load and not pool.loaded:
+        return Library(name=pool.name, state="not loaded", other_copies=files)
+    try:
+        version, path = pool.version, pool.path
+    except LibraryNotFound as error:
+        named = f"GPUPOOL_{pool.name.upper()}_PATH" in os.environ
+        return Library(
+            name=pool.name,
+            state="broken" if error.is_present or named else "missing",
+            error=str(error),
+            remedy=error.remedy,
+            other_copies=files,
+        )
+    except Error as error:
+        return Library(name=pool.name, state="broken", error=str(error))
+    own = None if path is None else os.path.realpath(path)
+    return Library(
+        name=pool.name,
+        state="loaded",
+        version=None if version is None else ".".join(map(str, version)),
+        path=path,
+        origin=pool.origin,
+        other_copies=[file for file in files if os.path.realpath(file) != own],
+        handles=handles,
+    )
+
+
+def _try_handle(pool: HandlePool, device: int) -> Check:
+    """Borrow a handle, which is made if none is idle, and return how long that took or why it failed."""
+    try:
+        # A new stream rather than the current one, which a framework may have to name.
+        stream = Stream(device)
+        start = time.perf_counter()
+        with pool.lease(stream, timeout=_WAIT):
+            return Check(seconds=time.perf_counter() - start, error=None)
+    except PoolExhausted:
+        # The program has set a limit, and uses all handles that it allows.
+        return Check(seconds=None, error=None)
+    except Error as error:
+        return Check(seconds=None, error=str(error))
+
+
+def problems(libraries: list[Library], files: dict[str, list[str]], explained: set[str]) -> list[Problem]:
+    """Return what is wrong with the libraries.
+
+    ``explained`` are the environment variables that were found wrong already.
+    """
+    found = []
+    for library in libraries:
+        if library.state == "broken" and f"GPUPOOL_{library.name.upper()}_PATH" not in explained:
+            found.append(Problem(severity="error", what=library.error or f"{library.name} cannot be used"))
+        for check in library.handles.values():
+            if check.error:
+                found.append(Problem(severity="error", what=check.error))
+    for stem, copies in files.items():
+        if len(copies) > 1:
+            found.append(
+                Problem(
+                    severity="warning",
+                    what=f"the process has {len(copies)} copies of lib{stem}: {', '.join(copies)}. Handles of one mean "
+                    "nothing to the other. Keep one: uninstall the other, or let GPUPOOL_<NAME>_PATH name the one that "
+                    "the frameworks load",
+                )
+            )
+    return found

@@ -1,0 +1,158 @@
+"""The report as data: frozen dataclasses, whose fields are the keys of the JSON.
+
+docs/info.md describes the JSON; a change here is a change there, and a field that goes or changes its meaning makes a
+new ``schema``.
+"""
+
+import dataclasses
+import json
+from typing import Any, Literal
+
+# The version of the JSON's form.
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An error, which is something that does not work, or a warning, which is something that may surprise."""
+
+    severity: Literal["error", "warning"]
+    what: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One step of the smoke test: how long it took, or why it failed."""
+
+    seconds: float | None
+    error: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The platform in use. Without one ``name`` is None, and ``error`` says why."""
+
+    name: str | None
+    chosen_by: Literal["environment", "default"]
+    """The reason for the choice: GPUPOOL_RUNTIME is set, or this is the first platform that has a device."""
+    driver_version: str | None
+    """The CUDA version that the driver supports, or HIP's."""
+    kernel_driver: str | None
+    """The version of the kernel's driver, as ``nvidia-smi`` shows it."""
+    passed_over: dict[str, str]
+    """The reasons why other platforms were passed over, by their names."""
+    error: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device that the process sees. Where the driver refuses to tell of it, ``error`` says so."""
+
+    ordinal: int
+    name: str | None = None
+    uuid: str | None = None
+    compute_capability: str | None = None
+    pci_bus_id: str | None = None
+    is_mig: bool = False
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    """The bytes that are free; None where the process has no context on the device."""
+    allocation: Check | None = None
+    """The smoke test's allocation."""
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Library:
+    """A library whose handles gpupool pools."""
+
+    name: str
+    state: Literal["loaded", "not loaded", "missing", "broken"]
+    """The state: not loaded if the program has not needed it yet, broken if a file is there that cannot be used."""
+    version: str | None = None
+    path: str | None = None
+    origin: str | None = None
+    """The way in which the file was found, as :attr:`gpupool.HandlePool.origin`."""
+    other_copies: list[str] = dataclasses.field(default_factory=list)
+    """The other files of the same library in the process."""
+    error: str | None = None
+    remedy: str | None = None
+    """The command or step that brings the library."""
+    handles: dict[int, Check] = dataclasses.field(default_factory=dict)
+    """The smoke test's handles, by the ordinal of the device."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework that gpupool works with."""
+
+    name: str
+    packages: dict[str, str]
+    """The versions of its packages, by the names that pip has for them."""
+    imported: bool
+    allocator: str | None = None
+    """The allocator of its device memory; None where it is not imported or has none for the process."""
+    uses_gpupool: bool | None = None
+    """True if that allocator is gpupool."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variable:
+    """An environment variable that is set and matters here."""
+
+    name: str
+    value: str
+    known: bool
+    """False for a GPUPOOL_ name that gpupool does not know."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+    """The process that the report is of."""
+
+    python: str
+    executable: str
+    platform: str
+    forked: bool
+    """True if the process was forked after the GPU was first used, so that nothing works."""
+    start_method: str | None
+    """The way in which ``multiprocessing`` starts workers; None where that was not chosen yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Info:
+    """The report of what gpupool sees and uses.
+
+    ``str()`` returns it as text for people, :meth:`to_json` as JSON for programs.
+    """
+
+    schema: int = SCHEMA
+    version: str
+    smoke_test: bool
+    process: Process
+    runtime: Runtime
+    devices: list[Device]
+    libraries: list[Library]
+    loaded_files: dict[str, list[str]]
+    """The files of GPU libraries in the process, by the name of the library."""
+    frameworks: list[Framework]
+    environment: list[Variable]
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is broken. Libraries that are missing and warnings don't count."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        """Return the report as JSON, indented."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        from gpupool._report.info.text import text
+
+        return text(self)

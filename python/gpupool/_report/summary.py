@@ -1,0 +1,354 @@
+"""The summary of the GPUs' memory: memory pools, library handles and the rest, device by device.
+
+The counts come from gpupool's own books and one call of the driver for each device. The package imports this module
+when it is first used, since dataclasses take longer to import than all of gpupool.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, SupportsIndex
+
+from gpupool import _native
+from gpupool._report.units import size
+
+__all__ = [
+    "DeviceSummary",
+    "FrameworkSummary",
+    "LibrarySummary",
+    "MemorySummary",
+    "PoolSummary",
+    "StreamSummary",
+    "gather",
+    "memory_summary",
+]
+
+# The number of streams of a pool that the table shows.
+_STREAMS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamSummary:
+    """The memory that a pool holds for the requests of one stream, from all threads.
+
+    ``stream`` is the stream's address; 0 is the legacy default stream, 2 stands for all per-thread default streams.
+    With ``is_feed`` it is a stream of gpupool's, and its live memory belongs to another allocator that takes its memory
+    from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`.
+    """
+
+    stream: int
+    is_feed: bool
+    live_bytes: int
+    requested_bytes: int
+    cached_bytes: int
+    live_blocks: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSummary:
+    """The counts of one pool of a device's memory.
+
+    ``reserved_bytes`` is the sum of live, cached and releasing bytes. ``id`` is ``(0, 0)`` for the device's default
+    pool. A pool with ``is_closed`` was dropped, and waits for its live blocks to be freed. ``streams`` has the largest
+    first; their live and cached bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
+    """
+
+    id: tuple[int, int]
+    is_closed: bool
+    limit: int | None
+    live_bytes: int
+    peak_live_bytes: int
+    requested_bytes: int
+    cached_bytes: int
+    releasing_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    live_blocks: int
+    waiting_blocks: int
+    allocations: int
+    frees: int
+    streams: tuple[StreamSummary, ...]
+
+    @property
+    def name(self) -> str:
+        """The pool's name: ``default``, or its id."""
+        return "default" if self.id == (0, 0) else str(self.id)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LibrarySummary:
+    """The counts of one library's handles on a device, as in :class:`gpupool.HandleStats`."""
+
+    library: str
+    created: int
+    destroyed: int
+    retired: int
+    idle: int
+    held: int
+    leased: int
+    peak_in_use: int
+    hits: int
+    misses: int
+    hand_overs: int
+    waits: int
+    failures: int
+    create_seconds: float
+    device_bytes: int
+    peak_device_bytes: int
+    workspace_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrameworkSummary:
+    """The bytes that a framework's own allocator says it has reserved on a device, a part of the other bytes."""
+
+    framework: str
+    reserved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceSummary:
+    """The summary of one device's memory, in bytes.
+
+    ``used_bytes``, which the driver says are not free, is the sum of ``reserved_bytes`` (all of gpupool's memory
+    pools), ``handle_bytes`` (what library handles took when they were created), ``workspace_bytes`` (what gpupool gave
+    them to compute with) and ``other_bytes``: other processes, CUDA contexts and kernels, and other allocators of this
+    process, of which ``frameworks`` names those that can be asked. The bytes of handles are measured as well as it can
+    be done; should they be too many, ``other_bytes`` is 0.
+
+    ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``; these, the peaks and the
+    counters are as in :class:`gpupool.MemoryStats`.
+
+    ``driver_error`` says why the driver could not be asked, as after an error of earlier work; then ``total_bytes``,
+    ``free_bytes``, ``used_bytes`` and ``other_bytes`` are None.
+    """
+
+    device: int
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
+    driver_error: str | None
+    live_bytes: int
+    peak_live_bytes: int
+    requested_bytes: int
+    cached_bytes: int
+    releasing_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    live_blocks: int
+    waiting_blocks: int
+    allocations: int
+    frees: int
+    driver_calls: int
+    moved_pages: int
+    handle_bytes: int
+    workspace_bytes: int
+    other_bytes: int | None
+    frameworks: tuple[FrameworkSummary, ...]
+    pools: tuple[PoolSummary, ...]
+    libraries: tuple[LibrarySummary, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as plain values, by the names of the fields."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    def __str__(self) -> str:
+        """Return the tables of the device."""
+        tables = [_device_table(self), _pool_table(self.pools), _library_table(self.libraries)]
+        return "\n\n".join("\n".join(_aligned(table)) for table in tables if len(table) > 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemorySummary:
+    """The summary of the GPUs' memory. ``print`` shows it as tables.
+
+    ``process`` is the process's id, ``runtime`` the runtime in use, None if the summary is of no device.
+    """
+
+    process: int
+    runtime: str | None
+    devices: tuple[DeviceSummary, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as plain values, by the names of the fields."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the summary as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        """Return the tables of all devices."""
+        if not self.devices:
+            return f"process {self.process} has used no device through gpupool"
+        title = f"process {self.process}, runtime {self.runtime}"
+        return "\n\n".join([title, *map(str, self.devices)])
+
+
+def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
+    """Return what holds the memory of a device, or of every device that this process has used through gpupool.
+
+    If it has used none, the summary is of the current device. Each device is asked how much is free, which makes a
+    context there if the process has none. No other thread is stopped. Counts are exact while no other thread allocates
+    or frees.
+
+    Raises:
+        gpupool.InvalidValue: There is no such device.
+        gpupool.RuntimeUnavailable: There is no device at all.
+        gpupool.Forked: The process is a forked child.
+    """
+    if device is not None:
+        return gather([device])
+    return gather(_native.devices_in_use() or [_native.current_device()])
+
+
+def gather(devices: Iterable[SupportsIndex]) -> MemorySummary:
+    """Return the summary of these devices. Without a device, no driver is started."""
+    summaries = tuple(_device(_native.summarize(device)) for device in devices)
+    runtime = _native.runtime() if summaries else None
+    return MemorySummary(process=os.getpid(), runtime=runtime, devices=summaries)
+
+
+def _device(counts: dict[str, Any]) -> DeviceSummary:
+    pools = tuple(
+        PoolSummary(**{**pool, "streams": tuple(StreamSummary(**stream) for stream in pool["streams"])})
+        for pool in counts.pop("pools")
+    )
+    libraries = tuple(LibrarySummary(**library) for library in counts.pop("libraries"))
+    fed = sum(stream.live_bytes for pool in pools for stream in pool.streams if stream.is_feed)
+    frameworks = tuple(_frameworks(counts["device"], fed))
+    return DeviceSummary(**counts, frameworks=frameworks, pools=pools, libraries=libraries)
+
+
+def _torch(device: int, fed: int) -> int:
+    """Return the bytes that PyTorch's allocator has reserved, without those that gpupool feeds it.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_reserved.html
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return 0
+    # The memory that gpupool's pools feed PyTorch's is counted as gpupool's.
+    from_gpupool = fed if "gpupool.torch" in sys.modules else 0
+    return max(0, int(torch.cuda.memory_reserved(device)) - from_gpupool)
+
+
+def _cupy(device: int, _fed: int) -> int:
+    """Return the bytes that CuPy's own pool has.
+
+    https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.MemoryPool.html
+    """
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(device):
+        return int(cupy.get_default_memory_pool().total_bytes())
+
+
+# The frameworks with a documented way to ask. JAX has one, but it would start JAX.
+_ASK: dict[str, Callable[[int, int], int]] = {"torch": _torch, "cupy": _cupy}
+
+
+def _frameworks(device: int, fed: int) -> Iterator[FrameworkSummary]:
+    """Yield what the frameworks' own allocators hold.
+
+    Only frameworks that are imported and can be asked have one. None of them is started.
+    """
+    if _native.runtime() == "host":
+        return
+    for name, ask in _ASK.items():
+        nbytes = 0
+        # PyTorch on gpupool's allocator has no numbers of its own; if anything fails, the rest is still worth telling.
+        with contextlib.suppress(Exception):
+            nbytes = ask(device, fed) if name in sys.modules else 0
+        if nbytes:
+            yield FrameworkSummary(framework=name, reserved_bytes=nbytes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table.
+
+    The first column is at the left, the others are at the right, and columns without a heading come last.
+    """
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+
+    def line(row: list[str]) -> str:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
+        return "  ".join([row[0].ljust(widths[0]), *numbers, *row[len(widths) :]]).rstrip()
+
+    return [line(row) for row in rows]
+
+
+def _device_table(device: DeviceSummary) -> list[list[str]]:
+    named = [f"{each.framework} {size(each.reserved_bytes)}" for each in device.frameworks]
+    parts = f"live {size(device.live_bytes)}, cached {size(device.cached_bytes)}"
+    if device.releasing_bytes:
+        parts += f", releasing {size(device.releasing_bytes)}"
+    handles = [f"{each.library} {size(each.device_bytes)}" for each in device.libraries if each.device_bytes]
+    rows = [
+        [f"device {device.device}", "now", "peak"],
+        ["memory pools", size(device.reserved_bytes), size(device.peak_reserved_bytes), parts],
+        ["library handles", size(device.handle_bytes), "", ", ".join(handles)],
+        ["workspaces", size(device.workspace_bytes), ""],
+    ]
+    if device.driver_error is not None:
+        return [*rows, ["other, free", "unknown", "", device.driver_error]]
+    rest = "other processes, CUDA contexts, other allocators"
+    for name, nbytes, note in (
+        ("other", device.other_bytes, f"of that {', '.join(named)}" if named else rest),
+        ("free", device.free_bytes, ""),
+        ("total", device.total_bytes, ""),
+    ):
+        rows.append([name, size(nbytes or 0), "", note])
+    return rows
+
+
+def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
+    rows = [["pool", "live", "cached", "releasing", "reserved", "peak live", "peak reserved", "blocks", "limit"]]
+    for pool in pools:
+        name = f"{pool.name}, dropped" if pool.is_closed else pool.name
+        releasing = size(pool.releasing_bytes) if pool.releasing_bytes else ""
+        sizes = [size(pool.live_bytes), size(pool.cached_bytes), releasing, size(pool.reserved_bytes)]
+        peaks = [size(pool.peak_live_bytes), size(pool.peak_reserved_bytes)]
+        limit = "" if pool.limit is None else size(pool.limit)
+        rows.append([name, *sizes, *peaks, str(pool.live_blocks), limit])
+        rows += [_stream_row(_stream_name(stream), [stream]) for stream in pool.streams[:_STREAMS]]
+        if rest := pool.streams[_STREAMS:]:
+            rows.append(_stream_row(f"{len(rest)} more streams", rest))
+    used = [place for place in range(len(rows[0])) if any(row[place] for row in rows[1:])]
+    return [[row[place] for place in used] for row in rows]
+
+
+def _stream_row(name: str, streams: Iterable[StreamSummary]) -> list[str]:
+    live, cached, blocks = 0, 0, 0
+    for stream in streams:
+        live, cached, blocks = live + stream.live_bytes, cached + stream.cached_bytes, blocks + stream.live_blocks
+    return [f"  {name}", size(live), size(cached), "", size(live + cached), "", "", str(blocks), ""]
+
+
+def _stream_name(stream: StreamSummary) -> str:
+    if stream.is_feed:
+        return "feeds other allocators"
+    names = {0: "0 (default)", 2: "2 (per thread)"}
+    return f"stream {names.get(stream.stream, hex(stream.stream))}"
+
+
+def _library_table(libraries: tuple[LibrarySummary, ...]) -> list[list[str]]:
+    rows = [["library", "handles", "in use", "idle", "discarded", "peak in use", "memory", "peak", "workspaces"]]
+    for each in (library for library in libraries if library.created):
+        in_use = each.held + each.leased
+        counts = (in_use + each.idle + each.retired, in_use, each.idle, each.retired, each.peak_in_use)
+        sizes = (each.device_bytes, each.peak_device_bytes, each.workspace_bytes)
+        rows.append([each.library, *map(str, counts), *map(size, sizes)])
+    return rows

@@ -1,0 +1,39 @@
+"""Numbers for people: bytes and times with a unit."""
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes as text, with three digits."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    value, power = float(nbytes), 0
+    while value >= 999.5:
+        value /= 1024
+        power += 1
+    return f"{value:#.3g}".rstrip(".") + f" {'KMGTPE'[power - 1]}iB"
+
+
+def duration(microseconds: int) -> str:
+    """Return a time as text, with three digits or more."""
+    if microseconds < 1000:
+        return f"{microseconds} µs"
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1e3:.3g} ms"
+    if microseconds < 600_000_000:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 6e7:.1f} min"
+
+
+def byte_unit(largest: int) -> tuple[str, int]:
+    """Return the unit for an axis of bytes, and its bytes."""
+    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if largest >= 1 << 10 * power:
+            return name, 1 << 10 * power
+    return "B", 1
+
+
+def time_unit(largest: int) -> tuple[str, float]:
+    """Return the unit for an axis of times, and its microseconds."""
+    for name, microseconds in (("min", 6e7), ("s", 1e6), ("ms", 1e3)):
+        if largest >= microseconds * (10 if name == "min" else 1):
+            return name, microseconds
+    return "µs", 1

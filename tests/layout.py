@@ -1,0 +1,120 @@
+"""The layout that the sources keep: which rooms use which, and how large circles of modules and folders may be.
+
+``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
+reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
+that defines it. Tests are left out.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# The most files of one folder, in these and in the folders inside them.
+MOST_FILES = 14
+COUNTED = ("src", "python/gpupool")
+# The most files of a folder that may use each other in one circle, directly or through others.
+CIRCLES = {"src": 6, "src/handle": 4}
+# The rooms of a folder, which are files or folders, in columns. A room uses rooms of the columns to its right; those of
+# its own only where `&` joins them. Every folder needs a place; a file without one, such as lib.rs, may use all.
+ARROWS = {
+    "src": "python -> replay, summary, recording -> memory, handle -> library -> runtime -> process & observe "
+    "-> sync & ids & error",
+    "src/memory": "plug, report, sleep, share -> serve -> cache -> pool, device",
+}
+# Uses against the arrows that are meant, by the beginnings of both files' names: a library may be told to take its
+# memory from a MemPool.
+MEANT = [("src/handle/", "src/memory/library_memory.rs"), ("src/handle/", "src/memory/scope.rs")]
+
+USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
+TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
+Module = tuple[str, ...]
+
+
+def spread(tree: str) -> list[list[str]]:
+    """Return the paths of a `use` in parts: of ``a::{b, c::{d, e as f}}`` those of a::b, a::c::d and a::c::e."""
+    while group := re.search(r"([\w:]*)\{([^{}]*)\}", tree):
+        inside = [group[1] + part.strip() for part in group[2].split(",") if part.strip()]
+        tree = tree.replace(group[0], ", ".join(inside))
+    return [re.sub(r"\s+as\s+\w+", "", path).strip().split("::") for path in tree.split(",")]
+
+
+class Crate:
+    """The modules of a crate, and which of them each one uses."""
+
+    def __init__(self, source: Path) -> None:
+        self.files: dict[Module, Path] = {}
+        for path in sorted(source.rglob("*.rs")):
+            parts = path.relative_to(source).with_suffix("").parts
+            self.files[parts[:-1] if parts[-1] in ("lib", "mod") else parts] = path
+        self.passed_on: dict[Module, dict[str, list[str]]] = {}
+        found: dict[Module, list[list[str]]] = {}
+        for module, path in self.files.items():
+            text = TESTS.sub("", re.sub(r"//.*", "", path.read_text()))
+            uses = [(public, leaf) for public, tree in USE.findall(text) for leaf in spread(tree)]
+            self.passed_on[module] = {leaf[-1]: leaf for public, leaf in uses if public}
+            here = [name.split("::") for name in re.findall(r"\b(?:crate|self|super)(?:::\w+)+", USE.sub("", text))]
+            found[module] = here + [leaf for public, leaf in uses if not (public and path.stem in ("lib", "mod"))]
+        self.uses = {
+            module: {used for path in paths if (used := self.resolve(module, path)) not in (None, module)}
+            for module, paths in found.items()
+        }
+
+    def resolve(self, module: Module, path: list[str], depth: int = 0) -> Module | None:
+        """Return the module that defines what a path in a module means; None for another crate's."""
+        at, rest = () if path[0] == "crate" else module, list(path)
+        if path[0] not in ("crate", "self", "super") and (*module, path[0]) not in self.files:
+            return None
+        while rest and (rest[0] in ("crate", "self", "super") or (*at, rest[0]) in self.files):
+            part = rest.pop(0)
+            at = at[:-1] if part == "super" else at if part in ("crate", "self") else (*at, part)
+        if rest and depth < 8 and rest[0] in self.passed_on.get(at, {}):
+            return self.resolve(at, self.passed_on[at][rest[0]], depth + 1) or at
+        return at if at in self.files else None
+
+    def circles(self) -> set[tuple[Module, ...]]:
+        """Return the largest sets of modules in which each uses all others, directly or through others."""
+        reached: dict[Module, set[Module]] = {}
+        for module in self.files:
+            reached[module], queue = set(), [module]
+            while queue:
+                new = self.uses[queue.pop()] - reached[module]
+                reached[module] |= new
+                queue += new
+        return {tuple(sorted(m for m in reached[module] if module in reached[m])) for module in self.files}
+
+
+def broken(root: Path) -> Iterator[str]:
+    """Yield a line for everything that breaks a rule."""
+    crate = Crate(root / "src")
+    names = {module: path.relative_to(root).as_posix() for module, path in crate.files.items()}
+    for folder, most in CIRCLES.items():
+        for circle in sorted(crate.circles()):
+            inside = [names[module] for module in circle if names[module].startswith(f"{folder}/")]
+            if len(inside) > most:
+                yield f"{folder}: at most {most} files may be one circle, and {len(inside)} are: {', '.join(inside)}"
+    for folder, arrows in ARROWS.items():
+        rows = enumerate(arrows.split(" -> "))
+        places = {room: (number, "&" in row) for number, row in rows for room in re.split(", | & ", row)}
+        room_of = {m: n.split("/")[folder.count("/") + 1] for m, n in names.items() if n.startswith(f"{folder}/")}
+        for room in sorted({room for room in room_of.values() if not room.endswith(".rs")} - {*places}):
+            yield f"{folder}: the folder {room} has no place in ARROWS"
+        for module, used in sorted((m, used) for m in room_of for used in crate.uses[m] & {*room_of}):
+            one, other = (room_of[each].removesuffix(".rs") for each in (module, used))
+            if one == other or not {one, other} <= {*places} or places[one] < places[other]:
+                continue
+            is_joined = places[one] == places[other] and places[one][1]
+            is_meant = any(names[module].startswith(user) and names[used].startswith(to) for user, to in MEANT)
+            if not (is_joined or is_meant):
+                yield f"{names[module]} uses {names[used]}: {one} may not use {other}"
+    for top in COUNTED:
+        for folder in sorted({path.parent for path in (root / top).rglob("*")}):
+            files = [path for path in folder.iterdir() if path.is_file() and path.suffix not in (".pyc", ".so")]
+            if len(files) > MOST_FILES:
+                yield f"{folder.relative_to(root)}: at most {MOST_FILES} files may be in a folder, and {len(files)} are"
+
+
+if __name__ == "__main__":
+    lines = list(broken(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]))
+    print("\n".join(lines) or "the layout is kept")
+    sys.exit(bool(lines))

@@ -1,0 +1,73 @@
+"""The check of the layout, on two small crates: one keeps it and one breaks each rule."""
+
+from pathlib import Path
+
+import layout
+
+# The good one: paths of every form, what a mod.rs passes on, tests that use what only tests may, a circle of two.
+GOOD = {
+    "src/lib.rs": "mod error;\npub use error::Error;\nuse python::module;",
+    "src/error.rs": "use crate::ids::Device;",
+    "src/ids.rs": "use std::sync::{Arc, Mutex};",
+    "src/library/mod.rs": "mod vendor;\npub(crate) use vendor::Vendor;\n",
+    "src/library/vendor.rs": "use super::super::error;\n// use crate::handle::Pool;\n",
+    "src/handle/mod.rs": "mod pool;\npub use pool::{Id as PoolId, Pool};",
+    "src/handle/pool.rs": "use super::lease::Lease;\nuse crate::{Error, library::{self, Vendor}};\n",
+    "src/handle/lease.rs": """
+use crate::handle::Pool;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::memory::plug;
+}
+""",
+    "src/memory/mod.rs": "pub mod serve;\npub use serve::Serve;\nuse cache::Heap;",
+    "src/memory/stats.rs": "use super::{plug, serve::Serve, cache};",
+    "src/memory/plug/mod.rs": "use crate::memory::Serve;",
+    "src/memory/serve/mod.rs": "fn serve() { super::cache::heap() }",
+    "src/memory/cache/mod.rs": "",
+}
+
+
+def check(folder: Path, files: dict[str, str]) -> list[str]:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return list(layout.broken(folder))
+
+
+def test_a_crate_that_keeps_the_layout(tmp_path):
+    assert check(tmp_path, GOOD) == []
+
+
+def test_a_crate_that_breaks_it(tmp_path):
+    ring = {f"src/memory/cache/r{place}.rs": f"use super::r{(place + 1) % 7}::R;" for place in range(7)}
+    many = {f"python/gpupool/m{place}.py": "" for place in range(15)} | {"python/gpupool/_native.abi3.so": ""}
+    circle = {f"src/handle/c{place}.rs": f"use crate::handle::c{(place + 1) % 5}::C;" for place in range(5)}
+    arrows = {
+        "src/ids.rs": "fn device() -> crate::handle::Pool {}",
+        "src/memory/serve/mod.rs": "use super::plug;",
+        "src/memory/report/mod.rs": "use crate::{memory::{plug::Plug}};",
+        "src/replay/mod.rs": "use crate::python;",
+        "src/python.rs": "",
+        "src/rest/mod.rs": "",
+    }
+    cache = "src/memory/cache"
+    assert check(tmp_path, GOOD | ring | many | circle | arrows) == [
+        f"src: at most 6 files may be one circle, and 7 are: {', '.join(f'{cache}/r{place}.rs' for place in range(7))}",
+        f"src/handle: at most 4 files may be one circle, and 5 are: {', '.join(circle)}",
+        "src: the folder rest has no place in ARROWS",
+        "src/ids.rs uses src/handle/pool.rs: ids may not use handle",
+        "src/replay/mod.rs uses src/python.rs: replay may not use python",
+        "src/memory/report/mod.rs uses src/memory/plug/mod.rs: report may not use plug",
+        "src/memory/serve/mod.rs uses src/memory/plug/mod.rs: serve may not use plug",
+        "python/gpupool: at most 14 files may be in a folder, and 15 are",
+    ]
+
+
+def test_what_is_meant_may_go_against_the_arrows(tmp_path, monkeypatch):
+    files = GOOD | {"src/handle/pool.rs": "use crate::memory::Serve;"}
+    assert check(tmp_path, files) == ["src/handle/pool.rs uses src/memory/serve/mod.rs: handle may not use memory"]
+    monkeypatch.setattr(layout, "MEANT", [("src/handle/", "src/memory/serve/")])
+    assert list(layout.broken(tmp_path)) == []
