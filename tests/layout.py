@@ -20,11 +20,11 @@ CIRCLES = {"src": 6, "src/handle": 4}
 ARROWS = {
     "src": "python -> replay, summary, recording -> memory, handle -> library -> runtime -> process & observe "
     "-> sync & ids & error",
-    "src/memory": "plug, report, sleep, share -> serve -> cache -> pool, device",
+    "src/memory": "plug, report, sleep, share -> serve -> cache -> pool -> device",
 }
 # Uses against the arrows that are meant, by the beginnings of both files' names: a library may be told to take its
 # memory from a MemPool.
-MEANT = [("src/handle/", "src/memory/library_memory.rs"), ("src/handle/", "src/memory/scope.rs")]
+MEANT = [("src/handle/", "src/memory/plug/library_memory.rs"), ("src/handle/", "src/memory/pool/scope.rs")]
 
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
