@@ -1,6 +1,6 @@
 //! Device memory: a caching allocator, and private pools on top of it.
 //!
-//! A request finds its thread's cache and takes a free block of its heap ([`cache`]); only where none fits does it
+//! A request finds its thread's cache and takes a free block of its heap; only where none fits does it
 //! climb the ladder of `serve/miss.rs`: pages move or grow, and at last memory is given back. Freed blocks are used
 //! again in stream order. Nothing here touches the memory itself.
 

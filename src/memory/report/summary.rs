@@ -16,7 +16,7 @@ use crate::sync::ThisThread;
 pub struct StreamStats {
     /// The stream's address: 0 for the legacy default stream, 2 for the per-thread ones together.
     pub stream: usize,
-    /// Whether this is the stream of [`feed`](super::feed): what is live here is another allocator's.
+    /// Whether this is the stream of [`feed`](crate::memory::feed): what is live here is another allocator's.
     pub is_feed: bool,
     /// Bytes of blocks that callers hold, as cut.
     pub live_bytes: u64,

@@ -22,25 +22,26 @@ use crate::sync::ThisThread;
 type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
 /// The way of a request that found no free block, from the first rung to the last.
+#[rustfmt::skip] // the right column tells what the left one names
 const LADDER: [Rung; 10] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
-    Climb::ready_pages, // free pages of this pool that are ready; new ones for the rest, a few ahead of need
-    Climb::exact_pages, // the same, with no more new ones than needed
-    Climb::blocks_of_pool, // from here on the driver or a limit has said no: wait for this pool's streams
-    Climb::pages_of_pool, // free pages of this pool, whatever they wait for
-    Climb::blocks_of_device, // wait for the streams of every pool
-    Climb::pages_of_device, // free pages of every pool
-    Climb::blocks_of_stand_ins, // blocks of pools that stand in for the default pool
-    Climb::given_back_pages, // give everything free back to the driver, and ask it once more
-    Climb::called_back_pages, // ask the user's callbacks to free something, each followed by another try
+    Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest, a few ahead of need
+    Climb::exact_pages,             // the same, with no more new ones than needed
+    Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
+    Climb::pages_of_pool,           // free pages of this pool, whatever they wait for
+    Climb::blocks_of_device,        // wait for the streams of every pool
+    Climb::pages_of_device,         // free pages of every pool
+    Climb::blocks_of_stand_ins,     // blocks of pools that stand in for the default pool
+    Climb::given_back_pages,        // give everything free back to the driver, and ask it once more
+    Climb::called_back_pages,       // ask the user's callbacks to free something, each followed by another try
 ];
 
 impl Miss {
     /// Goes on with the request on the thread that made it.
     ///
     /// # Errors
-    /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes; any other refusal
-    /// of the driver.
+    /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes, or if the pool has
+    /// ended; any other refusal of the driver.
     #[cold]
     pub(in crate::memory) fn serve(self) -> Result<Allocation> {
         let Self { cache, bytes } = self;
@@ -48,7 +49,7 @@ impl Miss {
             return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
         }
         let Some(service) = cache.service() else {
-            return Err(Error::internal("a request's cache serves no pool"));
+            return Err(Error::invalid_value("the pool of this scope is gone; leave the scope before its pool ends"));
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
         let mut climb = Climb { request, refused: None, waiting: None };
