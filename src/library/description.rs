@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 
-use super::component::Component;
+use super::find::Component;
 use super::workspace::Workspaces;
 use crate::ids::Device;
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use log::info;
 
 use super::description::{Description, Reset, StatusNames, VersionCall};
-use super::loader::{self, Loaded};
+use super::find::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -86,7 +86,7 @@ impl Vendor {
                 .chain([property, number, three])
                 .flatten()
                 .collect();
-        let loaded = loader::load(d.component, &wanted)?;
+        let loaded = find::load(d.component, &wanted)?;
         // SAFETY: each type is the C prototype of that symbol in the vendor's headers, and the library stays loaded.
         let api = unsafe {
             Api {
@@ -244,7 +244,7 @@ impl Vendor {
         match (driver, api.loaded.cuda()) {
             (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(
                 "The library is built for CUDA {built_for}, and this driver supports CUDA {major}.{minor}: update the driver, or install {}",
-                loader::package(self.description.component, major)
+                find::package(self.description.component, major)
             )),
             (None, _) if kind == StatusKind::NotInitialized => {
                 advice.push(format!("This process does not use the {platform} runtime, so no handle can be made"));

@@ -11,7 +11,7 @@ use super::stats::PyHandleStats;
 use super::whole::Whole;
 use super::{device, stream};
 use crate::error::Error;
-use crate::handle::HandlePool;
+use crate::handle::{Attempt, HandlePool};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::runtime;
@@ -56,9 +56,9 @@ impl PyHandlePool {
     ) -> PyResult<usize> {
         let stream = stream::resolve(py, stream, device)?;
         // To give the GIL up and get it back takes longer than to take an idle handle.
-        match self.0.held(&stream).or_else(|| self.0.obtain_idle(&stream)) {
-            Some(handle) => Ok(handle?.as_ptr().addr()),
-            None => Ok(py.detach(|| self.0.obtain(&stream).map(|handle| handle.as_ptr().addr()))?),
+        match self.0.try_handle(&stream)? {
+            Attempt::Ready(handle) => Ok(handle.as_ptr().addr()),
+            Attempt::Unfinished(left) => Ok(py.detach(|| left.finish(None).map(|handle| handle.as_ptr().addr()))?),
         }
     }
 
@@ -71,11 +71,11 @@ impl PyHandlePool {
         timeout: Option<f64>,
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
-        let lease = match self.0.lease_near(&stream).or_else(|| self.0.lease_idle(&stream)) {
-            Some(lease) => lease?,
-            None => {
+        let lease = match self.0.try_lease(&stream)? {
+            Attempt::Ready(lease) => lease,
+            Attempt::Unfinished(left) => {
                 let timeout = timeout.map(seconds).transpose()?;
-                py.detach(|| self.0.lease_slowly(&stream, timeout))?
+                py.detach(|| left.finish(timeout))?
             }
         };
         Ok(PyLease::new(self.0.name(), lease))

@@ -149,6 +149,13 @@ impl Stream {
         Self { owned, ..self.view() }
     }
 
+    /// The stream at this address, if it is known to be alive: one of our own, one that was declared to last, or the legacy
+    /// default stream.
+    pub(crate) fn lasting(raw: RawStream, device: Device) -> Option<Self> {
+        let stream = Self { raw, device, owned: None }.kept();
+        stream.is_lasting().then_some(stream)
+    }
+
     /// How many clones there are of a stream of our own; none for a foreign one, whose end nobody tells.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)

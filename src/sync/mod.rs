@@ -25,4 +25,4 @@ pub(crate) use locks::{lock, read, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;
-pub(crate) use thread::ThisThread;
+pub(crate) use thread::{ThisThread, ThreadNumber};

@@ -5,32 +5,32 @@ use crate::runtime::Kind;
 
 /// A shared library that is loaded for its own sake or because another one needs it.
 #[derive(Debug)]
-pub(crate) struct Component {
+pub(in crate::library) struct Component {
     /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
-    pub(crate) name: &'static str,
+    pub(in crate::library) name: &'static str,
     /// The platform it is for.
-    pub(crate) platform: Kind,
+    pub(in crate::library) platform: Kind,
     /// One for each major version of CUDA, newest first.
-    pub(crate) variants: &'static [Variant],
+    pub(in crate::library) variants: &'static [Variant],
     /// What must be loaded before it, in this order.
-    pub(crate) needs: &'static [&'static Component],
+    pub(in crate::library) needs: &'static [&'static Component],
 }
 
 /// The build of a component for one major version of CUDA.
 #[derive(Debug)]
-pub(crate) struct Variant {
+pub(in crate::library) struct Variant {
     /// The major version of CUDA; none if it is for any version of its platform.
-    pub(crate) cuda: Option<u32>,
+    pub(in crate::library) cuda: Option<u32>,
     /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
-    pub(crate) sonames: &'static [&'static str],
+    pub(in crate::library) sonames: &'static [&'static str],
     /// Where its wheels put it, below site-packages. The first part of the name may end in `*`.
-    pub(crate) folders: &'static [&'static str],
+    pub(in crate::library) folders: &'static [&'static str],
     /// The pip package that brings it.
-    pub(crate) package: &'static str,
+    pub(in crate::library) package: &'static str,
 }
 
 /// The linker that cuSPARSE and cuSOLVER use at run time.
-pub(crate) static NVJITLINK: Component = Component {
+pub(in crate::library) static NVJITLINK: Component = Component {
     name: "nvjitlink",
     platform: Kind::Cuda,
     variants: &[
@@ -51,7 +51,7 @@ pub(crate) static NVJITLINK: Component = Component {
 };
 
 /// The compiler that cuDSS uses at run time.
-pub(crate) static NVRTC: Component = Component {
+pub(in crate::library) static NVRTC: Component = Component {
     name: "nvrtc",
     platform: Kind::Cuda,
     variants: &[

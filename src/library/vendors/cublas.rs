@@ -4,12 +4,12 @@
 //! Its own workspace is one for all of a handle's streams, and in a captured graph memory allocated and freed at every
 //! launch; so handles get workspaces of ours.
 
-use super::component::{Component, Variant};
 use super::cublaslt;
-use super::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
-use super::vendor::Vendor;
-use super::workspace::Workspaces;
 use crate::ids::Device;
+use crate::library::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::library::workspace::Workspaces;
 use crate::runtime::{self, Kind};
 
 pub(super) static COMPONENT: Component = Component {

@@ -1,8 +1,8 @@
 //! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
 
-use super::component::{Component, NVJITLINK, Variant};
-use super::description::{Description, Reset, StatusNames, VersionCall};
-use super::vendor::Vendor;
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {

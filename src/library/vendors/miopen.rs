@@ -2,9 +2,9 @@
 //! sets rocBLAS's stream too and keeps something for each new one, so the stream is asked for first. No GPU of AMD's
 //! was at hand to measure on: where something is not known, the safe answer is given.
 
-use super::component::{Component, Variant};
-use super::description::{Description, StatusNames, VersionCall};
-use super::vendor::Vendor;
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {

@@ -6,7 +6,7 @@ use crate::sync::ThisThread;
 
 /// How a handle is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Hold {
+pub(in crate::handle) enum Hold {
     /// By a thread until it ends.
     Window,
     /// By a lease until that ends.
@@ -15,35 +15,35 @@ pub(super) enum Hold {
 
 /// Who holds a handle.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Holder {
+pub(in crate::handle) struct Holder {
     /// How it is held.
-    pub(super) hold: Hold,
+    pub(in crate::handle) hold: Hold,
     /// The thread that asked for it, as `gettid` numbers threads.
-    pub(super) thread: u32,
+    pub(in crate::handle) thread: u32,
     /// That thread's name; none once it has ended.
-    pub(super) name: Option<String>,
+    pub(in crate::handle) name: Option<String>,
 }
 
 const WINDOW: u64 = 1 << 32;
 const LEASE: u64 = 2 << 32;
 
 impl Holder {
-    /// Nobody, as bits.
-    pub(super) const NONE: u64 = 0;
+    /// No holder, as bits.
+    pub(in crate::handle) const NONE: u64 = 0;
 
     /// This thread's window, as bits.
-    pub(super) fn window() -> u64 {
+    pub(in crate::handle) fn window() -> u64 {
         WINDOW | u64::from(ThisThread::get().system_id())
     }
 
     /// A lease of this thread's, as bits.
     #[inline]
-    pub(super) fn lease() -> u64 {
+    pub(in crate::handle) fn lease() -> u64 {
         LEASE | u64::from(ThisThread::get().system_id())
     }
 
     /// Without the name.
-    pub(super) fn from_bits(bits: u64) -> Option<Self> {
+    pub(in crate::handle) fn from_bits(bits: u64) -> Option<Self> {
         let hold = match bits & !u64::from(u32::MAX) {
             WINDOW => Hold::Window,
             LEASE => Hold::Lease,
@@ -53,7 +53,7 @@ impl Holder {
     }
 
     /// With the name that the operating system knows the thread by.
-    pub(super) fn named(mut self) -> Self {
+    pub(in crate::handle) fn named(mut self) -> Self {
         let name = std::fs::read_to_string(format!("/proc/self/task/{}/comm", self.thread));
         self.name = name.ok().map(|name| name.trim_end().to_owned());
         self

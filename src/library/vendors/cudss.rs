@@ -1,9 +1,9 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
 
-use super::component::{Component, NVRTC, Variant};
-use super::description::{Description, StatusNames, VersionCall};
-use super::vendor::Vendor;
 use super::{cublas, cublaslt};
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, NVRTC, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {

@@ -1,9 +1,9 @@
 //! cuSOLVERDn: <https://docs.nvidia.com/cuda/cusolver/>. Asking for a handle's stream costs an eighth of setting it.
 
-use super::component::{Component, NVJITLINK, Variant};
-use super::description::{Description, Reset, StatusNames, VersionCall};
-use super::vendor::Vendor;
 use super::{cublas, cublaslt, cusparse};
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {

@@ -9,29 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::workspace::{HandleWorkspaces, Workspaces};
-use super::{Library, RawHandle, Version};
 use crate::error::Result;
 use crate::ids::Device;
+use crate::library::workspace::{HandleWorkspaces, Workspaces};
+use crate::library::{Library, RawHandle, Version};
 use crate::runtime::host::{self, Call, check};
 use crate::runtime::{Kind, Stream};
 
-/// The simulated library.
-#[derive(Debug)]
-pub struct HostLibrary {
-    create_nanoseconds: AtomicU64,
-    bytes: AtomicU64,
-    keeps_scratch: AtomicBool,
-    workspace_bytes: AtomicU64,
-}
+/// The simulated library. All pools of it share its settings.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLibrary;
 
-/// The simulated library.
-pub static HOST: HostLibrary = HostLibrary {
-    create_nanoseconds: AtomicU64::new(0),
-    bytes: AtomicU64::new(1 << 20),
-    keeps_scratch: AtomicBool::new(false),
-    workspace_bytes: AtomicU64::new(0),
-};
+static CREATE_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+static HANDLE_BYTES: AtomicU64 = AtomicU64::new(1 << 20);
+static KEEPS_SCRATCH: AtomicBool = AtomicBool::new(false);
+static WORKSPACE_BYTES: AtomicU64 = AtomicU64::new(0);
 
 static WORKSPACES: Workspaces = Workspaces::new();
 
@@ -49,22 +41,22 @@ struct HostHandle {
 
 /// Sets how long creating a handle takes from now on.
 pub fn set_create_cost(cost: Duration) {
-    HOST.create_nanoseconds.store(cost.as_nanos() as u64, Ordering::Relaxed);
+    CREATE_NANOSECONDS.store(cost.as_nanos() as u64, Ordering::Relaxed);
 }
 
 /// Sets how much simulated device memory a handle takes from now on, in bytes.
 pub fn set_handle_bytes(bytes: u64) {
-    HOST.bytes.store(bytes, Ordering::Relaxed);
+    HANDLE_BYTES.store(bytes, Ordering::Relaxed);
 }
 
 /// Sets whether its handles keep scratch memory, as cuSOLVER's do.
 pub fn set_keeps_scratch(keeps_scratch: bool) {
-    HOST.keeps_scratch.store(keeps_scratch, Ordering::Relaxed);
+    KEEPS_SCRATCH.store(keeps_scratch, Ordering::Relaxed);
 }
 
 /// Sets how large a workspace handles made from now on get for each stream and each graph, as cuBLAS's do; 0 for none.
 pub fn set_workspace_bytes(bytes: u64) {
-    HOST.workspace_bytes.store(bytes, Ordering::Relaxed);
+    WORKSPACE_BYTES.store(bytes, Ordering::Relaxed);
 }
 
 /// The address of the workspace that the handle computes with; 0 for the library's own.
@@ -126,9 +118,9 @@ impl Library for HostLibrary {
 
     fn create(&self, device: Device) -> Result<RawHandle> {
         check(Call::HandleCreate)?;
-        let bytes = self.bytes.load(Ordering::Relaxed);
+        let bytes = HANDLE_BYTES.load(Ordering::Relaxed);
         host::allocate(bytes)?;
-        let cost = self.create_nanoseconds.load(Ordering::Relaxed);
+        let cost = CREATE_NANOSECONDS.load(Ordering::Relaxed);
         if cost > 0 {
             thread::sleep(Duration::from_nanos(cost));
         }
@@ -143,7 +135,7 @@ impl Library for HostLibrary {
         handle.as_ptr().expose_provenance();
         // SAFETY: the box was just leaked for this handle, and `destroy` takes it back.
         let handle = unsafe { RawHandle::from_ptr(handle.cast()) };
-        Ok(match self.workspace_bytes.load(Ordering::Relaxed) {
+        Ok(match WORKSPACE_BYTES.load(Ordering::Relaxed) {
             0 => handle,
             bytes => handle.with_workspaces(HandleWorkspaces::new(&WORKSPACES, bytes)),
         })
@@ -185,7 +177,7 @@ impl Library for HostLibrary {
     }
 
     fn keeps_scratch(&self) -> bool {
-        self.keeps_scratch.load(Ordering::Relaxed)
+        KEEPS_SCRATCH.load(Ordering::Relaxed)
     }
 
     fn version(&self) -> Result<Option<Version>> {
@@ -193,7 +185,7 @@ impl Library for HostLibrary {
     }
 
     fn handle_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        HANDLE_BYTES.load(Ordering::Relaxed)
     }
 
     fn workspace_bytes(&self, device: Device) -> u64 {

@@ -1,11 +1,9 @@
-//! The trace of handles: who took and gave back which, while somebody records it.
+//! The trace of handles: who took and gave back which, while somebody handles it.
 
 use std::sync::LazyLock;
 
-use super::record::Record;
-use super::shared::Shared;
 use crate::ids::Device;
-use crate::library::RawHandle;
+use crate::library::{Library, RawHandle};
 use crate::observe::recording::{self, Settings};
 use crate::observe::{Own, Ring, Timed};
 use crate::process;
@@ -19,11 +17,11 @@ pub enum HandleAction {
     Create,
     /// It is being destroyed.
     Destroy,
-    /// A thread took it, for itself or by a lease. Its further requests, which give it the same handle, are not written down.
+    /// A thread took it, for itself or by a lease. Further requests, which give the thread the same handle, are not recorded.
     Take,
     /// It went back to the pool.
     GiveBack,
-    /// Its holder gave it up; nobody gets it again.
+    /// Its holder gave it up; no request gets it again.
     Discard,
 }
 
@@ -76,30 +74,26 @@ thread_local! {
     static OWN: Own<HandleEvent> = Own::new(&RING);
 }
 
-/// Writes it down where somebody records: what ends a holder's hold before the handle can be had again, the rest after.
+/// Writes an event down while there is a recording. What ends a holder's hold is noted before another can have the handle, the
+/// rest after it happened.
 #[inline]
-pub(super) fn note(pool: &Shared, device: Device, action: HandleAction, record: &Record) {
-    note_handle(pool, device, action, &record.handle);
-}
-
-#[inline]
-pub(super) fn note_handle(pool: &Shared, device: Device, action: HandleAction, handle: &RawHandle) {
+pub(super) fn note(library: &'static dyn Library, device: Device, action: HandleAction, handle: &RawHandle) {
     if process::state().is_recorded() {
-        write(pool, device, action, handle);
+        write(library, device, action, handle);
     }
 }
 
 #[cold]
-fn write(pool: &Shared, device: Device, action: HandleAction, handle: &RawHandle) {
+fn write(library: &'static dyn Library, device: Device, action: HandleAction, handle: &RawHandle) {
     if !Settings::get().has_events {
         return;
     }
-    let (time, thread, library) = (recording::now(), ThisThread::get().system_id(), pool.library.name());
+    let (time, thread, library) = (recording::now(), ThisThread::get().system_id(), library.name());
     let event = HandleEvent { time, thread, action, library, device, handle: handle.as_ptr().addr() };
     RING.note(&OWN, event, recording::most());
 }
 
-/// The events, in order.
+/// The recorded events, in order.
 pub(crate) fn events() -> Vec<HandleEvent> {
     if process::state().is_recorded() && Settings::get().has_events {
         RING.newest(recording::most())
@@ -108,7 +102,7 @@ pub(crate) fn events() -> Vec<HandleEvent> {
     }
 }
 
-/// Forgets them.
+/// Forgets the recorded events.
 pub(crate) fn clear() {
     RING.clear();
 }

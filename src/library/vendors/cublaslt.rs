@@ -1,9 +1,9 @@
 //! cuBLASLt: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>. Its handles have no stream: each call takes
 //! one.
 
-use super::component::{Component, Variant};
-use super::description::{Description, StatusNames, VersionCall};
-use super::vendor::Vendor;
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {

@@ -21,7 +21,7 @@ use crate::sync::lock;
 
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(in crate::library) struct Loaded {
     library: Library,
     path: PathBuf,
     origin: Origin,
@@ -30,15 +30,15 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::library) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn origin(&self) -> Origin {
+    pub(in crate::library) fn origin(&self) -> Origin {
         self.origin
     }
 
-    pub(super) fn cuda(&self) -> Option<u32> {
+    pub(in crate::library) fn cuda(&self) -> Option<u32> {
         self.cuda
     }
 
@@ -46,7 +46,7 @@ impl Loaded {
     ///
     /// # Safety
     /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
-    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
+    pub(in crate::library) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
         // SAFETY: the caller vouches for the type.
         let symbol = unsafe { self.library.get::<F>(name) };
         symbol.map(|symbol| *symbol).map_err(|e| Error::invalid_value(format!("{}: {e}", self.path.display())))
@@ -56,14 +56,14 @@ impl Loaded {
     ///
     /// # Safety
     /// As [`Loaded::function`].
-    pub(super) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
+    pub(in crate::library) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
         // SAFETY: the caller vouches for the type.
         name.map(|name| unsafe { self.function(name) }).transpose()
     }
 }
 
 /// The pip package that brings a component for a major version of CUDA.
-pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
+pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static str {
     let variant = component.variants.iter().find(|v| v.cuda == Some(cuda)).or(component.variants.first());
     variant.map_or("", |variant| variant.package)
 }
@@ -72,7 +72,7 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 ///
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
-pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
+pub(in crate::library) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
         let newest = component.variants.first().and_then(|variant| variant.cuda);

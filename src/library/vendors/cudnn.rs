@@ -1,10 +1,10 @@
 //! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it,
 //! makes device 0's context current in a thread that has none, and refuses another device's default stream.
 
-use super::component::{Component, Variant};
-use super::description::{Description, StatusNames, VersionCall};
-use super::vendor::Vendor;
 use super::{cublas, cublaslt};
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
