@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::heap::ALIGNMENT;
 use super::heap::slab::Slabs;
-use crate::runtime::Physical;
+use crate::runtime::Extent;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,7 +40,7 @@ pub(super) struct Page {
 pub(super) struct Mapping {
     pub(super) first: u32,
     pub(super) pages: u32,
-    pub(super) physical: Physical,
+    pub(super) physical: Extent,
 }
 
 impl Mapping {
@@ -180,11 +180,7 @@ impl Pages {
     pub(super) fn mapping(&self, offset: u64) -> Option<Mapping> {
         let page = self.page(offset)?;
         let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
-        (pages > 0).then(|| Mapping {
-            first,
-            pages,
-            physical: Physical::from_number(page.place.load(Ordering::Relaxed)),
-        })
+        (pages > 0).then(|| Mapping { first, pages, physical: Extent::from_number(page.place.load(Ordering::Relaxed)) })
     }
 
     /// Gives pages to a cache, or takes them away.

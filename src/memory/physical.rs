@@ -6,7 +6,7 @@ use super::device_memory::DeviceMemory;
 use super::pages::{Mapping, PAGE};
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
+use crate::runtime::{self, BoundDevice, Extent, RelaxedCapture, Runtime};
 use crate::sync::lock;
 
 /// Runs a driver call with the device bound and no capture at risk.
@@ -50,14 +50,14 @@ impl DeviceMemory {
     }
 
     /// New physical memory.
-    pub(super) fn create(&self, pages: u32) -> Result<Physical> {
-        self.driver(|runtime| runtime.physical_create(self.device, u64::from(pages) * PAGE))
+    pub(super) fn create(&self, pages: u32) -> Result<Extent> {
+        self.driver(|runtime| runtime.extent_create(self.device, u64::from(pages) * PAGE))
     }
 
     /// Gives physical memory back; it goes when its last mapping does.
-    pub(super) fn release(&self, physical: Physical) -> Result<()> {
+    pub(super) fn release(&self, physical: Extent) -> Result<()> {
         // SAFETY: the handle came from `create`, and its only owner gives it up.
-        self.driver(|runtime| unsafe { runtime.physical_release(physical) })
+        self.driver(|runtime| unsafe { runtime.extent_release(physical) })
     }
 
     /// Maps physical memory at an offset that the caller took from the address space.

@@ -14,7 +14,10 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::{Capture, Context, Kind, MemoryInfo, Physical, PoolReserved, RawEvent, RawGraph, Runtime, no_such_device};
+use super::{
+    Capture, Context, Extent, Kind, MemoryInfo, PoolReserved, RawEvent, RawGraph, Runtime, StreamOrderedMemory,
+    no_such_device,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::shared_object;
@@ -145,7 +148,7 @@ fn location_of(slot: &CudaDevice) -> sys::CUmemLocation {
 }
 
 /// Plain memory of the device, not shared with other processes.
-fn physical_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
+fn extent_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -599,7 +602,7 @@ impl Runtime for Cuda {
     }
 
     fn page_bytes(&self, device: Device) -> Result<u64> {
-        let properties = physical_properties(self.slot(device)?);
+        let properties = extent_properties(self.slot(device)?);
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
@@ -622,22 +625,22 @@ impl Runtime for Cuda {
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes as usize) })
     }
 
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
-        let properties = physical_properties(self.slot(device)?);
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
+        let properties = extent_properties(self.slot(device)?);
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) })?;
-        Ok(Physical(handle))
+        Ok(Extent(handle))
     }
 
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the handle.
-        check("cuMemRelease", unsafe { sys::cuMemRelease(physical.0) })
+        check("cuMemRelease", unsafe { sys::cuMemRelease(extent.0) })
     }
 
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        check("cuMemMap", unsafe { sys::cuMemMap(address, bytes as usize, 0, physical.0, 0) })
+        check("cuMemMap", unsafe { sys::cuMemMap(address, bytes as usize, 0, extent.0, 0) })
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -666,7 +669,13 @@ impl Runtime for Cuda {
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
+        self
+    }
+}
+
+impl StreamOrderedMemory for Cuda {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
         let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, as_stream(stream)) };
@@ -674,12 +683,12 @@ impl Runtime for Cuda {
         Ok(address)
     }
 
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
     }
 
-    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
+    fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
         let pool = self.memory_pool()?;
         let get = |attribute| -> Result<u64> {
             let mut bytes = 0_u64;
@@ -693,7 +702,7 @@ impl Runtime for Cuda {
         Ok(Some(PoolReserved { now, peak }))
     }
 
-    fn memory_pool_trim(&self) -> Result<()> {
+    fn trim_pool(&self) -> Result<()> {
         let pool = self.memory_pool()?;
         // SAFETY: the pool is the device's own.
         check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(pool, 0) })?;

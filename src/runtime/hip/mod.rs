@@ -16,7 +16,9 @@ use std::ptr;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device};
+use super::{
+    Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -368,18 +370,18 @@ impl Runtime for Hip {
         self.check("hipMemAddressFree", status)
     }
 
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
         self.create(device, bytes)
     }
 
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the handle.
-        self.check("hipMemRelease", unsafe { (self.symbols.physical_release)(as_pointer(physical.0)) })
+        self.check("hipMemRelease", unsafe { (self.symbols.extent_release)(as_pointer(extent.0)) })
     }
 
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.map(address, bytes, physical) }
+        unsafe { self.map(address, bytes, extent) }
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -404,7 +406,13 @@ impl Runtime for Hip {
         self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
     }
 
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
+        self
+    }
+}
+
+impl StreamOrderedMemory for Hip {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
         let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
@@ -412,7 +420,7 @@ impl Runtime for Hip {
         Ok(address.addr() as u64)
     }
 
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
         let status = unsafe { (self.symbols.memory_free_async)(as_pointer(address), as_stream(stream)) };
         self.check("hipFreeAsync", status)

@@ -118,8 +118,8 @@ symbols! {
     granularity c"hipMemGetAllocationGranularity" (*mut usize, *const AllocationProperties, c_int) -> Status;
     address_reserve c"hipMemAddressReserve" (*mut *mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     address_free c"hipMemAddressFree" (*mut c_void, usize) -> Status;
-    physical_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
-    physical_release c"hipMemRelease" (*mut c_void) -> Status;
+    extent_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
+    extent_release c"hipMemRelease" (*mut c_void) -> Status;
     memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
     memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;

@@ -14,7 +14,7 @@ use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::runtime::{Physical, Runtime};
+use crate::runtime::{Extent, Runtime};
 use crate::sync::lock;
 
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`.
@@ -68,15 +68,15 @@ impl Hip {
         unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
         for piece in pieces {
             // SAFETY: this is the only owner of the memory.
-            outcome = outcome.and(unsafe { self.physical_release(piece) });
+            outcome = outcome.and(unsafe { self.extent_release(piece) });
         }
         // SAFETY: the reservation is whole, and nothing is mapped in it.
         outcome.and(unsafe { self.address_free(base, 3 * LARGE_PAGE) })
     }
 
-    fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Physical>) -> Result<()> {
+    fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Extent>) -> Result<()> {
         for address in [base, base + LARGE_PAGE] {
-            let piece = self.physical_create(device, LARGE_PAGE)?;
+            let piece = self.extent_create(device, LARGE_PAGE)?;
             pieces.push(piece);
             // SAFETY: the addresses were just reserved, and the memory is as long as said.
             unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
@@ -106,21 +106,21 @@ impl Hip {
         Ok(address.addr() as u64)
     }
 
-    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Physical> {
+    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let properties = AllocationProperties::device(self.ordinal(device)?);
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
-        let status = unsafe { (self.symbols.physical_create)(&mut handle, bytes as usize, &properties, 0) };
+        let status = unsafe { (self.symbols.extent_create)(&mut handle, bytes as usize, &properties, 0) };
         self.check("hipMemCreate", status)?;
-        Ok(Physical(handle.addr() as u64))
+        Ok(Extent(handle.addr() as u64))
     }
 
     /// As [`Runtime::memory_map`].
     ///
     /// # Safety
     /// As there.
-    pub(super) unsafe fn map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
-        let (place, handle) = (as_pointer(address), as_pointer(physical.0));
+    pub(super) unsafe fn map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
+        let (place, handle) = (as_pointer(address), as_pointer(extent.0));
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
         self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, handle, 0) })?;
         self.mappings.add(address, bytes);

@@ -15,7 +15,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Context, DeviceInfo, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
+use super::{
+    Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
+    no_such_device,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
@@ -403,19 +406,19 @@ impl Runtime for Host {
         unsafe { space().address_free(address, bytes) }
     }
 
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
-        enter_memory_call(Call::PhysicalCreate)?;
-        space().physical_create(self.memory, device, bytes)
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
+        enter_memory_call(Call::ExtentCreate)?;
+        space().extent_create(self.memory, device, bytes)
     }
 
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
-        enter_memory_call(Call::PhysicalRelease)?;
-        space().physical_release(self.memory, physical)
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
+        enter_memory_call(Call::ExtentRelease)?;
+        space().extent_release(self.memory, extent)
     }
 
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         enter_memory_call(Call::MemoryMap)?;
-        space().memory_map(address, bytes, physical)
+        space().memory_map(address, bytes, extent)
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -443,13 +446,19 @@ impl Runtime for Host {
         unsafe { space().memory_free(self.memory, address) }
     }
 
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
+        self
+    }
+}
+
+impl StreamOrderedMemory for Host {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         enter_memory_call(Call::MemoryAllocate)?;
         let device = timeline().device(Self::key(stream))?;
         space().memory_allocate(self.memory, device, bytes)
     }
 
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         enter_memory_call(Call::MemoryFree)?;
         // The bytes go at once, not once the stream's work is done: simulated work touches none.
         timeline().device(Self::key(stream))?;
