@@ -11,12 +11,8 @@ mod c_api;
 pub(crate) mod capture;
 mod device_buffer;
 mod device_memory;
-#[cfg(feature = "python")]
-pub(crate) mod dlpack;
 mod exchange;
 mod feed;
-#[cfg(feature = "python")]
-pub(crate) mod frames;
 mod frozen;
 mod grow;
 mod heap;

@@ -31,7 +31,7 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
-pub(crate) use scope::{Entered, enter, leave, scoped};
+pub(crate) use scope::{EnteredStream, enter, leave, scoped};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};

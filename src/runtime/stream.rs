@@ -94,7 +94,8 @@ impl Stream {
     /// # Safety
     /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
     pub unsafe fn from_raw(raw: *mut c_void) -> Result<Self> {
-        Self::foreign(raw.addr(), None)
+        // SAFETY: the caller promises that the stream is alive for as long as this view is used.
+        unsafe { Self::foreign(raw.addr(), None) }
     }
 
     /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver need not be asked.
@@ -105,14 +106,17 @@ impl Stream {
         Self { raw: RawStream::from_address(raw.addr()), device, owned: None }
     }
 
-    /// [`Stream::from_raw`] for addresses that a user of another language vouches for. A default stream is that of
-    /// `device` if one is given; any other stream must belong to it.
-    pub(crate) fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
+    /// [`Stream::from_raw`] for the stream at an address. A default stream is that of `device` if one is given; any other
+    /// stream must belong to it.
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw`].
+    pub(crate) unsafe fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
         let raw = RawStream::from_address(address);
         if let (true, Some(device)) = (raw.is_default(), device) {
             return Ok(Self { raw, device, owned: None });
         }
-        // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
+        // SAFETY: the caller promises that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }?;
         Self { raw, device: actual, owned: None }.on(device)
     }

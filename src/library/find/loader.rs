@@ -1,7 +1,7 @@
 //! Finds and loads a component, in the order in which a user would want it found.
 //!
 //! 1. `GPUPOOL_<NAME>_PATH`, a file or a folder, and nothing else if it is set.
-//! 2. A copy already loaded in the process, by whomever: a second one is never loaded.
+//! 2. A copy that any code has loaded into the process: a second one is never loaded.
 //! 3. Wheels, conda, the toolkit, the system: in each place first the CUDA that is in use in this process, then the newest
 //!    that the driver supports, and always by a file name that carries the version.
 //!
@@ -42,14 +42,19 @@ impl Loaded {
         self.cuda
     }
 
-    /// The function of this name.
+    /// The function of this name, one of those that [`load`] asked for.
+    ///
+    /// # Errors
+    /// `ErrorKind::InternalError` if the library lacks it: then it was to be refused.
     ///
     /// # Safety
     /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
     pub(in crate::library) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
         // SAFETY: the caller vouches for the type.
         let symbol = unsafe { self.library.get::<F>(name) };
-        symbol.map(|symbol| *symbol).map_err(|e| Error::invalid_value(format!("{}: {e}", self.path.display())))
+        symbol
+            .map(|symbol| *symbol)
+            .map_err(|e| Error::internal(format!("{} was taken without a symbol: {e}", self.path.display())))
     }
 
     /// As [`Loaded::function`], for a function that not every library has.

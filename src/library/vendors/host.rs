@@ -100,13 +100,6 @@ pub unsafe fn stream_of(handle: *mut c_void) -> usize {
     unsafe { &*handle.cast::<HostHandle>() }.stream.load(Ordering::Relaxed)
 }
 
-/// [`stream_of`] for the private test functions of the Python module, whose caller vouches for the number.
-#[cfg(feature = "python")]
-pub(crate) fn stream_of_address(handle: usize) -> usize {
-    // SAFETY: tests pass only what `handle()` of this library's pool answered.
-    unsafe { stream_of(std::ptr::with_exposed_provenance_mut(handle)) }
-}
-
 impl Library for HostLibrary {
     fn name(&self) -> &str {
         "host"

@@ -4,7 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::scope::token_of;
-use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, dlpack};
+use crate::memory::{self, C_API, DEVICE_MEM_HANDLER};
+use crate::python::ffi::dlpack;
 
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
 #[derive(Debug)]

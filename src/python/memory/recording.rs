@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 
 use crate::Error;
-use crate::memory::{Action, frames};
+use crate::memory::Action;
+use crate::python::ffi::frames;
 use crate::python::whole::Whole;
 use crate::recording::{MAX_ENTRIES, Recording, StackContext};
 

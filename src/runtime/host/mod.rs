@@ -1,7 +1,8 @@
 //! Simulated devices, for machines without a GPU and for tests.
 //!
 //! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
-//! captures follow CUDA's rules on unsafe calls, and every call can be made to fail ([`inject`]). The environment sets
+//! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
+//! (`inject`). The environment sets
 //! its size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). Of the machine's memory it
 //! takes only what is written to.
 
@@ -27,7 +28,10 @@ use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 
 pub use capture::Graph;
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) use fault::Call;
 pub(crate) use fault::check;
+#[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
 
 /// How many devices to simulate.

@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::counts::counts_class;
-use super::device;
 use crate::handle::{self, HandleStats};
+use crate::python::counts::counts_class;
+use crate::python::device;
 
 counts_class! {
     PyHandleStats = "HandleStats" from stats: HandleStats {
@@ -19,7 +19,10 @@ counts_class! {
 
 #[pyfunction]
 #[pyo3(signature = (device = None))]
-pub(super) fn handle_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
+pub(in crate::python) fn handle_stats<'py>(
+    py: Python<'py>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
     let device = device.map(|device| device::extract(py, device)).transpose()?;
     let all = py.detach(|| handle::handle_stats(device))?;
     let dict = PyDict::new(py);

@@ -6,19 +6,19 @@ use pyo3::prelude::*;
 
 use super::callbacks::Callbacks;
 use super::lease::PyLease;
-use super::memory::token_of;
 use super::stats::PyHandleStats;
-use super::whole::Whole;
-use super::{device, stream};
 use crate::error::Error;
 use crate::handle::{Attempt, HandlePool};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
+use crate::python::memory::token_of;
+use crate::python::whole::Whole;
+use crate::python::{device, stream};
 use crate::runtime;
 
 #[pyclass(name = "HandlePool", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(super) struct PyHandlePool(HandlePool);
+pub(in crate::python) struct PyHandlePool(HandlePool);
 
 impl From<HandlePool> for PyHandlePool {
     fn from(pool: HandlePool) -> Self {

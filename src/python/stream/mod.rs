@@ -1,14 +1,19 @@
-//! Streams from anywhere: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
+//! Streams, wherever they come from: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
+
+mod source;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
 
-use super::entered::Entered;
-use super::{device, stream_source};
+use super::device;
+use super::ffi::PythonAddress;
+use super::with_blocks::WithBlocks;
 use crate::error::Error;
 use crate::ids::Device;
 use crate::runtime::{self, Stream};
+
+pub(super) use source::set_stream_source;
 
 #[pyclass(name = "Stream", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -63,13 +68,13 @@ pub(super) fn resolve(
     let device = device.map(|device| device::extract(py, device)).transpose()?;
     let Some(stream) = stream else {
         let device = device.map_or_else(|| runtime.current_device(), Ok)?;
-        return stream_source::current(py, device);
+        return source::current(py, device);
     };
     if stream.is_exact_instance_of::<PyInt>() {
-        let Ok(address) = stream.extract() else {
+        let Ok(address) = stream.extract::<PythonAddress>() else {
             return Err(Error::invalid_value(format!("{stream} is not the address of a stream")).into());
         };
-        return Ok(Stream::foreign(address, device)?);
+        return Ok(address.stream(device)?);
     }
     if let Ok(stream) = stream.cast_exact::<PyStream>() {
         // The caller's reference keeps the stream alive.
@@ -81,30 +86,30 @@ pub(super) fn resolve(
 /// A framework's stream object. A default stream's address does not say whose it is, so the object is asked.
 fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult<Stream> {
     let address = address_of(stream)?;
-    if address > 2 {
-        return Ok(Stream::foreign(address, device)?);
+    if !address.is_default_stream() {
+        return Ok(address.stream(device)?);
     }
     let own = device_of(stream)?;
     match (device, own) {
         (Some(wanted), Some(own)) if wanted != own => {
             Err(Error::invalid_value(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
         }
-        (wanted, own) => Ok(Stream::foreign(address, wanted.or(own))?),
+        (wanted, own) => Ok(address.stream(wanted.or(own))?),
     }
 }
 
-fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
+fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
     let py = stream.py();
     // Attributes in the order of how much their presence says: the common protocol, PyTorch, CuPy, Numba.
     if let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let wrong = || {
             Error::invalid_value(format!(
-                "__cuda_stream__ of {stream} answered {answer}; version 0 of the protocol, (0, address), is supported"
+                "__cuda_stream__ of {stream} returned {answer}; version 0 of the protocol, (0, address), is supported"
             ))
         };
         let pair = answer.cast::<PyTuple>().map_err(|_| wrong())?;
-        return match pair.extract::<(i64, usize)>() {
+        return match pair.extract::<(i64, PythonAddress)>() {
             Ok((0, address)) => Ok(address),
             _ => Err(wrong().into()),
         };
@@ -114,7 +119,7 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
         // Numba's handle is a ctypes pointer, whose value is None for the default stream.
         let address = address.getattr_opt(intern!(py, "value"))?.unwrap_or(address);
         if address.is_none() {
-            return Ok(0);
+            return Ok(PythonAddress::NULL);
         }
         if let Ok(address) = address.extract() {
             return Ok(address);
@@ -157,13 +162,13 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 #[derive(Debug)]
 pub(super) struct PyStreamScope {
     stream: Py<PyAny>,
-    entered: Entered<runtime::Entered>,
+    blocks: WithBlocks<runtime::EnteredStream>,
 }
 
 /// Makes a stream this thread's current one for a `with` block.
 #[pyfunction]
 pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
-    PyStreamScope { stream: s, entered: Entered::new() }
+    PyStreamScope { stream: s, blocks: WithBlocks::new() }
 }
 
 #[pymethods]
@@ -171,7 +176,7 @@ impl PyStreamScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stream = resolve(py, Some(self.stream.bind(py)), None)?;
         let entered = runtime::enter(&stream)?;
-        self.entered.enter(entered);
+        self.blocks.enter(entered);
         Ok(self.stream.clone_ref(py))
     }
 
@@ -181,7 +186,7 @@ impl PyStreamScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        runtime::leave(&self.entered.leave("gpupool.stream")?);
+        runtime::leave(&self.blocks.leave("gpupool.stream")?);
         Ok(false)
     }
 }

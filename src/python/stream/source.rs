@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::ids::Device;
+use crate::python::ffi::PythonAddress;
 use crate::runtime::{Stream, scoped};
 use crate::sync::lock;
 
@@ -15,10 +16,10 @@ static SOURCE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 /// Whether there is one, for the calls that have none to ask.
 static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 
-/// Sets the source and answers the former one.
+/// Sets the source and returns the former one.
 #[pyfunction]
 #[pyo3(signature = (source))]
-pub(super) fn set_stream_source(source: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
+pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
     let mut place = lock(&SOURCE);
     HAS_SOURCE.store(source.is_some(), Ordering::Relaxed);
     std::mem::replace(&mut *place, source)
@@ -40,8 +41,8 @@ fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
     };
     let Some(source) = source else { return Ok(Stream::current_on(device)) };
     let answer = source.call1(py, (device.ordinal(),))?;
-    let Ok(address) = answer.extract(py) else {
-        return Err(Error::invalid_value(format!("{source} answered {answer}, not the address of a stream")).into());
+    let Ok(address) = answer.extract::<PythonAddress>(py) else {
+        return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());
     };
-    Ok(Stream::foreign(address, Some(device))?)
+    Ok(address.stream(Some(device))?)
 }

@@ -5,8 +5,9 @@ use pyo3::types::PyInt;
 
 use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
 use crate::ids::Device;
-use crate::library::functions::{Create, Destroy, SetStream, raw_handle};
+use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, RawHandle};
+use crate::python::ffi::PythonAddress;
 use crate::runtime::Stream;
 
 /// A Python callable, or a C function.
@@ -16,11 +17,11 @@ enum Function<C> {
 }
 
 impl<C> Function<C> {
-    fn new(name: &str, function: &Bound<'_, PyAny>, from_address: impl FnOnce(usize) -> Result<C>) -> PyResult<Self> {
+    fn new(name: &str, function: &Bound<'_, PyAny>, at: impl FnOnce(PythonAddress) -> Result<C>) -> PyResult<Self> {
         if function.is_exact_instance_of::<PyInt>() {
             let wrong = || Error::invalid_value(format!("{name}: {function} is not the address of a C function"));
             let address = function.extract().map_err(|_| wrong())?;
-            return Ok(Function::C(from_address(address)?));
+            return Ok(Function::C(at(address)?));
         }
         if function.is_callable() {
             return Ok(Function::Callable(function.clone().unbind()));
@@ -49,10 +50,10 @@ impl Callbacks {
         }
         Ok(Self {
             name,
-            create: Function::new("create", create, Create::from_address)?,
-            destroy: Function::new("destroy", destroy, Destroy::from_address)?,
+            create: Function::new("create", create, PythonAddress::create)?,
+            destroy: Function::new("destroy", destroy, PythonAddress::destroy)?,
             set_stream: set_stream
-                .map(|function| Function::new("set_stream", function, SetStream::from_address))
+                .map(|function| Function::new("set_stream", function, PythonAddress::set_stream))
                 .transpose()?,
         })
     }
@@ -93,8 +94,8 @@ impl Library for Callbacks {
         match &self.create {
             Function::C(create) => create.call(&self.name),
             Function::Callable(create) => {
-                let address: usize = self.call("create", |py| create.call0(py)?.extract(py))?;
-                raw_handle(&self.name, std::ptr::with_exposed_provenance_mut(address))
+                let created: PythonAddress = self.call("create", |py| create.call0(py)?.extract(py))?;
+                created.created_handle(&self.name)
             }
         }
     }

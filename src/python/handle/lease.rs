@@ -11,7 +11,7 @@ use crate::sync::lock;
 /// A handle that is its holder's alone until the block ends.
 #[pyclass(name = "Lease", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(super) struct PyLease {
+pub(in crate::python) struct PyLease {
     library: &'static str,
     address: usize,
     device: usize,

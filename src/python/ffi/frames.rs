@@ -1,8 +1,8 @@
-//! Python's call stacks, as cheap to take as can be: code objects and places in them, named only when somebody looks.
+//! Python's call stacks, as cheap to take as can be: code objects and places in them, named only when a snapshot is looked at.
 //!
-//! A stack is taken by a thread that holds the GIL, and never is the GIL waited for: whoever allocates without it, as
-//! PyTorch's operators do, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so
-//! that no local variable lives longer. What nothing names any more is dropped by whoever next takes a new stack.
+//! A stack is taken by a thread that holds the GIL, and never is the GIL waited for: a thread that allocates without it,
+//! as in PyTorch's operators, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so
+//! that no local variable lives longer. What nothing names any more is dropped when a thread next takes a new stack.
 //!
 //! Only functions of the stable ABI are linked; those that are not part of it are looked up when first needed.
 
@@ -15,18 +15,18 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::trace;
+use crate::memory::trace;
 use crate::observe::recording::{self, Stack};
 use crate::sync::lock;
 use rustc_hash::FxHashMap;
 
 /// The innermost frames that a stack has at most.
-pub(crate) const DEPTH: usize = 64;
+pub(in crate::python) const DEPTH: usize = 64;
 /// Stacks that are kept before it is asked which are still named.
 const STACKS: usize = 1 << 16;
 
 /// A place in a function: its code object, and the instruction's offset in bytes.
-pub(crate) type Place = (Py<PyAny>, c_int);
+pub(in crate::python) type Place = (Py<PyAny>, c_int);
 
 /// The same by the code object's address, as stacks are compared.
 type Key = Vec<(usize, c_int)>;
@@ -80,7 +80,7 @@ fn functions() -> Option<Functions> {
     })
 }
 
-/// The interpreter, if this thread holds its lock. Touches nothing of Python's otherwise, and waits for nobody.
+/// The interpreter, if this thread holds its lock. Otherwise this touches nothing of Python's, and it never waits.
 fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
     // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it has
     // one, and the second is that same state only while this thread holds the GIL.
@@ -88,7 +88,7 @@ fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
         let own = ffi::PyGILState_GetThisThreadState();
         !own.is_null() && own == (functions.thread_state)()
     };
-    // SAFETY: the calling thread holds the GIL, and nobody but this thread can make it let go.
+    // SAFETY: the calling thread holds the GIL, and no other thread can make it let go.
     is_attached.then(|| unsafe { Python::assume_attached() })
 }
 
@@ -176,19 +176,19 @@ fn drop_unnamed() {
 }
 
 /// The places of a stack, the innermost first; none if nothing is known of it.
-pub(crate) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
+pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
     let stacks = stacks_taken();
     let places = stacks.as_ref().and_then(|stacks| stacks.places.get(&stack.0));
     places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()
 }
 
-/// Takes stacks from now on, where somebody records.
-pub(crate) fn install() {
+/// Takes stacks from now on, while there is a recording.
+pub(in crate::python) fn install() {
     recording::set_take_stack(take);
 }
 
 /// Forgets all stacks. With the GIL held, so that their code objects end here.
-pub(crate) fn clear(_py: Python<'_>) {
+pub(in crate::python) fn clear(_py: Python<'_>) {
     let forgotten = stacks_taken().take();
     drop(forgotten);
 }

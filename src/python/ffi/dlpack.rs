@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::device_buffer::DeviceBuffer;
+use crate::memory::{C_API, DeviceBuffer};
 use crate::runtime::{self, Kind};
 
 /// `kDLCPU`, `kDLCUDA`, `kDLROCM`.
@@ -75,7 +75,7 @@ struct Owner<M> {
 }
 
 /// Where the buffer is: type and ordinal. The simulated devices' memory is the CPU's.
-pub(crate) fn device(buffer: &DeviceBuffer) -> (i32, i32) {
+pub(in crate::python) fn device(buffer: &DeviceBuffer) -> (i32, i32) {
     match runtime::get().map(|runtime| runtime.kind()) {
         Ok(Kind::Cuda) => (CUDA, buffer.device().ordinal() as i32),
         Ok(Kind::Hip) => (ROCM, buffer.device().ordinal() as i32),
@@ -100,7 +100,7 @@ fn tensor(buffer: &DeviceBuffer) -> Tensor {
 fn own<M>(managed: M, buffer: Arc<DeviceBuffer>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
     let shape = [buffer.nbytes().cast_signed()];
     let owner = Box::into_raw(Box::new(Owner { managed, shape, _buffer: buffer }));
-    // SAFETY: `owner` was just made from a box and is nobody else's yet.
+    // SAFETY: `owner` was just made from a box and is known only here yet.
     let owned = unsafe { &mut *owner };
     let shape = owned.shape.as_mut_ptr();
     link(&mut owned.managed, shape, owner.cast());
@@ -113,11 +113,11 @@ unsafe extern "C" fn delete(managed: *mut Managed) {
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: as in `delete`.
+    // SAFETY: the context is the box that `own` made for this kind of tensor, and a deleter is called once.
     drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<ManagedVersioned>>()) });
 }
 
-/// Ends a capsule that nobody consumed.
+/// Ends a capsule that no consumer took over.
 unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: the interpreter passes a live capsule, and its name says what it points to.
     unsafe {
@@ -135,7 +135,11 @@ fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> P
 }
 
 /// The buffer as a capsule, of version 1 or of before.
-pub(crate) fn export(py: Python<'_>, buffer: Arc<DeviceBuffer>, versioned: bool) -> PyResult<Bound<'_, PyAny>> {
+pub(in crate::python) fn export(
+    py: Python<'_>,
+    buffer: Arc<DeviceBuffer>,
+    versioned: bool,
+) -> PyResult<Bound<'_, PyAny>> {
     if versioned {
         let tensor = tensor(&buffer);
         let context = ptr::null_mut();
@@ -156,8 +160,8 @@ pub(crate) fn export(py: Python<'_>, buffer: Arc<DeviceBuffer>, versioned: bool)
 }
 
 /// A capsule named `gpupool.c_api` that points to the table of C functions.
-pub(crate) fn c_api_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let pointer = (&raw const super::C_API).cast_mut().cast();
+pub(in crate::python) fn c_api_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let pointer = (&raw const C_API).cast_mut().cast();
     // SAFETY: the table and the name live as long as the process, and the result is checked for null.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, c"gpupool.c_api".as_ptr(), None)) }
 }

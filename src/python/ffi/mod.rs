@@ -1,0 +1,9 @@
+//! Where Python's values become pointers, and pointers Python's values. The only folder of `python` with `unsafe`.
+
+#![allow(unsafe_code)]
+
+mod address;
+pub(super) mod dlpack;
+pub(super) mod frames;
+
+pub(super) use address::PythonAddress;
