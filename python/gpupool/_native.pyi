@@ -60,7 +60,7 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(MemoryError, Error):
-    """Device memory ran out, also after gpupool gave back what it held and nobody used.
+    """Device memory ran out, also after gpupool gave back what it held and was not in use.
 
     ``requested_bytes`` is what was asked for, or what a handle is known to take; None if that is not known.
     ``free_bytes`` and ``total_bytes`` are the device's at the last try.

@@ -1,4 +1,4 @@
-//! The trace of handles: who took and gave back which, while somebody handles it.
+//! Events of handles: which thread took and gave back which, while there is a recording.
 
 use std::sync::LazyLock;
 

@@ -50,7 +50,7 @@ impl RawHandle {
     /// Takes ownership of a handle that a library just created.
     ///
     /// # Safety
-    /// The handle is live, nobody else destroys it, and it is given only to the [`Library`] that made it.
+    /// The handle is live, no other code destroys it, and it is given only to the [`Library`] that made it.
     pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
         Self { address: handle, workspaces: None }
     }

@@ -130,7 +130,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// The calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
-    /// Makes the device's primary context current for the calling thread and answers what was current before; none if
+    /// Makes the device's primary context current for the calling thread and returns what was current before; none if
     /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`).
     fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
@@ -138,7 +138,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Free and total memory of the current device.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Sets the calling thread's capture mode and answers the previous one (`cuThreadExchangeStreamCaptureMode`).
+    /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
     /// Whether a blocking stream of the current device is captured. Of other streams the driver tells only one by one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
@@ -280,7 +280,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
 static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
 
-/// A platform that was passed over, where nobody asked for one.
+/// A platform that was passed over, where `GPUPOOL_RUNTIME` did not ask for one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PassedOver {
@@ -311,7 +311,7 @@ pub fn get() -> Result<&'static dyn Runtime> {
     }
 }
 
-/// Whether [`get`] answers at once.
+/// Whether the runtime is chosen, so that [`get`] takes no time.
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn is_chosen() -> bool {

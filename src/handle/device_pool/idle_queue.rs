@@ -390,7 +390,7 @@ mod models {
         LoomArc::new(queue)
     }
 
-    /// Uses a handle that nobody else may be using.
+    /// Uses a handle that no other thread may be using.
     fn use_alone(handle: &AtomicUsize) {
         assert_eq!(handle.swap(1, Ordering::Relaxed), 0);
         handle.store(0, Ordering::Relaxed);
@@ -429,7 +429,7 @@ mod models {
     }
 
     #[test]
-    fn a_request_that_gives_up_leaves_its_turn_to_nobody() {
+    fn a_request_that_gives_up_loses_no_handle() {
         loom::model(|| {
             let queue = one_handle();
             let other = LoomArc::clone(&queue);

@@ -70,10 +70,10 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     get_stream: Some(c"cublasGetStream_v2"),
     // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
     resets: &[
-        Reset(c"cublasSetPointerMode_v2", 0),
-        Reset(c"cublasSetAtomicsMode", 0),
-        Reset(c"cublasSetMathMode", 0),
-        Reset(c"cublasSetSmCountTarget", 0),
+        Reset::new(c"cublasSetPointerMode_v2", 0),
+        Reset::new(c"cublasSetAtomicsMode", 0),
+        Reset::new(c"cublasSetMathMode", 0),
+        Reset::new(c"cublasSetSmCountTarget", 0),
     ],
     set_memory: None,
     workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),

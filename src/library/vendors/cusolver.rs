@@ -35,7 +35,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
     // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
-    resets: &[Reset(c"cusolverDnSetDeterministicMode", 1)],
+    resets: &[Reset::new(c"cusolverDnSetDeterministicMode", 1)],
     set_memory: None,
     workspace: None,
     keeps_scratch: false,

@@ -34,7 +34,7 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     set_stream_uses_context: false,
     get_stream: None,
     // Pointers on the host, as `cusparseCreate` sets it.
-    resets: &[Reset(c"cusparseSetPointerMode", 0)],
+    resets: &[Reset::new(c"cusparseSetPointerMode", 0)],
     set_memory: None,
     workspace: None,
     keeps_scratch: false,

@@ -1,6 +1,6 @@
 //! MIOpen: <https://rocm.docs.amd.com/projects/MIOpen/>. Setting a handle's stream asks for the device's properties,
 //! sets rocBLAS's stream too and keeps something for each new one, so the stream is asked for first. No GPU of AMD's
-//! was at hand to measure on: where something is not known, the safe answer is given.
+//! was at hand to measure on: where something is not known, the safe value stands.
 
 use crate::library::description::{Description, StatusNames, VersionCall};
 use crate::library::find::{Component, Variant};

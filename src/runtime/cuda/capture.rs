@@ -32,7 +32,7 @@ impl Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph) = (0, ptr::null_mut());
         // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
-        let answer = unsafe {
+        let asked = unsafe {
             let none = ptr::null_mut();
             sys::cuStreamGetCaptureInfo_v3(
                 as_stream(stream),
@@ -44,7 +44,7 @@ impl Cuda {
                 ptr::null_mut(),
             )
         };
-        check("cuStreamGetCaptureInfo", answer)?;
+        check("cuStreamGetCaptureInfo", asked)?;
         let is_active = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         Ok(is_active.then(|| Capture { id, graph: RawGraph(graph.addr()) }))
     }

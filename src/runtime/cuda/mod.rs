@@ -142,9 +142,9 @@ impl Runtime for Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: `status` is a valid place, and the legacy default stream always exists.
         match unsafe { sys::cuStreamIsCapturing(ptr::null_mut(), &mut status) } {
-            // The driver's answer where a blocking stream of this context is captured. It harms no capture.
+            // The status where a blocking stream of this context is captured. It harms no capture.
             sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
-            answer => check("cuStreamIsCapturing", answer).map(|()| false),
+            status => check("cuStreamIsCapturing", status).map(|()| false),
         }
     }
 
@@ -283,15 +283,15 @@ impl Runtime for Cuda {
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
         let (device, peer) = (self.slot(device)?.handle, self.slot(peer)?.handle);
-        let mut answer = 0;
-        // SAFETY: `answer` is a valid place for an int, and the handles came from `cuDeviceGet`.
-        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut answer, device, peer) })?;
-        Ok(answer != 0)
+        let mut can_access = 0;
+        // SAFETY: `can_access` is a valid place for an int, and the handles came from `cuDeviceGet`.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can_access, device, peer) })?;
+        Ok(can_access != 0)
     }
 
     fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        self.attribute(attribute, device).map(|answer| answer != 0)
+        self.attribute(attribute, device).map(|value| value != 0)
     }
 
     fn page_bytes(&self, device: Device) -> Result<u64> {
@@ -312,7 +312,7 @@ impl Runtime for Cuda {
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
-        // SAFETY: the caller owns the handle.
+        // SAFETY: the caller owns the extent.
         check("cuMemRelease", unsafe { sys::cuMemRelease(extent.0) })
     }
 

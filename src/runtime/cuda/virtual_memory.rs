@@ -62,10 +62,10 @@ impl Cuda {
 
     pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let properties = extent_properties(self.slot(device)?);
-        let mut handle = 0;
-        // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
-        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) })?;
-        Ok(Extent(handle))
+        let mut extent = 0;
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut extent, bytes as usize, &properties, 0) })?;
+        Ok(Extent(extent))
     }
 
     /// As [`Runtime::memory_set_access`](crate::runtime::Runtime::memory_set_access).

@@ -59,10 +59,10 @@ impl AccessDescription {
 }
 
 macro_rules! symbols {
-    ($($field:ident $name:literal ($($argument:ty),*) -> $answer:ty;)*) => {
+    ($($field:ident $name:literal ($($argument:ty),*) -> $result:ty;)*) => {
         /// The functions, by their names without `hip`.
         pub(super) struct Symbols {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $answer,)*
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         const NAMES: &[&CStr] = &[$($name),*];

@@ -26,20 +26,22 @@ const VARIABLE: &str = "GPUPOOL_HIP_VIRTUAL_MEMORY";
 
 /// Every mapping: its address and its bytes.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Mutex<BTreeMap<u64, u64>>);
+pub(super) struct Mappings {
+    bytes_by_address: Mutex<BTreeMap<u64, u64>>,
+}
 
 impl Mappings {
     fn add(&self, address: u64, bytes: u64) {
-        lock(&self.0).insert(address, bytes);
+        lock(&self.bytes_by_address).insert(address, bytes);
     }
 
     fn remove(&self, address: u64) {
-        lock(&self.0).remove(&address);
+        lock(&self.bytes_by_address).remove(&address);
     }
 
-    /// Those that begin in a range. A copy, so that no call is made under the lock.
+    /// The mappings that begin in a range. A copy, so that no call is made under the lock.
     fn within(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
-        let mappings = lock(&self.0);
+        let mappings = lock(&self.bytes_by_address);
         mappings.range(address..address.saturating_add(bytes)).map(|(&address, &bytes)| (address, bytes)).collect()
     }
 }
@@ -51,11 +53,11 @@ impl Hip {
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "0") {
             return Ok(false);
         }
-        let mut answer = 0;
-        // SAFETY: `answer` is a valid place for an int, and the ordinal is a device's.
-        let status = unsafe { (self.symbols.device_attribute)(&mut answer, SUPPORTED, ordinal) };
+        let mut is_supported = 0;
+        // SAFETY: `is_supported` is a valid place for an int, and the ordinal is a device's.
+        let status = unsafe { (self.symbols.device_attribute)(&mut is_supported, SUPPORTED, ordinal) };
         self.check("hipDeviceGetAttribute", status)?;
-        Ok(answer != 0 && self.rehearse(device).is_ok())
+        Ok(is_supported != 0 && self.rehearse(device).is_ok())
     }
 
     /// Maps two pieces of memory side by side and one of them a second time, as the allocator does when it moves pages.
@@ -78,10 +80,10 @@ impl Hip {
         for address in [base, base + LARGE_PAGE] {
             let piece = self.extent_create(device, LARGE_PAGE)?;
             pieces.push(piece);
-            // SAFETY: the addresses were just reserved, and the memory is as long as said.
+            // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
             unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
         }
-        // SAFETY: as above.
+        // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
         unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
         // SAFETY: the whole range was just mapped.
         unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device]) }
@@ -108,21 +110,21 @@ impl Hip {
 
     pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let properties = AllocationProperties::device(self.ordinal(device)?);
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
-        let status = unsafe { (self.symbols.extent_create)(&mut handle, bytes as usize, &properties, 0) };
+        let mut extent = ptr::null_mut();
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        let status = unsafe { (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0) };
         self.check("hipMemCreate", status)?;
-        Ok(Extent(handle.addr() as u64))
+        Ok(Extent(extent.addr() as u64))
     }
 
     /// As [`Runtime::memory_map`].
     ///
     /// # Safety
-    /// As there.
+    /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
     pub(super) unsafe fn map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
-        let (place, handle) = (as_pointer(address), as_pointer(extent.0));
+        let (place, extent) = (as_pointer(address), as_pointer(extent.0));
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, handle, 0) })?;
+        self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, extent, 0) })?;
         self.mappings.add(address, bytes);
         Ok(())
     }
@@ -130,7 +132,7 @@ impl Hip {
     /// As [`Runtime::memory_set_access`].
     ///
     /// # Safety
-    /// As there.
+    /// The range consists of mappings of this runtime.
     pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
         let describe = |&device: &Device| Ok(AccessDescription::read_write(self.ordinal(device)?));
         let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
@@ -147,7 +149,7 @@ impl Hip {
     /// As [`Runtime::memory_unmap`]. What was unmapped before a refusal is known to be, so it can be called again.
     ///
     /// # Safety
-    /// As there.
+    /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
     pub(super) unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.mappings.within(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.

@@ -55,7 +55,7 @@ pub(super) struct Host {
 
 /// The devices' memory.
 static MEMORY: OnceLock<Memory> = OnceLock::new();
-/// What [`driver_calls`] answers.
+/// What [`driver_calls`] returns.
 static DRIVER_CALLS: AtomicU64 = AtomicU64::new(0);
 static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
 
@@ -144,7 +144,7 @@ pub fn create_stream(device: Device) -> Result<RawStream> {
     Ok(timeline().create_stream(device))
 }
 
-/// Ends what [`create_stream`] made. Whoever touches it later is told that it is gone, where a driver would crash.
+/// Ends what [`create_stream`] made. A later call with it is refused, where a driver would crash.
 ///
 /// # Errors
 /// As [`submit`].
@@ -153,7 +153,7 @@ pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
     timeline().destroy_stream(Key::new(stream, device))
 }
 
-/// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
+/// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.
 ///
 /// # Errors
 /// `ErrorKind::RuntimeUnavailable` on another runtime; `ErrorKind::Library` if the stream is gone.
@@ -200,7 +200,7 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     timeline().begin_capture(Key::new(stream.raw(), stream.device()), mode)
 }
 
-/// Ends the recording (`cuStreamEndCapture`) and answers the graph.
+/// Ends the recording (`cuStreamEndCapture`) and returns the graph.
 ///
 /// # Errors
 /// As [`submit`], and with code 901 if a forbidden call spoiled the capture.

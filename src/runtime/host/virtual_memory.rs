@@ -279,7 +279,7 @@ impl Space {
             return Err(invalid(FUNCTION, "no device was given"));
         }
         self.check_mapped(FUNCTION, &range)?;
-        // SAFETY: the range consists of mappings made here; more access harms nobody.
+        // SAFETY: the range consists of mappings made here; more access does no harm.
         let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
         if status != 0 {
             return Err(system_error(FUNCTION, &io::Error::last_os_error()));
