@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # A small real cuDNN, without the libraries it computes with: it loads, tells its version and refuses to make a handle.
 CUDNN := nvidia-cudnn-jit-cu12==9.27.0.42
+# What the module has for tests, and the wheel that is published has not: faults on demand. These stand for those of
+# pyproject.toml, which maturin leaves out where some are given.
+TEST_FEATURES := python,fault-injection
 # What the installed module is built from.
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
@@ -32,7 +35,7 @@ help: ## list the targets
 	@touch $@
 
 .venv/built: .venv/ready $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet > /dev/null
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --features $(TEST_FEATURES) > /dev/null
 	@touch $@
 
 .PHONY: demo
@@ -57,6 +60,7 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
 	cargo clippy --quiet --all-targets --features python -- -D warnings
+	cargo clippy --quiet --lib --features python -- -D warnings
 	cargo clippy --quiet --lib --no-default-features --features cuda-12080 -- -D warnings
 	cargo clippy --quiet --lib --no-default-features --features cuda-13000 -- -D warnings
 	$(BIN)/ruff format --check .

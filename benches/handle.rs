@@ -90,7 +90,7 @@ fn many_threads(criterion: &mut Criterion) {
 /// Returns two pools whose handles are cheap to make.
 fn two_pools() -> [HandlePool; 2] {
     if HostHandles::pool().is_available() {
-        [HostHandles::pool(), HandlePool::new(&gpupool::library::host::HOST).expect("a pool")]
+        [HostHandles::pool(), HandlePool::new(gpupool::library::host::HostLibrary).expect("a pool")]
     } else {
         [Cusparse::pool(), Cublas::pool()]
     }

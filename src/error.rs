@@ -1,6 +1,6 @@
 //! One error type for the whole crate.
 //!
-//! Every variant answers the question of the person who reads it at night: what failed, in which library and function,
+//! Every variant tells the person who reads it at night: what failed, in which library and function,
 //! with which status, on which device, in which file, and what to do about it.
 
 use std::fmt;
@@ -45,7 +45,7 @@ pub enum ErrorKind {
     },
     /// A library or the driver refused a call.
     Library(LibraryError),
-    /// Device memory ran out, also after gpupool gave back what it held and nobody used.
+    /// Device memory ran out, also after gpupool gave back what it held and was not in use.
     OutOfMemory(OutOfMemory),
     /// All handles that a pool may have are in use, and stayed so for as long as the request could wait.
     PoolExhausted(PoolExhausted),
@@ -310,7 +310,7 @@ impl fmt::Display for OutOfMemory {
                  (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
             }
             Wanted::Memory { .. } => {
-                ". All that gpupool held and nobody used was given back before the last try; free memory elsewhere, such \
+                ". All that gpupool held and was not in use was given back before the last try; free memory elsewhere, such \
                  as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
             }
         })

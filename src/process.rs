@@ -24,7 +24,7 @@ static STATE: AtomicU8 = AtomicU8::new(0);
 pub(crate) struct ProcessState(u8);
 
 impl ProcessState {
-    /// Whether nothing is.
+    /// Whether nothing is out of the ordinary.
     #[inline]
     pub(crate) const fn is_plain(self) -> bool {
         self.0 == 0
@@ -36,7 +36,7 @@ impl ProcessState {
         self.0 & FORKED != 0
     }
 
-    /// Whether somebody records what is done; see [`crate::observe::recording`].
+    /// Whether there is a recording of what is done; see [`crate::observe::recording`].
     #[inline]
     pub(crate) const fn is_recorded(self) -> bool {
         self.0 & RECORDED != 0

@@ -103,7 +103,7 @@ impl Recording {
     pub fn start(&self) -> Result<()> {
         process::refuse_forked()?;
         if self.has_events && self.max_entries == 0 {
-            return Err(Error::invalid_value("max_entries must be at least 1: 0 events are no history"));
+            return Err(Error::invalid_value("max_entries must be at least 1: 0 events are no recording"));
         }
         let _changing = lock(&CHANGING);
         if self.clears {

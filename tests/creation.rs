@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
-use gpupool::library::host::{HOST, set_handle_bytes};
+use gpupool::library::host::{HostLibrary, set_handle_bytes};
 use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject, submit};
 use gpupool::{
@@ -17,7 +17,7 @@ use gpupool::{
 };
 
 fn pool() -> HandlePool {
-    HandlePool::new(&HOST).expect("a pool")
+    HandlePool::new(HostLibrary).expect("a pool")
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn memory_moves_between_two_addresses_on_the_driver() {
     let page = driver.page_bytes(DEVICE).unwrap();
     let (from, to) = (driver.address_reserve(page).unwrap(), driver.address_reserve(2 * page).unwrap());
     assert_eq!((from % page, to % page), (0, 0));
-    let physical = driver.physical_create(DEVICE, page).unwrap();
+    let extent = driver.extent_create(DEVICE, page).unwrap();
     let read = |address: u64| {
         let mut value = 0_u64;
         // SAFETY: `value` has eight bytes, and the address is mapped with access.
@@ -184,26 +184,26 @@ fn memory_moves_between_two_addresses_on_the_driver() {
     };
     // SAFETY: the addresses are reserved, the memory is alive, and nothing is used after its end.
     unsafe {
-        driver.memory_map(from, page, physical).unwrap();
+        driver.memory_map(from, page, extent).unwrap();
         driver.memory_set_access(from, page, &[DEVICE]).unwrap();
         assert_eq!(sys::cuMemsetD32_v2(from, 17, page as usize / 4), sys::CUresult::CUDA_SUCCESS);
         // Both addresses are the same bytes.
-        driver.memory_map(to + page, page, physical).unwrap();
+        driver.memory_map(to + page, page, extent).unwrap();
         driver.memory_set_access(to + page, page, &[DEVICE]).unwrap();
         assert_eq!(read(to + page), 17 << 32 | 17);
         driver.memory_unmap(from, page).unwrap();
         driver.address_free(from, page).unwrap();
-        driver.physical_release(physical).unwrap();
+        driver.extent_release(extent).unwrap();
         assert_eq!(read(to + page), 17 << 32 | 17);
         driver.memory_unmap(to + page, page).unwrap();
         driver.address_free(to, 2 * page).unwrap();
         // Allocations, with and without a stream.
         driver.memory_free(driver.memory_allocate(100).unwrap()).unwrap();
         let stream = Stream::new(DEVICE).unwrap();
-        let address = driver.memory_allocate_async(100, stream.raw()).unwrap();
-        driver.memory_free_async(address, stream.raw()).unwrap();
+        let address = driver.stream_ordered_memory().allocate_async(100, stream.raw()).unwrap();
+        driver.stream_ordered_memory().free_async(address, stream.raw()).unwrap();
         stream.synchronize().unwrap();
     }
-    assert!(driver.physical_create(DEVICE, total * 2 / page * page).is_err());
+    assert!(driver.extent_create(DEVICE, total * 2 / page * page).is_err());
     assert!(!driver.can_access_peer(DEVICE, DEVICE).unwrap());
 }

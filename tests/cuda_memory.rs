@@ -591,12 +591,12 @@ fn one_call_unmaps_adjacent_mappings() {
     let page = driver.page_bytes(DEVICE).unwrap();
     let base = driver.address_reserve(8 * page).unwrap();
     let handles: Vec<_> =
-        [1, 1, 4].map(|pages| (pages * page, driver.physical_create(DEVICE, pages * page).unwrap())).into();
+        [1, 1, 4].map(|pages| (pages * page, driver.extent_create(DEVICE, pages * page).unwrap())).into();
     for round in 0..2 {
         let mut address = base + page;
-        for &(bytes, physical) in &handles {
+        for &(bytes, extent) in &handles {
             // SAFETY: the addresses are reserved and free, and the handle has this many bytes.
-            unsafe { driver.memory_map(address, bytes, physical) }.unwrap();
+            unsafe { driver.memory_map(address, bytes, extent) }.unwrap();
             address += bytes;
         }
         // SAFETY: the whole range is mapped.
@@ -614,8 +614,8 @@ fn one_call_unmaps_adjacent_mappings() {
     }
     // SAFETY: nothing is mapped, and nothing is used again.
     unsafe {
-        for (_, physical) in handles {
-            driver.physical_release(physical).unwrap();
+        for (_, extent) in handles {
+            driver.extent_release(extent).unwrap();
         }
         driver.address_free(base, 8 * page).unwrap();
     }

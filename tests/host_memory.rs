@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::library::Library;
-use gpupool::library::host::HOST;
+use gpupool::library::host::HostLibrary;
 use gpupool::runtime::host::{
     Call, Fault, accessible, begin_capture, clear_faults, complete_all, driver_calls, end_capture, inject, submit,
 };
-use gpupool::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
+use gpupool::runtime::{self, BoundDevice, Extent, RelaxedCapture, Runtime};
 use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, Result, StatusKind, Stream};
 
 const PAGE: u64 = 2 << 20;
@@ -28,9 +28,9 @@ fn used(ordinal: u32) -> u64 {
 
 // The calls without `unsafe`, which the simulated platform does not need: it refuses what does not fit.
 
-fn map(address: u64, bytes: u64, physical: Physical) -> Result<()> {
+fn map(address: u64, bytes: u64, extent: Extent) -> Result<()> {
     // SAFETY: the simulated platform checks that the addresses are free and the memory is alive.
-    unsafe { driver().memory_map(address, bytes, physical) }
+    unsafe { driver().memory_map(address, bytes, extent) }
 }
 
 fn set_access(address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -43,9 +43,9 @@ fn unmap(address: u64, bytes: u64) -> Result<()> {
     unsafe { driver().memory_unmap(address, bytes) }
 }
 
-fn release(physical: Physical) -> Result<()> {
+fn release(extent: Extent) -> Result<()> {
     // SAFETY: the simulated platform checks that the handle is alive.
-    unsafe { driver().physical_release(physical) }
+    unsafe { driver().extent_release(extent) }
 }
 
 fn give_up(address: u64, bytes: u64) -> Result<()> {
@@ -87,20 +87,20 @@ fn bytes_survive_a_move_between_two_addresses() {
     let driver = driver();
     let (from, to) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(4 * PAGE).unwrap());
     assert_eq!((from % PAGE, to % PAGE), (0, 0));
-    let physical = driver.physical_create(device(0), 2 * PAGE).unwrap();
-    map(from, 2 * PAGE, physical).unwrap();
+    let extent = driver.extent_create(device(0), 2 * PAGE).unwrap();
+    map(from, 2 * PAGE, extent).unwrap();
     set_access(from, 2 * PAGE, &[device(0)]).unwrap();
     write(from, 17);
     write(from + 2 * PAGE - 8, 18);
     // Both addresses are the same bytes.
-    map(to + PAGE, 2 * PAGE, physical).unwrap();
+    map(to + PAGE, 2 * PAGE, extent).unwrap();
     set_access(to + PAGE, 2 * PAGE, &[device(0)]).unwrap();
     assert_eq!((read(to + PAGE), read(to + 3 * PAGE - 8)), (17, 18));
     write(to + PAGE + 8, 19);
     assert_eq!(read(from + 8), 19);
     // The memory outlives the first address and the handle.
     unmap(from, 2 * PAGE).unwrap();
-    release(physical).unwrap();
+    release(extent).unwrap();
     give_up(from, 2 * PAGE).unwrap();
     assert_eq!((read(to + PAGE), read(to + PAGE + 8)), (17, 19));
     assert_eq!(used(0), 2 * PAGE);
@@ -115,14 +115,14 @@ fn memory_that_was_freed_comes_back_empty() {
     let driver = driver();
     let address = driver.address_reserve(PAGE).unwrap();
     for round in 0..3 {
-        let physical = driver.physical_create(device(1), PAGE).unwrap();
-        map(address, PAGE, physical).unwrap();
+        let extent = driver.extent_create(device(1), PAGE).unwrap();
+        map(address, PAGE, extent).unwrap();
         set_access(address, PAGE, &[device(1)]).unwrap();
         assert_eq!(read(address), 0);
         write(address, round + 1);
         unmap(address, PAGE).unwrap();
         assert_eq!(used(1), PAGE);
-        release(physical).unwrap();
+        release(extent).unwrap();
         assert_eq!(used(1), 0);
     }
     give_up(address, PAGE).unwrap();
@@ -134,9 +134,9 @@ fn devices_have_bytes_of_their_own() {
     let driver = driver();
     let address = driver.address_reserve(2 * PAGE).unwrap();
     for ordinal in 0..2 {
-        let physical = driver.physical_create(device(ordinal), PAGE).unwrap();
-        map(address + u64::from(ordinal) * PAGE, PAGE, physical).unwrap();
-        release(physical).unwrap();
+        let extent = driver.extent_create(device(ordinal), PAGE).unwrap();
+        map(address + u64::from(ordinal) * PAGE, PAGE, extent).unwrap();
+        release(extent).unwrap();
     }
     // One call for both mappings.
     set_access(address, 2 * PAGE, &[device(0)]).unwrap();
@@ -153,23 +153,23 @@ fn devices_have_bytes_of_their_own() {
 fn the_capacity_is_exact_and_never_scattered() {
     let _host = host();
     let driver = driver();
-    let small: Vec<_> = (0..MEMORY / PAGE).map(|_| driver.physical_create(device(0), PAGE).unwrap()).collect();
-    assert_out_of_memory(driver.physical_create(device(0), PAGE));
+    let small: Vec<_> = (0..MEMORY / PAGE).map(|_| driver.extent_create(device(0), PAGE).unwrap()).collect();
+    assert_out_of_memory(driver.extent_create(device(0), PAGE));
     assert_out_of_memory(driver.memory_allocate(1));
     // The handles of a library take from the same memory.
-    assert_out_of_memory(HOST.create(device(0)));
+    assert_out_of_memory(HostLibrary.create(device(0)));
     let info = driver.memory_info().unwrap();
     assert_eq!((info.free, info.total), (0, MEMORY));
     assert_eq!(driver.total_memory(device(0)).unwrap(), MEMORY);
     // Every second one goes, which leaves half the memory to one of any size.
     let (gone, kept): (Vec<_>, Vec<_>) = small.iter().enumerate().partition(|(index, _)| index % 2 == 0);
-    gone.into_iter().for_each(|(_, &physical)| release(physical).unwrap());
-    let large = driver.physical_create(device(0), MEMORY / 2).unwrap();
-    assert_out_of_memory(driver.physical_create(device(0), PAGE));
-    kept.into_iter().for_each(|(_, &physical)| release(physical).unwrap());
+    gone.into_iter().for_each(|(_, &extent)| release(extent).unwrap());
+    let large = driver.extent_create(device(0), MEMORY / 2).unwrap();
+    assert_out_of_memory(driver.extent_create(device(0), PAGE));
+    kept.into_iter().for_each(|(_, &extent)| release(extent).unwrap());
     release(large).unwrap();
-    release(driver.physical_create(device(0), MEMORY).unwrap()).unwrap();
-    assert_out_of_memory(driver.physical_create(device(0), MEMORY + PAGE));
+    release(driver.extent_create(device(0), MEMORY).unwrap()).unwrap();
+    assert_out_of_memory(driver.extent_create(device(0), MEMORY + PAGE));
     assert_eq!(used(0), 0);
 }
 
@@ -180,18 +180,17 @@ fn sizes_and_addresses_are_whole_pages() {
     assert_eq!(driver.page_bytes(device(0)).unwrap(), PAGE);
     for bytes in [0, 1, PAGE - 1, PAGE + 4096] {
         assert_code(driver.address_reserve(bytes), 1);
-        assert_code(driver.physical_create(device(0), bytes), 1);
+        assert_code(driver.extent_create(device(0), bytes), 1);
     }
     assert_out_of_memory(driver.address_reserve(u64::MAX - PAGE + 1));
-    let (address, physical) =
-        (driver.address_reserve(2 * PAGE).unwrap(), driver.physical_create(device(0), PAGE).unwrap());
-    assert_code(map(address + 4096, PAGE, physical), 1);
-    assert_code(map(address, PAGE / 2, physical), 1);
-    map(address, PAGE, physical).unwrap();
+    let (address, extent) = (driver.address_reserve(2 * PAGE).unwrap(), driver.extent_create(device(0), PAGE).unwrap());
+    assert_code(map(address + 4096, PAGE, extent), 1);
+    assert_code(map(address, PAGE / 2, extent), 1);
+    map(address, PAGE, extent).unwrap();
     assert_code(set_access(address, PAGE / 2, &[device(0)]), 1);
     assert_code(unmap(address, PAGE / 2), 1);
     unmap(address, PAGE).unwrap();
-    release(physical).unwrap();
+    release(extent).unwrap();
     give_up(address, 2 * PAGE).unwrap();
 }
 
@@ -200,7 +199,7 @@ fn mapping_refuses_what_is_not_free_reserved_and_alive() {
     let _host = host();
     let driver = driver();
     let address = driver.address_reserve(4 * PAGE).unwrap();
-    let [one, two] = [PAGE, 2 * PAGE].map(|bytes| driver.physical_create(device(0), bytes).unwrap());
+    let [one, two] = [PAGE, 2 * PAGE].map(|bytes| driver.extent_create(device(0), bytes).unwrap());
     // Outside of a reservation, or only partly in it.
     assert_code(map(PAGE, PAGE, one), 1);
     assert_code(map(address + 4 * PAGE, PAGE, one), 1);
@@ -231,7 +230,7 @@ fn unmapping_and_access_take_whole_mappings_only() {
     let _host = host();
     let driver = driver();
     let address = driver.address_reserve(6 * PAGE).unwrap();
-    let [two, one] = [2 * PAGE, PAGE].map(|bytes| driver.physical_create(device(0), bytes).unwrap());
+    let [two, one] = [2 * PAGE, PAGE].map(|bytes| driver.extent_create(device(0), bytes).unwrap());
     // Pages: two, two, one, hole, one, hole. The same memory may be there twice.
     map(address, 2 * PAGE, two).unwrap();
     map(address + 2 * PAGE, PAGE, one).unwrap();
@@ -264,10 +263,10 @@ fn access_is_given_to_devices_one_by_one() {
     assert!(driver.supports_virtual_memory(device(0)).unwrap());
     assert!(driver.can_access_peer(device(0), device(1)).unwrap());
     assert!(!driver.can_access_peer(device(1), device(1)).unwrap());
-    let (address, physical) = (driver.address_reserve(PAGE).unwrap(), driver.physical_create(device(0), PAGE).unwrap());
+    let (address, extent) = (driver.address_reserve(PAGE).unwrap(), driver.extent_create(device(0), PAGE).unwrap());
     let who = || [0, 1].map(|ordinal| accessible(address + PAGE - 1, device(ordinal)));
     assert_eq!(who(), [false, false]);
-    map(address, PAGE, physical).unwrap();
+    map(address, PAGE, extent).unwrap();
     assert_eq!(who(), [false, false]);
     set_access(address, PAGE, &[device(1)]).unwrap();
     assert_eq!(who(), [false, true]);
@@ -277,10 +276,10 @@ fn access_is_given_to_devices_one_by_one() {
     unmap(address, PAGE).unwrap();
     assert_eq!(who(), [false, false]);
     // A new mapping starts without.
-    map(address, PAGE, physical).unwrap();
+    map(address, PAGE, extent).unwrap();
     assert_eq!(who(), [false, false]);
     unmap(address, PAGE).unwrap();
-    release(physical).unwrap();
+    release(extent).unwrap();
     give_up(address, PAGE).unwrap();
     let allocated = driver.memory_allocate(100).unwrap();
     assert!(accessible(allocated + 99, device(0)) && !accessible(allocated, device(1)));
@@ -320,10 +319,10 @@ fn the_ordered_calls_take_the_streams_device_and_do_not_wait() {
     submit(&stream).unwrap();
     // SAFETY: the stream is alive, and the memory is freed once.
     unsafe {
-        let address = driver().memory_allocate_async(64, stream.raw()).unwrap();
+        let address = driver().stream_ordered_memory().allocate_async(64, stream.raw()).unwrap();
         assert_eq!((used(0), used(1)), (0, PAGE));
-        driver().memory_free_async(address, stream.raw()).unwrap();
-        assert_code(driver().memory_free_async(address, stream.raw()), 1);
+        driver().stream_ordered_memory().free_async(address, stream.raw()).unwrap();
+        assert_code(driver().stream_ordered_memory().free_async(address, stream.raw()), 1);
     }
     assert_eq!(used(1), 0);
     assert!(!stream.query().unwrap());
@@ -332,8 +331,8 @@ fn the_ordered_calls_take_the_streams_device_and_do_not_wait() {
 /// Memory for calls that are to be tried: all of it is where the call can be made.
 struct Prepared {
     address: u64,
-    mapped: Physical,
-    loose: Physical,
+    mapped: Extent,
+    loose: Extent,
     allocated: u64,
     stream: Stream,
     event: Event,
@@ -343,17 +342,19 @@ type Attempt = fn(&Prepared) -> Result<()>;
 
 /// Every call that a capture forbids.
 const ATTEMPTS: &[(&str, Attempt)] = &[
-    ("physical_create", |_| driver().physical_create(device(0), PAGE).and_then(release)),
+    ("extent_create", |_| driver().extent_create(device(0), PAGE).and_then(release)),
     ("memory_map", |p| map(p.address + PAGE, PAGE, p.loose)),
     ("memory_set_access", |p| set_access(p.address, PAGE, &[device(0)])),
     ("memory_unmap", |p| unmap(p.address, PAGE)),
-    ("physical_release", |p| release(p.mapped)),
+    ("extent_release", |p| release(p.mapped)),
     ("memory_allocate", |_| driver().memory_allocate(1).and_then(free)),
     ("memory_free", |p| free(p.allocated)),
     // SAFETY: the stream is alive.
-    ("memory_allocate_async", |p| unsafe { driver().memory_allocate_async(1, p.stream.raw()) }.and_then(free)),
+    ("memory_allocate_async", |p| {
+        unsafe { driver().stream_ordered_memory().allocate_async(1, p.stream.raw()) }.and_then(free)
+    }),
     // SAFETY: the stream is alive, and the simulated platform checks the memory.
-    ("memory_free_async", |p| unsafe { driver().memory_free_async(p.allocated, p.stream.raw()) }),
+    ("memory_free_async", |p| unsafe { driver().stream_ordered_memory().free_async(p.allocated, p.stream.raw()) }),
     ("stream_query", |p| p.stream.query().map(drop)),
     ("stream_synchronize", |p| p.stream.synchronize()),
     ("event_query", |p| p.event.query().map(drop)),
@@ -363,7 +364,7 @@ const ATTEMPTS: &[(&str, Attempt)] = &[
 fn prepare() -> Prepared {
     let driver = driver();
     let address = driver.address_reserve(2 * PAGE).unwrap();
-    let [mapped, loose] = [0, 1].map(|_| driver.physical_create(device(0), PAGE).unwrap());
+    let [mapped, loose] = [0, 1].map(|_| driver.extent_create(device(0), PAGE).unwrap());
     map(address, PAGE, mapped).unwrap();
     let allocated = driver.memory_allocate(PAGE).unwrap();
     Prepared { address, mapped, loose, allocated, stream: stream(0), event: Event::new(device(0)).unwrap() }
@@ -449,8 +450,8 @@ fn every_memory_call_can_fail_and_then_does_nothing() {
     let attempts: [(Call, Attempt); 10] = [
         (Call::AddressReserve, |_| driver().address_reserve(PAGE).map(drop)),
         (Call::AddressFree, |p| give_up(p.address, 2 * PAGE)),
-        (Call::PhysicalCreate, |_| driver().physical_create(device(0), PAGE).map(drop)),
-        (Call::PhysicalRelease, |p| release(p.loose)),
+        (Call::ExtentCreate, |_| driver().extent_create(device(0), PAGE).map(drop)),
+        (Call::ExtentRelease, |p| release(p.loose)),
         (Call::MemoryMap, |p| map(p.address + PAGE, PAGE, p.loose)),
         (Call::MemorySetAccess, |p| set_access(p.address, PAGE, &[device(0)])),
         (Call::MemoryUnmap, |p| unmap(p.address, PAGE)),
@@ -488,11 +489,11 @@ fn memory_calls_are_counted() {
     driver.page_bytes(device(0)).unwrap();
     driver.memory_info().unwrap();
     assert_eq!(driver_calls(), before);
-    let physical = driver.physical_create(device(0), PAGE).unwrap();
-    map(address, PAGE, physical).unwrap();
+    let extent = driver.extent_create(device(0), PAGE).unwrap();
+    map(address, PAGE, extent).unwrap();
     set_access(address, PAGE, &[device(0)]).unwrap();
     unmap(address, PAGE).unwrap();
-    release(physical).unwrap();
+    release(extent).unwrap();
     free(driver.memory_allocate(1).unwrap()).unwrap();
     // A refused one counts too.
     assert_code(free(1), 1);
@@ -510,11 +511,11 @@ fn threads_map_and_unmap_at_once() {
                 let address = driver().address_reserve(8 * PAGE).unwrap();
                 for turn in 0..200 {
                     let at = address + turn % 8 * PAGE;
-                    let physical = driver().physical_create(device(0), PAGE).unwrap();
-                    map(at, PAGE, physical).unwrap();
+                    let extent = driver().extent_create(device(0), PAGE).unwrap();
+                    map(at, PAGE, extent).unwrap();
                     set_access(at, PAGE, &[device(0)]).unwrap();
                     write(at, number << 32 | turn);
-                    release(physical).unwrap();
+                    release(extent).unwrap();
                     assert_eq!(read(at), number << 32 | turn);
                     unmap(at, PAGE).unwrap();
                 }

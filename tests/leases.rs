@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{assert_none_lost, device, host, on_thread, stream};
-use gpupool::library::host::{HOST, resets_of, set_keeps_scratch, stream_of};
+use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
 };
@@ -19,7 +19,7 @@ use gpupool::{
 const LONG: Duration = Duration::from_secs(600);
 
 fn pool() -> HandlePool {
-    HandlePool::new(&HOST).expect("a pool")
+    HandlePool::new(HostLibrary).expect("a pool")
 }
 
 fn address(lease: &Lease) -> usize {

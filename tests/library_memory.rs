@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
 use common::{device, host, stream};
-use gpupool::library::host::HOST;
+use gpupool::library::host::HostLibrary;
 use gpupool::library::{DeviceMemHandler, Library, RawHandle};
 use gpupool::{Device, ErrorKind, HandlePool, MemPool, Result, Stream};
 
@@ -91,7 +91,7 @@ fn its_handles_take_it_and_give_it_back() {
 fn a_library_that_cannot_be_told_says_so() {
     let _host = host();
     let mem_pool = MemPool::builder().device(device(0)).build().unwrap();
-    let pool = HandlePool::new(&HOST).unwrap();
+    let pool = HandlePool::new(HostLibrary).unwrap();
     let error = pool.set_mem_pool(device(0), Some(&mem_pool.token())).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
     pool.set_mem_pool(device(0), None).unwrap();

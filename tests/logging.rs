@@ -64,7 +64,7 @@ fn tells(told: &[(Level, String, String)], level: Level, target: &str, part: &st
 #[test]
 fn a_logger_may_use_gpupool_at_every_record() {
     let _host = host();
-    let pool = HandlePool::new(&gpupool::library::host::HOST).unwrap();
+    let pool = HandlePool::new(gpupool::library::host::HostLibrary).unwrap();
     pool.set_limit(Some(1)).unwrap();
     let told = told(LevelFilter::Trace, || {
         let lease = pool.lease(&stream(0)).unwrap();
@@ -92,7 +92,7 @@ fn a_logger_may_use_gpupool_at_every_record() {
         (
             Level::Info,
             "gpupool::handle",
-            "giving back what nobody uses for a handle, as there was no memory for it: host: ",
+            "giving back what is not in use for a handle, as there was no memory for it: host: ",
         ),
         (Level::Debug, "gpupool::memory", ": grew by 40.0 MiB of new and 0.0 MiB of moved pages in "),
         (Level::Info, "gpupool::memory", ": no memory for 62914560 bytes, "),

@@ -42,8 +42,8 @@ const CALLS: [Call; 17] = [
     Call::EventRecord,
     Call::EventQuery,
     Call::EventSynchronize,
-    Call::PhysicalCreate,
-    Call::PhysicalRelease,
+    Call::ExtentCreate,
+    Call::ExtentRelease,
     Call::MemoryMap,
     Call::MemorySetAccess,
     Call::MemoryUnmap,
@@ -439,7 +439,7 @@ fn any_one_call_may_fail() {
 #[test]
 fn any_one_call_may_find_no_memory() {
     let _host = host();
-    let calls = [Call::EventRecord, Call::PhysicalCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap];
+    let calls = [Call::EventRecord, Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap];
     calls.into_iter().for_each(|call| fail_each(call, StatusKind::OutOfMemory, 1, 1));
 }
 
@@ -450,7 +450,7 @@ fn any_call_may_fail_from_some_time_on() {
         // Not each time of those that come most, which takes long; none is left out above.
         let often = matches!(call, Call::Bind | Call::ExchangeCaptureMode | Call::StreamCaptureStatus);
         fail_each(call, StatusKind::Other, u32::MAX, if often { 17 } else { 1 });
-        if matches!(call, Call::PhysicalCreate | Call::MemoryMap | Call::MemorySetAccess) {
+        if matches!(call, Call::ExtentCreate | Call::MemoryMap | Call::MemorySetAccess) {
             fail_each(call, StatusKind::OutOfMemory, u32::MAX, 1);
         }
     }
@@ -465,7 +465,7 @@ fn a_device_whose_first_use_failed_works_the_next_time() {
         Call::ExchangeCaptureMode,
         Call::PageBytes,
         Call::AddressReserve,
-        Call::PhysicalCreate,
+        Call::ExtentCreate,
         Call::EventCreate,
     ];
     for call in calls {
@@ -528,7 +528,7 @@ fn a_refusal_on_one_device_leaves_the_others_caches_to_be_emptied() {
     let elsewhere = device(1);
     drop(empty(5 * MIB, &Stream::new(DEVICE).unwrap()).unwrap());
     drop(empty(5 * MIB, &Stream::new(elsewhere).unwrap()).unwrap());
-    inject(Fault { call: Call::PhysicalRelease, kind: StatusKind::Other, after: 0, times: 1 });
+    inject(Fault { call: Call::ExtentRelease, kind: StatusKind::Other, after: 0, times: 1 });
     empty_cache().unwrap_err();
     assert_eq!(clear_faults(), 0);
     assert_eq!(memory_stats(elsewhere).unwrap().total.reserved_bytes, 0);

@@ -376,7 +376,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     let name = |pool: &MemPool| format!("memory pool {}", pool.id());
     let wanted = [("default memory pool", 2, 400 * MIB), ("host", 1, MIB), (&name(&pool), 1, 200 * MIB)];
     assert_eq!(users, wanted.map(|(name, count, bytes)| MemoryUse { pool: name.to_owned(), count, bytes }));
-    assert_eq!(out.refused.function, "physical_create");
+    assert_eq!(out.refused.function, "extent_create");
     for word in [
         "device 0",
         "700.0 MiB (734003200 bytes)",

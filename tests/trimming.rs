@@ -3,12 +3,12 @@
 mod common;
 
 use common::{MEMORY, assert_none_lost, device, host, on_thread, stream};
-use gpupool::library::host::{HOST, set_handle_bytes};
+use gpupool::library::host::{HostLibrary, set_handle_bytes};
 use gpupool::runtime::host::{Call, Fault, begin_capture, end_capture, inject};
 use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, Pooled, StatusKind};
 
 fn pool() -> HandlePool {
-    HandlePool::new(&HOST).expect("a pool")
+    HandlePool::new(HostLibrary).expect("a pool")
 }
 
 #[test]

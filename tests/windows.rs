@@ -7,11 +7,11 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::{assert_none_lost, device, host, on_thread, stream};
-use gpupool::library::host::{HOST, stream_of};
+use gpupool::library::host::{HostLibrary, stream_of};
 use gpupool::{ErrorKind, HandlePool, HostHandles, Pooled, RawStream, Stream, handle};
 
 fn pool() -> HandlePool {
-    HandlePool::new(&HOST).expect("a pool")
+    HandlePool::new(HostLibrary).expect("a pool")
 }
 
 fn address(pool: HandlePool, stream: &Stream) -> usize {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{device, host, on_thread, stream};
-use gpupool::library::host::{HOST, set_workspace_bytes, set_workspace_of, workspace_of};
+use gpupool::library::host::{HostLibrary, set_workspace_bytes, set_workspace_of, workspace_of};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, driver_calls, end_capture, inject};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, StatusKind, Stream};
 
@@ -15,7 +15,7 @@ struct Pool(HandlePool);
 impl Pool {
     fn new() -> Self {
         set_workspace_bytes(BYTES);
-        Self(HandlePool::new(&HOST).expect("a pool"))
+        Self(HandlePool::new(HostLibrary).expect("a pool"))
     }
 
     /// The workspace of this thread's handle once it is asked for with the stream; 0 for the library's own.

@@ -91,7 +91,13 @@ class Forked(Error):
     """The process is the child of a fork that came after the GPU was first used."""
 
 class InvalidValue(ValueError, Error):
-    """An argument has a value that cannot be right."""
+    """A mistake of the caller's: an argument that cannot be right, or a call at the wrong time."""
+
+class Unavailable(Error):
+    """The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left."""
+
+class InternalError(Error):
+    """A fault of gpupool's own. Please report it."""
 
 @type_check_only
 class _CudaStream(Protocol):
@@ -1054,6 +1060,9 @@ def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
     """Return what holds a device's memory, for :func:`gpupool.memory_summary`."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
+def simulate_costly_handles(create_seconds: float, nbytes: int) -> None: ...
+
+# Only in builds with the feature fault-injection, for gpupool's own tests.
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...
 def host_clear_faults() -> None: ...
 def host_set_create_cost(seconds: float) -> None: ...

@@ -1,8 +1,9 @@
 //! The pools of the libraries that gpupool knows, by type.
 
+use super::handle_pool::HandlePool;
 use super::lease::Lease;
-use super::pool::{Handle, HandlePool};
-use super::shared::Shared;
+use super::pool::{BUILT_IN, Pool};
+use super::window::Handle;
 use crate::error::Result;
 use crate::library::{self, Library};
 use crate::runtime::Stream;
@@ -38,7 +39,7 @@ pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
 ///
 /// let stream = Stream::new(gpupool::device(0)?)?;
 /// let lease = gpupool::lease::<Cusolver>(&stream)?;
-/// // `lease.as_ptr()` is a cusolverDnHandle_t, nobody else's until `lease` is dropped.
+/// // `lease.as_ptr()` is a cusolverDnHandle_t, this scope's alone until `lease` is dropped.
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 ///
@@ -56,7 +57,7 @@ macro_rules! built_in {
             #[derive(Debug, Clone, Copy)]
             pub struct $name;
 
-            static $pool: Shared = Shared::new($id, $library as &dyn Library);
+            static $pool: Pool = Pool::new($id, $library as &dyn Library);
 
             impl Pooled for $name {
                 #[inline]
@@ -66,9 +67,7 @@ macro_rules! built_in {
             }
         )*
 
-        /// Every pool of gpupool's own; each one's id is its place here.
-        pub(super) static ALL: &[&Shared] = &[$(&$pool),*];
-        pub(super) const COUNT: usize = [$($id),*].len();
+        const _: () = assert!([$($id),*].len() == BUILT_IN, "each id is a pool's place in the array of a window");
     };
 }
 
@@ -80,5 +79,5 @@ built_in! {
     4 CublasLt CUBLASLT &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
     5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
     6 Miopen MIOPEN &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
-    7 HostHandles HOST &library::host::HOST, "The pool of the simulated library.";
+    7 HostHandles HOST &library::host::HostLibrary, "The pool of the simulated library.";
 }

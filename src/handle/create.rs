@@ -74,7 +74,7 @@ impl Prepared {
         Ok(Created { handle, time, bytes: taken.filter(|_| is_alone) })
     }
 
-    /// Destroys handles, all of them, and answers the first refusal.
+    /// Destroys all of the handles, and returns the first refusal.
     pub(super) fn destroy(&self, library: &dyn Library, handles: Vec<RawHandle>) -> Result<()> {
         let mut result = Ok(());
         for handle in handles {

@@ -1,16 +1,17 @@
 //! A lease: a handle for a scope rather than for a thread's life.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::record::Record;
-use super::shared::Shared;
-use super::trace::{self, HandleAction};
+use super::device_pool::{Holder, PooledHandle};
+use super::events::{self, HandleAction};
+use super::pool::Pool;
+use super::request::Claim;
+use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
+use crate::runtime::Stream;
 
 /// A handle that its holder alone uses until the lease is dropped, with its stream set.
 ///
@@ -18,21 +19,39 @@ use crate::process;
 /// as many handles as work at once. Use it from one thread at a time, as the libraries ask.
 #[must_use = "the handle goes back to the pool when this is dropped"]
 pub struct Lease {
-    pool: &'static Shared,
+    pool: &'static Pool,
     device: Device,
     /// None only while it is dropped.
-    record: Option<Arc<Record>>,
+    pooled: Option<Arc<PooledHandle>>,
 }
 
 impl Lease {
-    pub(super) const fn new(pool: &'static Shared, device: Device, record: Arc<Record>) -> Self {
-        Self { pool, device, record: Some(record) }
+    /// A lease of the handle that this thread gave back last, if that last ran on this stream and no request waits for one.
+    #[inline]
+    pub(super) fn of_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Self>> {
+        let state = process::state();
+        if state.is_forked() || pool.is_closed() {
+            return None;
+        }
+        let device = stream.device();
+        let on_device = pool.devices().get(device.ordinal())?;
+        let pooled = on_device.take_own(stream.raw())?;
+        let ready = pool.make_ready(on_device, pooled, stream);
+        Some(ready.map(|pooled| {
+            pooled.hold(Holder::lease());
+            pooled.count_hit();
+            on_device.begin_use(&pooled);
+            if state.is_recorded() {
+                events::note(pool.library, device, HandleAction::Take, &pooled.handle);
+            }
+            Self { pool, device, pooled: Some(pooled) }
+        }))
     }
 
     /// The handle as the library's C API takes it.
     #[inline]
     pub fn as_ptr(&self) -> *mut c_void {
-        self.record.as_ref().map_or(std::ptr::null_mut(), |record| record.handle.as_ptr())
+        self.pooled.as_ref().map_or(std::ptr::null_mut(), |pooled| pooled.handle.as_ptr())
     }
 
     /// The device.
@@ -40,12 +59,20 @@ impl Lease {
         self.device
     }
 
-    /// Ends the lease of a handle that was changed in a way that the pool cannot set back: nobody gets it again, and
+    /// Ends the lease of a handle that was changed in a way that the pool cannot set back: no request gets it again, and
     /// [`HandlePool::trim`](super::HandlePool::trim) destroys it.
     pub fn discard(mut self) {
-        if let Some(record) = self.record.take() {
-            self.pool.retire(self.device, record);
+        if let Some(pooled) = self.pooled.take() {
+            self.pool.retire(self.device, pooled);
         }
+    }
+}
+
+impl Claim for Lease {
+    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self> {
+        pooled.hold(Holder::lease());
+        events::note(pool.library, device, HandleAction::Take, &pooled.handle);
+        Ok(Self { pool, device, pooled: Some(pooled) })
     }
 }
 
@@ -59,32 +86,13 @@ impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
         let state = process::state();
-        if let Some(record) = self.record.take()
+        if let Some(pooled) = self.pooled.take()
             && !state.is_forked()
         {
             if state.is_recorded() {
-                trace::note(self.pool, self.device, HandleAction::GiveBack, &record);
+                events::note(self.pool.library, self.device, HandleAction::GiveBack, &pooled.handle);
             }
-            self.pool.end_lease(self.device, record);
+            self.pool.end_lease(self.device, pooled);
         }
-    }
-}
-
-static THREADS: AtomicUsize = AtomicUsize::new(1);
-
-thread_local! {
-    static NEAR: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The slot of the exchange that this thread looks into first.
-#[inline]
-pub(super) fn near() -> usize {
-    match NEAR.get() {
-        0 => {
-            let near = THREADS.fetch_add(1, Ordering::Relaxed);
-            NEAR.set(near);
-            near
-        }
-        known => known,
     }
 }

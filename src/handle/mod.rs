@@ -6,21 +6,24 @@
 mod built_in;
 mod create;
 mod device_pool;
-mod exchange;
+mod events;
 mod hand_over;
-mod holder;
+mod handle_pool;
 mod lease;
 mod pool;
-mod record;
-mod shared;
+mod pools;
+mod request;
 mod stats;
-mod trace;
 mod window;
 
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
+pub use events::{HandleAction, HandleEvent};
+pub(crate) use events::{clear as clear_events, events};
+pub use handle_pool::HandlePool;
 pub use lease::Lease;
-pub use pool::{Handle, HandlePool, handle_stats};
-pub(crate) use pool::{devices_in_use, reset_peak_stats};
+pub use pools::handle_stats;
+pub(crate) use pools::{devices_in_use, reset_peak_stats};
+#[cfg(feature = "python")]
+pub(crate) use request::Attempt;
 pub use stats::HandleStats;
-pub use trace::{HandleAction, HandleEvent};
-pub(crate) use trace::{clear as clear_events, events};
+pub use window::Handle;

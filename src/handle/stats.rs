@@ -14,7 +14,7 @@ pub struct HandleStats {
     pub destroyed: u64,
     /// Handles that were discarded and wait to be destroyed by trimming.
     pub retired: u64,
-    /// Handles that nobody holds.
+    /// Handles that no thread or lease holds.
     pub idle: u64,
     /// Handles that threads hold in their windows.
     pub held: u64,

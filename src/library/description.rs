@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 
-use super::component::Component;
+use super::find::Component;
 use super::workspace::Workspaces;
 use crate::ids::Device;
 
@@ -20,7 +20,7 @@ pub(super) struct Description {
     pub(super) get_stream: Option<&'static CStr>,
     /// What an owner may have changed, and what a new handle has.
     pub(super) resets: &'static [Reset],
-    /// `status f(handle, const DeviceMemHandler *)`, where handles can be told where to take device memory from. Null is the
+    /// `status f(handle, const DeviceMemHandler *)`, where a handle can take device memory from elsewhere. Null is the
     /// library's own, and has to be set between one and the next.
     pub(super) set_memory: Option<&'static CStr>,
     /// Given where handles take a workspace of ours.
@@ -42,7 +42,16 @@ pub(super) struct Description {
 /// A call that sets something of a handle back, `status f(handle, int)`, with this value. Versions of a library that lack it
 /// have nothing to set back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reset(pub(super) &'static CStr, pub(super) c_int);
+pub(super) struct Reset {
+    pub(super) function: &'static CStr,
+    pub(super) value: c_int,
+}
+
+impl Reset {
+    pub(super) const fn new(function: &'static CStr, value: c_int) -> Self {
+        Self { function, value }
+    }
+}
 
 /// How handles get a workspace.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What NVIDIA's libraries are told to take device memory by.
+//! What NVIDIA's libraries take device memory by, where a handle was given one.
 
 use std::ffi::{c_char, c_int, c_void};
 

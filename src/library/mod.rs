@@ -3,24 +3,14 @@
 //! The vendors' libraries share one C shape, so each file is a table of names that one implementation works from. A
 //! library that gpupool does not know is served by implementing [`Library`].
 
-mod component;
-mod cublas;
-mod cublaslt;
-mod cudnn;
-mod cudss;
-mod cusolver;
-mod cusparse;
 mod description;
 mod device_mem_handler;
+mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
-pub mod host;
-mod loader;
-mod miopen;
 mod named;
-mod origin;
-mod places;
 mod vendor;
+mod vendors;
 mod workspace;
 
 use std::ffi::c_void;
@@ -31,17 +21,11 @@ use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::{Kind, Stream};
 
-pub use cublas::CUBLAS;
-pub use cublaslt::CUBLASLT;
-pub use cudnn::CUDNN;
-pub use cudss::CUDSS;
-pub use cusolver::CUSOLVER;
-pub use cusparse::CUSPARSE;
 pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
-pub use miopen::MIOPEN;
+pub use find::Origin;
 pub(crate) use named::Named;
-pub use origin::Origin;
 pub use vendor::Vendor;
+pub use vendors::{CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, MIOPEN, host};
 use workspace::HandleWorkspaces;
 
 pub use crate::site_packages::add_site_packages;
@@ -66,7 +50,7 @@ impl RawHandle {
     /// Takes ownership of a handle that a library just created.
     ///
     /// # Safety
-    /// The handle is live, nobody else destroys it, and it is given only to the [`Library`] that made it.
+    /// The handle is live, no other code destroys it, and it is given only to the [`Library`] that made it.
     pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
         Self { address: handle, workspaces: None }
     }
@@ -243,76 +227,5 @@ pub trait Library: Send + Sync {
     /// What the driver refused.
     fn release_workspaces(&self, _device: Device) -> Result<()> {
         Ok(())
-    }
-}
-
-/// A library kept elsewhere, so that several pools can share one.
-impl<L: Library + ?Sized> Library for &L {
-    fn name(&self) -> &str {
-        (**self).name()
-    }
-
-    fn create(&self, device: Device) -> Result<RawHandle> {
-        (**self).create(device)
-    }
-
-    fn destroy(&self, handle: RawHandle) -> Result<()> {
-        (**self).destroy(handle)
-    }
-
-    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
-        (**self).set_stream(handle, stream)
-    }
-
-    fn reset(&self, handle: &RawHandle) -> Result<()> {
-        (**self).reset(handle)
-    }
-
-    fn takes_memory(&self) -> Result<bool> {
-        (**self).takes_memory()
-    }
-
-    fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
-        (**self).set_memory(handle, memory)
-    }
-
-    fn keeps_scratch(&self) -> bool {
-        (**self).keeps_scratch()
-    }
-
-    fn runtime(&self) -> Option<Kind> {
-        (**self).runtime()
-    }
-
-    fn synchronizes_on_destroy(&self) -> bool {
-        (**self).synchronizes_on_destroy()
-    }
-
-    fn version(&self) -> Result<Option<Version>> {
-        (**self).version()
-    }
-
-    fn path(&self) -> Result<Option<PathBuf>> {
-        (**self).path()
-    }
-
-    fn origin(&self) -> Result<Option<Origin>> {
-        (**self).origin()
-    }
-
-    fn is_loaded(&self) -> bool {
-        (**self).is_loaded()
-    }
-
-    fn handle_bytes(&self) -> u64 {
-        (**self).handle_bytes()
-    }
-
-    fn workspace_bytes(&self, device: Device) -> u64 {
-        (**self).workspace_bytes(device)
-    }
-
-    fn release_workspaces(&self, device: Device) -> Result<()> {
-        (**self).release_workspaces(device)
     }
 }

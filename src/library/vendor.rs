@@ -1,4 +1,4 @@
-//! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each answering a status
+//! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each returning a status
 //! where 0 is success. One table of names a library, one implementation for all.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use log::info;
 
 use super::description::{Description, Reset, StatusNames, VersionCall};
-use super::loader::{self, Loaded};
+use super::find::{self, Loaded};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -86,7 +86,7 @@ impl Vendor {
                 .chain([property, number, three])
                 .flatten()
                 .collect();
-        let loaded = loader::load(d.component, &wanted)?;
+        let loaded = find::load(d.component, &wanted)?;
         // SAFETY: each type is the C prototype of that symbol in the vendor's headers, and the library stays loaded.
         let api = unsafe {
             Api {
@@ -94,7 +94,11 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d.resets.iter().filter_map(|reset| Some((*reset, loaded.function(reset.0).ok()?))).collect(),
+                resets: d
+                    .resets
+                    .iter()
+                    .filter_map(|reset| Some((*reset, loaded.function(reset.function).ok()?)))
+                    .collect(),
                 // Versions that lack it take memory their own way alone.
                 set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
                 // Versions that lack it keep to their own workspaces.
@@ -150,7 +154,7 @@ impl Vendor {
         self.call_set_stream(api, set_stream, handle, stream)
     }
 
-    /// Sets the stream, if asking does not show that it is set. Answers whether it was set.
+    /// Sets the stream, if asking does not show that it is set, and returns whether it had to.
     #[inline]
     fn set_stream_if_other(
         &self,
@@ -188,7 +192,7 @@ impl Vendor {
     #[inline]
     fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
         let (Some(set), Some(name)) = (api.set_memory, self.description.set_memory) else { return Ok(()) };
-        // SAFETY: the handle is live, nobody else uses it, and the library copies the handler.
+        // SAFETY: the handle is live, only its holder uses it, and the library copies the handler.
         match unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) } {
             0 => Ok(()),
             status => Err(self.refused(api, name, status)),
@@ -213,12 +217,12 @@ impl Vendor {
     fn status_name(&self, api: &Api, code: c_int) -> String {
         let unknown = || "unknown status".to_owned();
         if let Some(name) = api.status_name {
-            // SAFETY: the function takes any status and answers null or a string that lives as long as the library.
+            // SAFETY: the function takes any status and returns null or a string that lives as long as the library.
             let name = unsafe { name(code) };
             if name.is_null() {
                 return unknown();
             }
-            // SAFETY: as above.
+            // SAFETY: the name is not null, so it is a string that lives as long as the library.
             return unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         }
         let StatusNames::Table(table) = self.description.status_names else { return unknown() };
@@ -244,7 +248,7 @@ impl Vendor {
         match (driver, api.loaded.cuda()) {
             (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(
                 "The library is built for CUDA {built_for}, and this driver supports CUDA {major}.{minor}: update the driver, or install {}",
-                loader::package(self.description.component, major)
+                find::package(self.description.component, major)
             )),
             (None, _) if kind == StatusKind::NotInitialized => {
                 advice.push(format!("This process does not use the {platform} runtime, so no handle can be made"));
@@ -271,7 +275,7 @@ impl Library for Vendor {
         let status = unsafe { (api.create)(&mut handle) };
         match NonNull::new(handle) {
             Some(handle) if status == 0 => {
-                // SAFETY: the library just made it, and nobody else knows it.
+                // SAFETY: the library just made it, and only this call knows it.
                 let handle = unsafe { RawHandle::from_ptr(handle) };
                 let workspace = self.description.workspace.as_ref().filter(|_| api.set_workspace.is_some());
                 Ok(match workspace.map(|call| (call, (call.bytes)(device))) {
@@ -315,11 +319,11 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(Reset(name, value), set) in &api.resets {
-            // SAFETY: the handle is live and nobody else uses it.
+        for &(Reset { function, value }, set) in &api.resets {
+            // SAFETY: the handle is live and only its holder uses it.
             match unsafe { set(handle.as_ptr(), value) } {
                 0 => {}
-                status => return Err(self.refused(api, name, status)),
+                status => return Err(self.refused(api, function, status)),
             }
         }
         self.call_set_memory(api, handle, None)?;

@@ -2,7 +2,7 @@
 //!
 //! A handle has one for each stream it runs on, so that work under way on one stream shares none with work on another.
 //! In a capture it gets one that the graph keeps for as long as it, or anything instantiated from it, lives: no two graphs
-//! share one, and none is freed while a graph may use it, whoever ends or trims. Where none is to be had, the library's own
+//! share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. Where none is to be had, the library's own
 //! stays in use, which is safe everywhere and slower in graphs.
 
 use std::fmt;
@@ -14,8 +14,9 @@ use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream};
 use crate::sync::lock;
 
-/// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for nobody tells when
-/// a stream is gone and its workspace free for another.
+/// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for no driver tells when
+/// a stream is gone and its workspace free for another. How many a handle should
+/// have was not measured: a workspace of cuBLAS takes 32 MiB.
 const STREAMS: usize = 8;
 
 /// What stands for a capture that the driver does not tell apart from others.
@@ -31,17 +32,19 @@ pub(super) struct Workspace {
 
 /// All workspaces of a library in the process, but for those that a handle has for its streams.
 #[derive(Debug)]
-pub(super) struct Workspaces(Mutex<State>);
+pub(super) struct Workspaces {
+    state: Mutex<WorkspacesState>,
+}
 
 #[derive(Debug)]
-struct State {
+struct WorkspacesState {
     /// Those of graphs that are gone.
     spare: Vec<Workspace>,
     /// What all workspaces take, those of handles too, by the device's ordinal.
     bytes: Vec<u64>,
 }
 
-impl State {
+impl WorkspacesState {
     fn add(&mut self, device: Device, bytes: u64) {
         let missing = (device.ordinal() + 1).saturating_sub(self.bytes.len());
         self.bytes.extend(std::iter::repeat_n(0, missing));
@@ -53,19 +56,19 @@ impl State {
 
 impl Workspaces {
     pub(super) const fn new() -> Self {
-        Self(Mutex::new(State { spare: Vec::new(), bytes: Vec::new() }))
+        Self { state: Mutex::new(WorkspacesState { spare: Vec::new(), bytes: Vec::new() }) }
     }
 
     /// Device memory that the library's workspaces take.
     pub(super) fn bytes(&self, device: Device) -> u64 {
-        lock(&self.0).bytes.get(device.ordinal()).copied().unwrap_or(0)
+        lock(&self.state).bytes.get(device.ordinal()).copied().unwrap_or(0)
     }
 
-    /// A workspace that nobody uses.
+    /// A workspace that is not in use.
     fn obtain(&self, runtime: &'static dyn Runtime, device: Device, bytes: u64) -> Result<Workspace> {
         let is_fit = |spare: &Workspace| spare.device == device && spare.bytes == bytes;
         let spare = {
-            let mut state = lock(&self.0);
+            let mut state = lock(&self.state);
             state.spare.iter().position(is_fit).map(|place| state.spare.swap_remove(place))
         };
         if let Some(spare) = spare {
@@ -74,11 +77,11 @@ impl Workspaces {
         let _bound = BoundDevice::new(runtime, device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         let address = runtime.memory_allocate(bytes)?;
-        lock(&self.0).add(device, bytes);
+        lock(&self.state).add(device, bytes);
         Ok(Workspace { address, bytes, device })
     }
 
-    /// Frees workspaces, all of them, after waiting for the device, and answers the first refusal.
+    /// Frees all of the workspaces, after waiting for the device, and returns the first refusal.
     fn free(&self, runtime: &'static dyn Runtime, workspaces: Vec<Workspace>) -> Result<()> {
         let mut result = Ok(());
         for workspace in workspaces {
@@ -89,15 +92,15 @@ impl Workspaces {
                 unsafe { runtime.memory_free(workspace.address) }.map_err(|e| e.on(workspace.device))
             };
             result = result.and(free());
-            // Also where the driver refused: nobody will ask again.
-            lock(&self.0).add(workspace.device, workspace.bytes.wrapping_neg());
+            // Also where the driver refused, for it is not asked again.
+            lock(&self.state).add(workspace.device, workspace.bytes.wrapping_neg());
         }
         result
     }
 
     /// Frees what graphs left behind on the device.
     pub(super) fn release_spare(&self, device: Device) -> Result<()> {
-        let spare: Vec<_> = lock(&self.0).spare.extract_if(.., |spare| spare.device == device).collect();
+        let spare: Vec<_> = lock(&self.state).spare.extract_if(.., |spare| spare.device == device).collect();
         if spare.is_empty() { Ok(()) } else { self.free(runtime::get()?, spare) }
     }
 }
@@ -116,7 +119,7 @@ impl fmt::Debug for InGraph {
 
 impl Drop for InGraph {
     fn drop(&mut self) {
-        lock(&self.home.0).spare.push(self.workspace);
+        lock(&self.home.state).spare.push(self.workspace);
     }
 }
 
@@ -128,13 +131,41 @@ struct Use {
     capture: u64,
 }
 
+/// What a handle's present workspace is for. Only the handle's holder reads and writes it.
+#[derive(Debug)]
+struct CurrentUse {
+    /// One more than the stream's address; 0 if what the workspace is for is not known.
+    stream_and_one: AtomicUsize,
+    capture: AtomicU64,
+}
+
+impl CurrentUse {
+    const fn unknown() -> Self {
+        Self { stream_and_one: AtomicUsize::new(0), capture: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn is(&self, wanted: Use) -> bool {
+        self.stream_and_one.load(Ordering::Relaxed) == wanted.stream.address().wrapping_add(1)
+            && self.capture.load(Ordering::Relaxed) == wanted.capture
+    }
+
+    fn set(&self, current: Use) {
+        self.stream_and_one.store(current.stream.address().wrapping_add(1), Ordering::Relaxed);
+        self.capture.store(current.capture, Ordering::Relaxed);
+    }
+
+    fn forget(&self) {
+        self.stream_and_one.store(0, Ordering::Relaxed);
+    }
+}
+
 /// The workspaces of one handle, which only its holder asks for.
 #[derive(Debug)]
 pub(super) struct HandleWorkspaces {
     home: &'static Workspaces,
     bytes: u64,
-    /// What the handle's present workspace is for: one more than the stream's address, 0 if it is not known; and the capture.
-    set_for: (AtomicUsize, AtomicU64),
+    current_use: CurrentUse,
     kept: Mutex<Kept>,
 }
 
@@ -146,23 +177,12 @@ struct Kept {
 
 impl HandleWorkspaces {
     pub(super) fn new(home: &'static Workspaces, bytes: u64) -> Self {
-        Self { home, bytes, set_for: (AtomicUsize::new(0), AtomicU64::new(0)), kept: Mutex::default() }
-    }
-
-    #[inline]
-    fn is_set_for(&self, wanted: Use) -> bool {
-        self.set_for.0.load(Ordering::Relaxed) == wanted.stream.address().wrapping_add(1)
-            && self.set_for.1.load(Ordering::Relaxed) == wanted.capture
-    }
-
-    fn note(&self, set_for: Use) {
-        self.set_for.0.store(set_for.stream.address().wrapping_add(1), Ordering::Relaxed);
-        self.set_for.1.store(set_for.capture, Ordering::Relaxed);
+        Self { home, bytes, current_use: CurrentUse::unknown(), kept: Mutex::default() }
     }
 
     /// Forgets which workspace is set, for the owner may have set another.
     pub(super) fn forget(&self) {
-        self.set_for.0.store(0, Ordering::Relaxed);
+        self.current_use.forget();
     }
 
     /// Sees to it that the handle has the stream's workspace, or the capture's if the stream is captured. `set` gives the
@@ -177,7 +197,7 @@ impl HandleWorkspaces {
         // The legacy default stream is never captured, and asking spoils nothing but fails while others are.
         let is_legacy = stream.raw().is_default() && stream.raw() != RawStream::PER_THREAD;
         let status = if is_legacy { CaptureStatus::None } else { stream.capture_status()? };
-        let is_right = || self.is_set_for(Use { stream: stream.raw(), capture: 0 });
+        let is_right = || self.current_use.is(Use { stream: stream.raw(), capture: 0 });
         if status == CaptureStatus::None && !was_stream_set && is_right() {
             return Ok(());
         }
@@ -200,7 +220,7 @@ impl HandleWorkspaces {
         };
         let id = capture.map_or(0, |capture| capture.map_or(UNTOLD, |capture| capture.id));
         let wanted = Use { stream: stream.raw(), capture: id };
-        if !was_stream_set && self.is_set_for(wanted) {
+        if !was_stream_set && self.current_use.is(wanted) {
             return Ok(());
         }
         let workspace = match capture {
@@ -212,7 +232,7 @@ impl HandleWorkspaces {
         if workspace.is_some() || !was_stream_set {
             set(workspace)?;
         }
-        self.note(wanted);
+        self.current_use.set(wanted);
         Ok(())
     }
 

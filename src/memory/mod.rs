@@ -7,10 +7,6 @@
 mod cache;
 mod device;
 mod device_buffer;
-#[cfg(feature = "python")]
-pub(crate) mod dlpack;
-#[cfg(feature = "python")]
-pub(crate) mod frames;
 mod limits;
 mod mem_pool;
 mod plug;

@@ -3,7 +3,7 @@
 //!
 //! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only
 //! where a driver or a library is called, or a request waits: never on a hit, and never under a lock of gpupool's, for
-//! a logger may use gpupool. Where nobody listens each costs the load of one atomic.
+//! a logger may use gpupool. Where neither is on each costs the load of one atomic.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Activity {
 
     #[inline]
     fn new(name: fmt::Arguments<'_>, bytes: Option<u64>) -> Self {
-        // Nobody reads the time unless it is logged.
+        // The time is read only if it is logged.
         let is_logged = log::max_level() >= log::LevelFilter::Info;
         Self { _range: Range::new(name, bytes), begun: is_logged.then(Instant::now) }
     }

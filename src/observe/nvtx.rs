@@ -187,7 +187,7 @@ fn attach() -> bool {
     }
     // SAFETY: the type is that of nvtxDomainCreateA, and the name is a string.
     if let Some(create) = unsafe { function::<DomainCreate>(DOMAIN_CREATE) } {
-        // SAFETY: as above.
+        // SAFETY: the name is a string, which the profiler copies.
         DOMAIN.store(unsafe { create(c"gpupool".as_ptr()) }, Ordering::Relaxed);
     }
     true
@@ -198,7 +198,7 @@ fn initialize(path: &OsStr) -> Result<(), String> {
     let library = open(Path::new(path), libc::RTLD_LAZY)?;
     // SAFETY: the type is that of InitializeInjectionNvtx2, which is what the variable's library is there for.
     let initialize = unsafe { library.get::<Initialize>(c"InitializeInjectionNvtx2") }.map_err(|e| e.to_string())?;
-    // SAFETY: the function takes what answers the tables, which live for ever.
+    // SAFETY: the function takes what gives the tables, which live for ever.
     if unsafe { initialize(get_export_table) } == 0 {
         return Err("InitializeInjectionNvtx2 refused".to_owned());
     }
@@ -280,7 +280,7 @@ pub(crate) fn name_thread(name: &str) {
         // SAFETY: the type is that of nvtxNameOsThreadA, and the name is a string, which the profiler copies.
         if let Some(name_thread) = unsafe { function::<NameThread>(NAME_OS_THREAD) } {
             let name = c_string(format_args!("{name}"));
-            // SAFETY: as above.
+            // SAFETY: the name is a string that ends with a zero.
             unsafe { name_thread(ThisThread::get().system_id(), name.as_ptr()) };
         }
     }
@@ -291,7 +291,7 @@ pub(crate) fn name_stream(stream: RawStream, name: &CStr) {
     if is_on() {
         // SAFETY: the type is that of nvtxNameCuStreamA, and the name is a string, which the profiler copies.
         if let Some(name_stream) = unsafe { function::<NameStream>(NAME_CU_STREAM) } {
-            // SAFETY: as above, and the stream is a CUstream.
+            // SAFETY: the stream is a CUstream, and the name is a string that ends with a zero.
             unsafe { name_stream(stream.as_ptr(), name.as_ptr()) };
         }
     }

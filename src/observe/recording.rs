@@ -1,7 +1,7 @@
-//! What threads did, kept while somebody records it: the switch, the clock, and the stacks that events name.
+//! What threads did, kept while there is a recording: the switch, the clock, and the stacks that events name.
 //!
-//! The allocator and the handle pools write their events to a [`Ring`] of their own. Where nobody records they ask nothing
-//! of this module: the switch is a bit of what [`process`] answers to hit paths anyway.
+//! The allocator and the handle pools write their events to a [`Ring`] of their own. Where there is none they ask nothing
+//! of this module: the switch is a bit of what [`process`] tells hit paths anyway.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::process;
 
-/// A call stack that whoever records can name; 0 is none.
+/// A call stack that events and blocks name by its number; 0 is none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Stack(pub(crate) u32);
 

@@ -1,4 +1,4 @@
-//! A bounded list of events that many threads write at once and somebody seldom reads.
+//! A bounded list of events that many threads write at once and that are seldom read.
 //!
 //! Each thread writes to a buffer of its own, whose lock no other thread wants but a reader's, and hands it over when it is
 //! full. Beyond the limit the oldest full buffers are forgotten. What was forgotten ends where what is kept begins: events
@@ -152,7 +152,7 @@ impl<T: Timed + Clone> Ring<T> {
     }
 }
 
-/// A thread's hold on its buffer. Its end takes no lock that is held for long, and calls nobody.
+/// A thread's hold on its buffer. Its end takes no lock that is held for long, and calls no other code.
 #[derive(Debug)]
 pub(crate) struct Own<T: Timed + Clone + 'static> {
     ring: &'static Ring<T>,

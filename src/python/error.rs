@@ -53,7 +53,7 @@ impl Exceptions {
             )?,
             out_of_memory: also(
                 "OutOfMemory",
-                "Device memory ran out, also after gpupool gave back what nobody used. Also a MemoryError.",
+                "Device memory ran out, also after gpupool gave back what was not in use. Also a MemoryError.",
                 py.get_type::<PyMemoryError>(),
             )?,
             pool_exhausted: also(

@@ -22,8 +22,8 @@ type Entry = (String, u8, &'static str, u32, String, f64, u32);
 
 /// More than any burst; beyond it the newest are lost and counted.
 const MOST: usize = 8192;
-/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork nobody
-/// may be left to let go of it.
+/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork the
+/// thread that holds it may be gone.
 const TRIES: usize = 1000;
 
 struct Queue {
@@ -147,10 +147,10 @@ pub(super) fn clear_log_records() {
     }
 }
 
-/// Ends the log: once it has no more records, whoever waits for some gets none.
+/// Ends the log: once it has no more records, a thread that waits for some gets none.
 #[pyfunction]
 pub(super) fn end_log() {
-    // With the lock, so that nobody misses it who is about to wait.
+    // With the lock, so that no thread misses it that is about to wait.
     let _entries = QUEUE.try_entries();
     QUEUE.is_ended.store(true, Ordering::Relaxed);
     QUEUE.has_entries.notify_all();

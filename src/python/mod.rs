@@ -3,24 +3,23 @@
 //! Hits keep the GIL, for they take nanoseconds; everything that may wait, create or load releases it. Nothing here
 //! runs Python from a `Drop`.
 
+// Except in `ffi`.
 #![deny(unsafe_code)]
 
-mod callbacks;
 mod counts;
 mod device;
-mod entered;
 mod error;
+mod ffi;
+mod handle;
 mod info;
-mod lease;
 mod logging;
 mod memory;
-mod pool;
+#[cfg(feature = "fault-injection")]
 mod simulation;
-mod stats;
 mod stream;
-mod stream_source;
 mod summary;
 mod whole;
+mod with_blocks;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,9 +59,9 @@ mod _native {
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
     #[pymodule_export]
-    use super::info::{device_info, driver_version, runtimes_passed_over};
+    use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
     #[pymodule_export]
-    use super::lease::PyLease;
+    use super::info::{device_info, driver_version, runtimes_passed_over};
     #[pymodule_export]
     use super::logging::{clear_log_records, end_log, set_log_level, take_log_records};
     #[pymodule_export]
@@ -73,19 +72,14 @@ mod _native {
         memory_snapshot, memory_stats, on_oom, pool_use_count, record_memory_history, release_pool, replay,
         replay_reserved, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
     };
-    #[pymodule_export]
-    use super::pool::PyHandlePool;
+    #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{
         host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
         host_end_capture, host_inject, host_set_create_cost, host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::stats::{PyHandleStats, handle_stats};
-    #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, stream};
-    #[pymodule_export]
-    use super::stream_source::set_stream_source;
+    use super::stream::{PyStream, PyStreamScope, set_stream_source, stream};
     #[pymodule_export]
     use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 

@@ -1,9 +1,10 @@
-//! Controls of the simulated devices, for gpupool's own tests and demo. Private: no promise is made about them.
+//! Controls of the simulated devices, for gpupool's own tests: only with the feature `fault-injection`, and not in the wheel.
 
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use super::ffi::PythonAddress;
 use super::stream::resolve;
 use crate::error::{Error, StatusKind};
 use crate::ids::{CaptureMode, Device};
@@ -43,8 +44,8 @@ pub(super) fn host_set_handle_bytes(nbytes: u64) {
 }
 
 #[pyfunction]
-pub(super) fn host_stream_of(handle: usize) -> usize {
-    library::stream_of_address(handle)
+pub(super) fn host_stream_of(handle: PythonAddress) -> usize {
+    handle.stream_of_host_handle()
 }
 
 #[pyfunction]

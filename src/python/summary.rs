@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::device;
+use super::handle::PyHandleStats;
 use super::memory::{PyMemoryStats, PyPoolStats, pair};
-use super::stats::PyHandleStats;
 use crate::ids::Device;
 use crate::memory::{PoolSummary, StreamStats};
 use crate::summary;

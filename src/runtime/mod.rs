@@ -13,6 +13,7 @@ mod hip;
 pub mod host;
 mod scope;
 mod stream;
+mod stream_ordered_memory;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -30,9 +31,10 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
-pub(crate) use scope::{Entered, enter, leave, scoped};
+pub(crate) use scope::{EnteredStream, enter, leave, scoped};
 pub use stream::Stream;
 pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
+pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
@@ -75,26 +77,18 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// The device memory that a pool of the driver has, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PoolReserved {
-    /// Now.
-    pub now: u64,
-    /// The most since the peak was started anew.
-    pub peak: u64,
-}
-
 /// A context, or HIP's device, that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
 
-/// Physical device memory that can be mapped (`CUmemGenericAllocationHandle`, `hipMemGenericAllocationHandle_t`).
+/// An extent: one piece of physical memory as the driver gives it (`CUmemGenericAllocationHandle`,
+/// `hipMemGenericAllocationHandle_t`). It is what is mapped, moved and given back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
-pub struct Physical(pub(super) u64);
+pub struct Extent(pub(super) u64);
 
-impl Physical {
-    /// The handle as a number, to be kept where it is shared by threads.
+impl Extent {
+    /// The extent as a number, to be kept where threads share it.
     pub(crate) const fn number(self) -> u64 {
         self.0
     }
@@ -136,7 +130,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// The calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
-    /// Makes the device's primary context current for the calling thread and answers what was current before; none if
+    /// Makes the device's primary context current for the calling thread and returns what was current before; none if
     /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`).
     fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
@@ -144,7 +138,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Free and total memory of the current device.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Sets the calling thread's capture mode and answers the previous one (`cuThreadExchangeStreamCaptureMode`).
+    /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
     /// Whether a blocking stream of the current device is captured. Of other streams the driver tells only one by one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
@@ -231,7 +225,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
 
-    /// Physical memory: the whole of the device's (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
+    /// The whole of the device's memory (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
     /// context.
     fn total_memory(&self, device: Device) -> Result<u64>;
     /// Whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
@@ -248,18 +242,18 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
-    /// New physical memory of the device (`cuMemCreate`). It lives until it is released and no mapping of it is left.
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical>;
-    /// Gives up the handle (`cuMemRelease`); mappings stay.
+    /// A new extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it is left.
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent>;
+    /// Gives the extent up (`cuMemRelease`); mappings stay.
     ///
     /// # Safety
-    /// The memory is of this runtime, was not released before, and its handle is not used again.
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()>;
-    /// Maps the whole of the physical memory at the address, without access (`cuMemMap`).
+    /// The extent is of this runtime, was not released before, and is not used again.
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()>;
+    /// Maps the whole of the extent at the address, without access (`cuMemMap`).
     ///
     /// # Safety
-    /// The addresses are reserved and free, and the physical memory is alive, of this size and of this runtime.
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()>;
+    /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()>;
     /// Lets the devices read and write whole mappings (`cuMemSetAccess`); access of other devices stays as it is.
     ///
     /// # Safety
@@ -279,32 +273,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
     unsafe fn memory_free(&self, address: u64) -> Result<()>;
-    /// Memory for the stream's later work (`cuMemAllocAsync`).
-    ///
-    /// # Safety
-    /// The stream is alive and of this runtime.
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64>;
-    /// Frees memory once the stream's work so far is done (`cuMemFreeAsync`).
-    ///
-    /// # Safety
-    /// The stream is alive, the memory was not freed before, both are of this runtime, and no work but the stream's
-    /// earlier one uses the memory again.
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()>;
-    /// The device memory that the current device's pool for [`Runtime::memory_allocate_async`] has, in bytes
-    /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `_HIGH`); none where it is not known.
-    fn memory_pool_reserved(&self) -> Result<Option<PoolReserved>> {
-        Ok(None)
-    }
-    /// Gives back what that pool has free, and starts its peak anew (`cuMemPoolTrimTo`).
-    fn memory_pool_trim(&self) -> Result<()> {
-        Ok(())
-    }
+    /// The driver's own allocator in stream order.
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory;
 }
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
 static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
 
-/// A platform that was passed over, where nobody asked for one.
+/// A platform that was passed over, where `GPUPOOL_RUNTIME` did not ask for one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PassedOver {
@@ -335,7 +311,7 @@ pub fn get() -> Result<&'static dyn Runtime> {
     }
 }
 
-/// Whether [`get`] answers at once.
+/// Whether the runtime is chosen, so that [`get`] takes no time.
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn is_chosen() -> bool {

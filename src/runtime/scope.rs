@@ -41,20 +41,20 @@ fn replace(device: Device, stream: Option<RawStream>) -> Option<RawStream> {
 
 /// What a scope replaced.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct EnteredStream {
     device: Device,
     stream: Option<RawStream>,
     context: Option<Context>,
 }
 
 /// Makes the stream current for the calling thread, and its device with it.
-pub(crate) fn enter(stream: &Stream) -> Result<Entered> {
+pub(crate) fn enter(stream: &Stream) -> Result<EnteredStream> {
     let context = get()?.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
-    Ok(Entered { device: stream.device(), stream: replace(stream.device(), Some(stream.raw())), context })
+    Ok(EnteredStream { device: stream.device(), stream: replace(stream.device(), Some(stream.raw())), context })
 }
 
 /// Undoes [`enter`], on the same thread.
-pub(crate) fn leave(entered: &Entered) {
+pub(crate) fn leave(entered: &EnteredStream) {
     replace(entered.device, entered.stream);
     if let (Ok(runtime), Some(context)) = (get(), entered.context) {
         runtime.restore(context);
@@ -65,7 +65,7 @@ pub(crate) fn leave(entered: &Entered) {
 #[must_use = "the previous stream comes back when this is dropped"]
 #[derive(Debug)]
 pub struct StreamScope {
-    entered: Entered,
+    entered: EnteredStream,
     /// Keeps a stream of our own alive while it is current.
     _stream: Stream,
     this_thread: PhantomData<*mut ()>,

@@ -1,4 +1,4 @@
-//! Streams: our own, or views of other people's.
+//! Streams: our own, or views of those of other code.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
@@ -33,7 +33,7 @@ pub struct Stream {
 
 /// Every stream of our own that is alive, and every other that lasts: those that can be asked whether they are captured.
 static OWNED: Mutex<Vec<Weak<Owned>>> = Mutex::new(Vec::new());
-/// Streams that somebody else never destroys.
+/// Streams of other code that are never destroyed.
 #[cfg(feature = "python")]
 static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
@@ -84,7 +84,7 @@ impl Stream {
         Self { raw: RawStream::PER_THREAD, device, owned: None }
     }
 
-    /// A view of somebody else's stream: a `CUstream` or `cudaStream_t`, of a device's primary context. The driver is
+    /// A view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context. The driver is
     /// asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's current device.
     ///
     /// # Errors
@@ -94,7 +94,8 @@ impl Stream {
     /// # Safety
     /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
     pub unsafe fn from_raw(raw: *mut c_void) -> Result<Self> {
-        Self::foreign(raw.addr(), None)
+        // SAFETY: the caller promises that the stream is alive for as long as this view is used.
+        unsafe { Self::foreign(raw.addr(), None) }
     }
 
     /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver need not be asked.
@@ -105,19 +106,22 @@ impl Stream {
         Self { raw: RawStream::from_address(raw.addr()), device, owned: None }
     }
 
-    /// [`Stream::from_raw`] for addresses that a user of another language vouches for. A default stream is that of
-    /// `device` if one is given; any other stream must belong to it.
-    pub(crate) fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
+    /// [`Stream::from_raw`] for the stream at an address. A default stream is that of `device` if one is given; any other
+    /// stream must belong to it.
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw`].
+    pub(crate) unsafe fn foreign(address: usize, device: Option<Device>) -> Result<Self> {
         let raw = RawStream::from_address(address);
         if let (true, Some(device)) = (raw.is_default(), device) {
             return Ok(Self { raw, device, owned: None });
         }
-        // SAFETY: the caller of `from_raw` promised, or of the Python API was told, that the stream is alive.
+        // SAFETY: the caller promises that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }?;
         Self { raw, device: actual, owned: None }.on(device)
     }
 
-    /// Notes that whoever made this stream never destroys it.
+    /// Notes that the code that made this stream never destroys it.
     #[cfg(feature = "python")]
     pub(crate) fn declare_lasting(&self) {
         let owned = {
@@ -138,7 +142,7 @@ impl Stream {
         self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
     }
 
-    /// The same stream, and kept alive by the answer if it is one of our own, of which this may be a view, or known to last.
+    /// The same stream, which the result keeps alive if it is one of our own, of which this may be a view, or known to last.
     pub(crate) fn kept(&self) -> Self {
         if self.owned.is_some() {
             return self.clone();
@@ -149,7 +153,14 @@ impl Stream {
         Self { owned, ..self.view() }
     }
 
-    /// How many clones there are of a stream of our own; none for a foreign one, whose end nobody tells.
+    /// The stream at this address, if it is known to be alive: one of our own, one that was declared to last, or the legacy
+    /// default stream.
+    pub(crate) fn lasting(raw: RawStream, device: Device) -> Option<Self> {
+        let stream = Self { raw, device, owned: None }.kept();
+        stream.is_lasting().then_some(stream)
+    }
+
+    /// How many clones there are of a stream of our own; none for a foreign one, whose end no driver tells.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)
     }
@@ -221,7 +232,7 @@ impl Stream {
     /// `ErrorKind::Library`, also for an error of earlier work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.bind_default()?;
-        // SAFETY: as in `query`.
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_synchronize(self.raw) }.map_err(|e| e.on(self.device))
     }
 
@@ -231,7 +242,8 @@ impl Stream {
     /// `ErrorKind::Library` if the driver refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _bound = self.bind_default()?;
-        // SAFETY: as in `query`, and an `Event` owns its event.
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract. An `Event` owns its
+        // event.
         unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
     }
 
@@ -241,14 +253,14 @@ impl Stream {
     /// `ErrorKind::Library` if the driver refuses.
     pub fn capture_status(&self) -> Result<CaptureStatus> {
         let _bound = self.bind_default()?;
-        // SAFETY: as in `query`.
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
     }
 
     /// The capture that work on the stream goes to, if the driver can tell.
     pub(crate) fn capture(&self) -> Result<Option<Capture>> {
         let _bound = self.bind_default()?;
-        // SAFETY: as in `query`.
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_capture(self.raw) }.map_err(|e| e.on(self.device))
     }
 
@@ -264,27 +276,37 @@ fn note_owned(owned: &Arc<Owned>) {
     all.push(Arc::downgrade(owned));
 }
 
-/// Streams that somebody said will be captured, with a number each.
-static CAPTURED: Mutex<Vec<(u64, Stream)>> = Mutex::new(Vec::new());
-
-/// A stream that is asked about as long as this lives.
+/// A stream that will be captured.
 #[derive(Debug)]
-pub(crate) struct KnownCapture(u64);
+struct CapturedStream {
+    /// What tells it from others, and from the same stream noted again.
+    number: u64,
+    stream: Stream,
+}
+
+/// Streams that a caller of [`note_capture`] is about to capture.
+static CAPTURED: Mutex<Vec<CapturedStream>> = Mutex::new(Vec::new());
+
+/// A note that a stream is captured. The stream is asked about as long as this lives.
+#[derive(Debug)]
+pub(crate) struct KnownCapture {
+    number: u64,
+}
 
 /// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
 pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
     let mut captured = lock(&CAPTURED);
-    let number = captured.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
-    captured.push((number, stream.clone()));
-    KnownCapture(number)
+    let number = captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
+    captured.push(CapturedStream { number, stream: stream.clone() });
+    KnownCapture { number }
 }
 
 impl Drop for KnownCapture {
     fn drop(&mut self) {
         let ended = {
             let mut captured = lock(&CAPTURED);
-            let place = captured.iter().position(|(number, _)| *number == self.0);
-            place.map(|place| captured.swap_remove(place))
+            let index = captured.iter().position(|noted| noted.number == self.number);
+            index.map(|index| captured.swap_remove(index))
         };
         // Outside the lock: the last clone of a stream destroys it.
         drop(ended);
@@ -304,7 +326,7 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     };
     let noted: Vec<_> = {
         let captured = lock(&CAPTURED);
-        captured.iter().map(|(_, stream)| stream.clone()).filter(|stream| stream.device == device).collect()
+        captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device == device).collect()
     };
     let noted = noted.iter().map(|stream| stream.raw);
     for stream in owned.iter().map(|owned| owned.raw).chain(noted).chain([scope::current(device)]) {

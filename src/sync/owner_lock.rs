@@ -16,7 +16,7 @@ pub(crate) struct OwnerLock<T> {
     inside: AtomicBool,
     /// Whether another thread wants to be, or is.
     wanted: AtomicBool,
-    /// Held by whoever is at work without being the owner, and by an owner that had to wait.
+    /// Held by a thread at work that is not the owner, and by an owner that had to wait.
     visitors: Mutex<()>,
     value: UnsafeCell<T>,
     /// Whether the owner has a guard, whichever way it came in.
@@ -188,7 +188,7 @@ mod barrier {
     pub(super) fn heavy() {
         fence(Ordering::SeqCst);
         if MEMBARRIER.load(Ordering::Relaxed) != NONE {
-            // Refused where nobody has registered yet: then every owner has paid for a barrier.
+            // Refused where the process has not registered yet: then every owner has paid for a barrier.
             command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
         }
     }

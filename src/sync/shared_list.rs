@@ -1,6 +1,6 @@
 //! A list that is asked whether it is empty far more often than used.
 //!
-//! The question takes no lock. A list that is being changed meanwhile may answer either way; what was put in before the
+//! The question takes no lock. A list that is being changed meanwhile may be said to be either; what was put in before the
 //! question, in the order that threads see things, is never missed.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
@@ -18,7 +18,7 @@ impl<T> SharedList<T> {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Changes the items; `f` answers how many there are then, and a result.
+    /// Changes the items; `f` returns how many there are then, and a result.
     pub(crate) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
         let mut items = lock(&self.items);
         let (len, result) = f(&mut items);

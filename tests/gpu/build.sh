@@ -7,7 +7,8 @@ out=${1:?usage: tests/gpu/build.sh FOLDER}
 rm -rf "$out"
 mkdir -p "$out/bin"
 
-.venv/bin/maturin build --release --quiet --compatibility linux --out "$out"
+# With the faults on demand that the tests inject, which the published wheel has not.
+.venv/bin/maturin build --release --quiet --features python,fault-injection --compatibility linux --out "$out"
 
 # The path of the program that cargo built for a target.
 program() {

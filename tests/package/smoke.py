@@ -39,6 +39,12 @@ def is_whole() -> None:
     assert {"cuda12", "cuda13"} <= set(told.get_all("Provides-Extra") or [])
 
 
+def has_no_faults() -> None:
+    """See that nothing of the tests' came along: faults on demand and the controls of the simulation."""
+    controls = [name for name in dir(gpupool._native) if name.startswith("host_")]
+    assert not controls, controls
+
+
 def commands_run() -> None:
     """Run the installed command."""
     command = Path(sysconfig.get_path("scripts")) / "gpupool"
@@ -54,5 +60,6 @@ def commands_run() -> None:
 if __name__ == "__main__":
     use()
     is_whole()
+    has_no_faults()
     commands_run()
     print(f"gpupool {gpupool.__version__} works from {Path(gpupool.__file__).parent}")

@@ -16,6 +16,9 @@ os.environ["GPUPOOL_HOST_DEVICES"] = "2"
 import gpupool
 from gpupool import _native
 
+if not hasattr(_native, "host_inject"):
+    pytest.exit("gpupool was built without the feature fault-injection; `make .venv/built` builds it for tests", 1)
+
 
 @pytest.fixture(autouse=True)
 def _no_faults() -> Iterator[None]:

@@ -132,7 +132,7 @@ except gpupool.LibraryError:
 """
     )
     assert (
-        "INFO gpupool.handle giving back what nobody uses for a handle, as there was no memory for it: host: " in told
+        "INFO gpupool.handle giving back what is not in use for a handle, as there was no memory for it: host: " in told
     )
     assert "INFO gpupool.handle no handle could be made: host: " in told
 

@@ -104,7 +104,7 @@ _native.host_inject("HandleCreate", "other", 0, 1)
 refused(gpupool.host.handle)
 _native.host_inject("HandleCreate", "out_of_memory", 0, 2)
 refused(gpupool.host.handle)
-for call in ("PhysicalCreate", "MemoryMap"):
+for call in ("ExtentCreate", "MemoryMap"):
     _native.host_inject(call, "other", 0, 1)
     refused(gpupool.empty, 20 << 20)
 pool = gpupool.MemPool(limit=8 << 20)

@@ -16,8 +16,7 @@ def run(threads: int, waves: int) -> None:
     """Let `waves` times `threads` threads check handles out of every available pool, and print what that cost."""
     if gpupool.runtime() == "host":
         print("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
-        _native.host_set_create_cost(SIMULATED_CREATE_SECONDS)
-        _native.host_set_handle_bytes(SIMULATED_HANDLE_BYTES)
+        _native.simulate_costly_handles(SIMULATED_CREATE_SECONDS, SIMULATED_HANDLE_BYTES)
         pools = [gpupool.host]
     else:
         print(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::pages::{Mapping, PAGE};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::runtime::{self, BoundDevice, Physical, RelaxedCapture, Runtime};
+use crate::runtime::{self, BoundDevice, Extent, RelaxedCapture, Runtime};
 use crate::sync::lock;
 
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
@@ -112,17 +112,17 @@ impl AddressRange {
     }
 
     /// Returns a new extent.
-    pub(in crate::memory) fn create(&self, pages: u32) -> Result<Physical> {
-        self.driver(|runtime| runtime.physical_create(self.device, u64::from(pages) * PAGE))
+    pub(in crate::memory) fn create(&self, pages: u32) -> Result<Extent> {
+        self.driver(|runtime| runtime.extent_create(self.device, u64::from(pages) * PAGE))
     }
 
     /// Gives an extent back; its memory goes when its last mapping does.
     ///
     /// # Safety
     /// [`AddressRange::create`] made the extent, and its only owner gives it up.
-    pub(in crate::memory) unsafe fn release(&self, extent: Physical) -> Result<()> {
+    pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent and gives it up.
-        self.driver(|runtime| unsafe { runtime.physical_release(extent) })
+        self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
 
     /// Maps an extent at the offset that `mapping` says.
@@ -132,7 +132,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn map(&self, mapping: Mapping) -> Result<()> {
         let address = self.base + mapping.start();
         // SAFETY: the addresses are reserved, and the caller alone has them and the extent.
-        self.driver(|runtime| unsafe { runtime.memory_map(address, mapping.bytes(), mapping.physical) })
+        self.driver(|runtime| unsafe { runtime.memory_map(address, mapping.bytes(), mapping.extent) })
     }
 
     /// Lets the device and its peers read and write mapped memory.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use super::size_class::ALIGNMENT;
 use super::slab::Slabs;
-use crate::runtime::Physical;
+use crate::runtime::Extent;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -36,12 +36,12 @@ pub(in crate::memory) struct Page {
     units: OnceLock<Box<[AtomicU32; UNITS]>>,
 }
 
-/// Physical memory and the pages it stands at.
+/// Extent memory and the pages it stands at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Mapping {
     pub(in crate::memory) first: u32,
     pub(in crate::memory) pages: u32,
-    pub(in crate::memory) physical: Physical,
+    pub(in crate::memory) extent: Extent,
 }
 
 impl Mapping {
@@ -164,7 +164,7 @@ impl Pages {
             let Some(page) = self.table.get_or_make(index as usize) else { return };
             page.first.store(mapping.first, Ordering::Relaxed);
             page.pages.store(mapping.pages, Ordering::Relaxed);
-            page.place.store(mapping.physical.number(), Ordering::Relaxed);
+            page.place.store(mapping.extent.number(), Ordering::Relaxed);
         }
     }
 
@@ -181,11 +181,7 @@ impl Pages {
     pub(in crate::memory) fn mapping(&self, offset: u64) -> Option<Mapping> {
         let page = self.page(offset)?;
         let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
-        (pages > 0).then(|| Mapping {
-            first,
-            pages,
-            physical: Physical::from_number(page.place.load(Ordering::Relaxed)),
-        })
+        (pages > 0).then(|| Mapping { first, pages, extent: Extent::from_number(page.place.load(Ordering::Relaxed)) })
     }
 
     /// Gives pages to a cache, or takes them away.

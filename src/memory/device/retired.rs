@@ -109,7 +109,7 @@ impl DeviceMemory {
                     while let Some(mapping) = unmapped.last() {
                         // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
                         // entry below.
-                        unsafe { self.range.release(mapping.physical) }?;
+                        unsafe { self.range.release(mapping.extent) }?;
                         self.budget.release(mapping.bytes());
                         supply.budget.release(mapping.bytes());
                         unmapped.pop();
@@ -148,7 +148,7 @@ impl DeviceMemory {
 }
 
 impl Remains {
-    /// Physical bytes that will go back.
+    /// Extent bytes that will go back.
     fn bytes(&self) -> u64 {
         match self {
             Self::Moved(_) => 0,

@@ -50,28 +50,6 @@ impl SegmentFunctions {
     pub unsafe fn new(allocate: AllocateFunction, free: FreeFunction) -> Self {
         Self { allocate, free }
     }
-
-    /// Returns the functions at these addresses.
-    ///
-    /// # Safety
-    /// Functions of these types lie there, and do what [`SegmentFunctions::new`] asks of them.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` for address 0.
-    #[cfg(feature = "python")]
-    pub(crate) unsafe fn from_addresses(allocate: usize, free: usize) -> Result<Self> {
-        if allocate == 0 || free == 0 {
-            return Err(Error::invalid_value("allocator: 0 is not the address of a C function"));
-        }
-        let pointer = |address| std::ptr::with_exposed_provenance::<std::ffi::c_void>(address);
-        // SAFETY: the addresses are not null, and the caller promises that functions of these types lie there.
-        Ok(unsafe {
-            Self {
-                allocate: std::mem::transmute::<*const std::ffi::c_void, AllocateFunction>(pointer(allocate)),
-                free: std::mem::transmute::<*const std::ffi::c_void, FreeFunction>(pointer(free)),
-            }
-        })
-    }
 }
 
 impl fmt::Debug for SegmentFunctions {

@@ -24,7 +24,7 @@ pub struct PoolStats {
     /// Bytes that no request can have any more and that go back to the driver once the GPU is done with them; also those
     /// that a request under way is just adding or moving.
     pub releasing_bytes: u64,
-    /// Physical bytes that the pool has.
+    /// Extent bytes that the pool has.
     pub reserved_bytes: u64,
     /// The most they were.
     pub peak_reserved_bytes: u64,

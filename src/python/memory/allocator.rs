@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
-use crate::memory::{SegmentFunctions, SegmentSource};
+use crate::memory::SegmentSource;
+use crate::python::ffi::PythonAddress;
 use crate::runtime::Stream;
 
 /// The source that an `allocator` argument names.
@@ -20,11 +21,8 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
     };
     let (allocate, free): (Bound<'_, PyAny>, Bound<'_, PyAny>) = allocator.extract().map_err(|_| wrong())?;
     if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
-        let address = |function: &Bound<'_, PyAny>| function.extract().map_err(|_| wrong());
-        #[allow(unsafe_code)]
-        // SAFETY: the user vouches for the addresses that he passes, as with ctypes.
-        let functions = unsafe { SegmentFunctions::from_addresses(address(&allocate)?, address(&free)?) }?;
-        return Ok(Arc::new(functions));
+        let address = |function: &Bound<'_, PyAny>| function.extract::<PythonAddress>().map_err(|_| wrong());
+        return Ok(Arc::new(PythonAddress::segment_functions(address(&allocate)?, address(&free)?)?));
     }
     if allocate.is_callable() && free.is_callable() {
         return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));
@@ -80,7 +78,7 @@ impl SegmentSource for Callables {
             // A buffer may die while an exception is on its way, under which no Python code can run.
             let under_way = PyErr::take(py);
             if let Err(raised) = self.free.call1(py, arguments) {
-                // Nobody asked for this free, so there is nobody to raise it to.
+                // No Python code asked for this free, so there is none to raise it in.
                 raised.write_unraisable(py, Some(self.free.bind(py)));
             }
             if let Some(raised) = under_way {

@@ -1,4 +1,4 @@
-//! `DeviceBuffer` and `empty`, and `fence` for buffers that are used on streams nobody names.
+//! `DeviceBuffer` and `empty`, and `fence` for buffers that are used on streams that no call names.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,8 +9,9 @@ use pyo3::types::PyDict;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::ids::Device;
-use crate::memory::{self, DeviceBuffer, Empty, dlpack};
+use crate::memory::{self, DeviceBuffer, Empty};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::python::ffi::{PythonAddress, dlpack};
 use crate::python::stream;
 use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
@@ -217,10 +218,11 @@ impl PyDeviceBuffer {
 /// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
 /// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
 fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
-    let number = stream.map_or(Ok(1), |stream| stream.extract::<i64>())?;
+    let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
+    let number = stream.extract::<i64>()?;
     match number {
         -1 => Ok(None),
-        1.. => Ok(Some(Stream::foreign(number as usize, Some(device))?)),
+        1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),
         0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
         _ => Err(Error::invalid_value(format!(
             "stream={number} is no stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"

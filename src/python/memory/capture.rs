@@ -1,7 +1,6 @@
 //! `MemPool.capture`: the memory of a graph, for the `with` block in which it is captured.
 
 use std::sync::Mutex;
-use std::thread::{self, ThreadId};
 
 use pyo3::prelude::*;
 
@@ -10,7 +9,7 @@ use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredCapture, GraphMemory, PoolToken};
 use crate::runtime::Stream;
-use crate::sync::lock;
+use crate::sync::{ThisThread, ThreadNumber, lock};
 
 /// Allocations of a `with` block that become parts of a graph.
 #[pyclass(name = "Capture", module = "gpupool", frozen)]
@@ -20,7 +19,7 @@ pub(in crate::python) struct PyCapture {
     _pool: Py<PyMemPool>,
     token: PoolToken,
     stream: Stream,
-    state: Mutex<Option<(ThreadId, EnteredCapture, Py<PyGraphMemory>)>>,
+    state: Mutex<Option<(ThreadNumber, EnteredCapture, Py<PyGraphMemory>)>>,
 }
 
 /// The memory of a captured graph; none before the block ends, and after the reset.
@@ -48,7 +47,7 @@ impl PyCapture {
         let memory = PyGraphMemory { pool_id: pair(self.token.id()), memory: Mutex::new(None) };
         let memory = Py::new(py, memory)?;
         let entered = self.token.enter_capture(&self.stream)?;
-        *state = Some((thread::current().id(), entered, memory.clone_ref(py)));
+        *state = Some((ThisThread::get().number(), entered, memory.clone_ref(py)));
         Ok(memory)
     }
 
@@ -61,7 +60,7 @@ impl PyCapture {
     ) -> PyResult<bool> {
         let left = {
             let mut state = lock(&self.state);
-            state.take_if(|(thread, _, _)| *thread == thread::current().id())
+            state.take_if(|(thread, _, _)| *thread == ThisThread::get().number())
         };
         let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
         let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;

@@ -4,7 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::scope::token_of;
-use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, dlpack};
+use crate::memory::{self, C_API, DEVICE_MEM_HANDLER};
+use crate::python::ffi::{self, dlpack};
 
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
 #[derive(Debug)]
@@ -32,9 +33,7 @@ impl PyCApi {
 /// The functions for PyTorch's pluggable allocator.
 #[pyfunction]
 pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    #[allow(unsafe_code)]
-    // SAFETY: gpupool.torch looks the symbols up in PyTorch's libraries, which stay loaded.
-    let functions = unsafe { memory::torch_functions(|symbol| address_of.call1((symbol,))?.extract::<usize>()) }?;
+    let functions = ffi::torch_functions(address_of)?;
     let dict = PyDict::new(address_of.py());
     for (name, address) in functions {
         dict.set_item(name, address)?;

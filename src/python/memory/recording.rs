@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 
 use crate::Error;
-use crate::memory::{MemoryAction, frames};
+use crate::memory::MemoryAction;
+use crate::python::ffi::frames;
 use crate::python::whole::Whole;
 use crate::recording::{MAX_ENTRIES, Recording, StackContext};
 

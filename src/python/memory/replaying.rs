@@ -75,7 +75,7 @@ fn watched<T: Send>(
     if let Some(raised) = raised {
         return Err(raised);
     }
-    let ended = || Error::invalid_value("the replay ended early, and nobody asked for it");
+    let ended = || Error::internal("a replay ended early, though no callback asked for that");
     Ok(outcome?.ok_or_else(ended)?)
 }
 

@@ -6,7 +6,7 @@ use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredScope, PoolToken};
-use crate::python::entered::Entered;
+use crate::python::with_blocks::WithBlocks;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PyPoolToken {
 pub(in crate::python) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
-    entered: Entered<EnteredScope>,
+    blocks: WithBlocks<EnteredScope>,
 }
 
 /// What a `MemPool` or its token names, as an argument of this function.
@@ -55,13 +55,13 @@ pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> Py
 #[pyfunction]
 pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoolScope> {
     let token = token_of(pool, "use_mem_pool")?;
-    Ok(PyPoolScope { pool: pool.clone().unbind(), token, entered: Entered::new() })
+    Ok(PyPoolScope { pool: pool.clone().unbind(), token, blocks: WithBlocks::new() })
 }
 
 #[pymethods]
 impl PyPoolScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.entered.enter(self.token.enter_scope()?);
+        self.blocks.enter(self.token.enter_scope()?);
         Ok(self.pool.clone_ref(py))
     }
 
@@ -72,7 +72,7 @@ impl PyPoolScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let entered = self.entered.leave("use_mem_pool")?;
+        let entered = self.blocks.leave("use_mem_pool")?;
         py.detach(|| drop(entered));
         Ok(false)
     }

@@ -11,9 +11,10 @@ use pyo3::types::{PyDict, PyList};
 use super::pair;
 use crate::handle::HandleEvent;
 use crate::ids::Device;
-use crate::memory::{BlockView, MemoryAction, MemoryEvent, SegmentView, frames};
+use crate::memory::{BlockView, MemoryAction, MemoryEvent, SegmentView};
 use crate::observe::recording::Stack;
 use crate::python::device;
+use crate::python::ffi::frames;
 use crate::recording;
 use crate::runtime::{get, is_chosen};
 
@@ -176,7 +177,7 @@ fn handle_events<'py>(py: Python<'py>, events: &[HandleEvent]) -> PyResult<Bound
     Ok(list)
 }
 
-/// PyTorch's settings, with the values that say how gpupool behaves: it heeds none of them.
+/// PyTorch's settings, with the values that say how gpupool behaves: none of them changes that.
 fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bound<'py, PyDict>> {
     let settings = PyDict::new(py);
     settings.set_item("PYTORCH_CUDA_ALLOC_CONF", "")?;

@@ -13,7 +13,7 @@ const SONAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64
 /// Names a file or a folder, and then no other place is looked at.
 const VARIABLE: &str = "GPUPOOL_AMDHIP64_PATH";
 
-/// Opens the library, and answers the file it was asked for by. The error lists what was tried.
+/// Opens the library, and returns it with the file that it was asked for by. The error lists what was tried.
 pub(super) fn open_first() -> Result<(Library, PathBuf), String> {
     if let Some(wanted) = std::env::var_os(VARIABLE).map(PathBuf::from) {
         let files = if wanted.is_dir() { in_folder(&wanted) } else { vec![wanted] };

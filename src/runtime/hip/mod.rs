@@ -1,7 +1,7 @@
 //! AMD GPUs, through `libamdhip64`.
 //!
 //! HIP has no driver contexts: a thread has a current device, and binding a device is to set that. HIP 7 keeps a
-//! thread's last error until it is asked for, and programs ask after a kernel launch; so an error that is answered here
+//! thread's last error until it is asked for, and programs ask after a kernel launch; so an error that is returned here
 //! is asked for here too, and no other code takes it for its own.
 
 mod file;
@@ -16,7 +16,9 @@ use std::ptr;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::{Capture, Context, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, no_such_device};
+use super::{
+    Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -58,7 +60,7 @@ fn as_stream(stream: RawStream) -> *mut c_void {
     stream.as_hip_knows_it().as_ptr()
 }
 
-/// A device's UUID as `rocminfo` writes it: HIP answers the letters that stand there after `GPU-`, `XX` for none.
+/// A device's UUID as `rocminfo` writes it: HIP gives the letters that stand there after `GPU-`, `XX` for none.
 fn uuid_of(bytes: [u8; 16]) -> Option<String> {
     let letters = text(&bytes);
     match letters.as_str() {
@@ -69,7 +71,7 @@ fn uuid_of(bytes: [u8; 16]) -> Option<String> {
 }
 
 impl Hip {
-    /// Turns an answer into a result that names the function.
+    /// Turns a status into a result that names the function.
     #[inline]
     fn check(&self, function: &'static str, status: Status) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(self.refused(function, status)) }
@@ -83,24 +85,24 @@ impl Hip {
             NOT_INITIALIZED => StatusKind::NotInitialized,
             _ => StatusKind::Other,
         };
-        // SAFETY: the function takes any status and answers a string that lives as long as the library, or null.
+        // SAFETY: the function takes any status and returns a string that lives as long as the library, or null.
         let name = unsafe { (self.symbols.error_name)(status) };
         let name = if name.is_null() {
             "unknown status".to_owned()
         } else {
-            // SAFETY: as above.
+            // SAFETY: the name is not null, so it is a string that lives as long as the library.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         };
         Error::refused("hip", function, name, status, kind)
     }
 
-    /// Clears what the last call answered from this thread's memory of errors.
+    /// Clears the last call's status from this thread's memory of errors.
     fn forget_last_error(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.symbols.last_error)() };
     }
 
-    /// An answer of a query: whether it is done.
+    /// Whether what a query asked about is done.
     fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
         if status == NOT_READY {
             self.forget_last_error();
@@ -141,11 +143,11 @@ impl Runtime for Hip {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
         let ordinal = self.ordinal(device)?;
         let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], [0_u8; 16]);
-        // SAFETY: the library writes at most the given length, with a final zero.
+        // SAFETY: `name` has the given length, which the library keeps to, with a final zero.
         let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, ordinal) };
         self.check("hipDeviceGetName", status)?;
         let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
-        // SAFETY: as above.
+        // SAFETY: `place` has the given length, which the library keeps to, with a final zero.
         let status = unsafe { (self.symbols.device_pci_bus_id)(buffer, length, ordinal) };
         self.check("hipDeviceGetPCIBusId", status)?;
         // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
@@ -220,12 +222,12 @@ impl Runtime for Hip {
         let mut status = 0;
         // SAFETY: `status` is a valid place, and the legacy default stream always exists.
         match unsafe { (self.symbols.stream_is_capturing)(ptr::null_mut(), &mut status) } {
-            // The answer where a blocking stream, of whichever device, is captured. It harms no capture.
+            // The status where a blocking stream, of whichever device, is captured. It harms no capture.
             CAPTURE_IMPLICIT => {
                 self.forget_last_error();
                 Ok(true)
             }
-            answer => self.check("hipStreamIsCapturing", answer).map(|()| false),
+            status => self.check("hipStreamIsCapturing", status).map(|()| false),
         }
     }
 
@@ -243,7 +245,7 @@ impl Runtime for Hip {
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
-        // HIP 6.2 crashes on the address 1 here, and answers the current device for the other default streams.
+        // HIP 6.2 crashes on the address 1 here, and returns the current device for the other default streams.
         if stream.is_default() {
             return self.current_device();
         }
@@ -276,8 +278,8 @@ impl Runtime for Hip {
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         let mut status = 0;
         // SAFETY: the caller promises that the stream is alive.
-        let answer = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
-        self.check("hipStreamIsCapturing", answer)?;
+        let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
+        self.check("hipStreamIsCapturing", asked)?;
         Ok(match status {
             0 => CaptureStatus::None,
             1 => CaptureStatus::Active,
@@ -343,11 +345,11 @@ impl Runtime for Hip {
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
         let (device, peer) = (self.ordinal(device)?, self.ordinal(peer)?);
-        let mut answer = 0;
-        // SAFETY: `answer` is a valid place for an int.
-        let status = unsafe { (self.symbols.device_can_access_peer)(&mut answer, device, peer) };
+        let mut can_access = 0;
+        // SAFETY: `can_access` is a valid place for an int.
+        let status = unsafe { (self.symbols.device_can_access_peer)(&mut can_access, device, peer) };
         self.check("hipDeviceCanAccessPeer", status)?;
-        Ok(answer != 0)
+        Ok(can_access != 0)
     }
 
     fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
@@ -368,27 +370,27 @@ impl Runtime for Hip {
         self.check("hipMemAddressFree", status)
     }
 
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
         self.create(device, bytes)
     }
 
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
-        // SAFETY: the caller owns the handle.
-        self.check("hipMemRelease", unsafe { (self.symbols.physical_release)(as_pointer(physical.0)) })
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
+        // SAFETY: the caller owns the extent.
+        self.check("hipMemRelease", unsafe { (self.symbols.extent_release)(as_pointer(extent.0)) })
     }
 
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.map(address, bytes, physical) }
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
+        // SAFETY: the caller promises that the addresses are free and the extent is alive.
+        unsafe { self.map(address, bytes, extent) }
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises that the range consists of mappings of this runtime.
         unsafe { self.set_access(address, bytes, devices) }
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller promises that nothing uses these mappings again.
         unsafe { self.unmap(address, bytes) }
     }
 
@@ -404,7 +406,13 @@ impl Runtime for Hip {
         self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
     }
 
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
+        self
+    }
+}
+
+impl StreamOrderedMemory for Hip {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
         let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
@@ -412,7 +420,7 @@ impl Runtime for Hip {
         Ok(address.addr() as u64)
     }
 
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
         let status = unsafe { (self.symbols.memory_free_async)(as_pointer(address), as_stream(stream)) };
         self.check("hipFreeAsync", status)

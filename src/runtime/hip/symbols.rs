@@ -59,10 +59,10 @@ impl AccessDescription {
 }
 
 macro_rules! symbols {
-    ($($field:ident $name:literal ($($argument:ty),*) -> $answer:ty;)*) => {
+    ($($field:ident $name:literal ($($argument:ty),*) -> $result:ty;)*) => {
         /// The functions, by their names without `hip`.
         pub(super) struct Symbols {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $answer,)*
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         const NAMES: &[&CStr] = &[$($name),*];
@@ -118,8 +118,8 @@ symbols! {
     granularity c"hipMemGetAllocationGranularity" (*mut usize, *const AllocationProperties, c_int) -> Status;
     address_reserve c"hipMemAddressReserve" (*mut *mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     address_free c"hipMemAddressFree" (*mut c_void, usize) -> Status;
-    physical_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
-    physical_release c"hipMemRelease" (*mut c_void) -> Status;
+    extent_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
+    extent_release c"hipMemRelease" (*mut c_void) -> Status;
     memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
     memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;

@@ -14,7 +14,7 @@ use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::runtime::{Physical, Runtime};
+use crate::runtime::{Extent, Runtime};
 use crate::sync::lock;
 
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`.
@@ -26,20 +26,22 @@ const VARIABLE: &str = "GPUPOOL_HIP_VIRTUAL_MEMORY";
 
 /// Every mapping: its address and its bytes.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Mutex<BTreeMap<u64, u64>>);
+pub(super) struct Mappings {
+    bytes_by_address: Mutex<BTreeMap<u64, u64>>,
+}
 
 impl Mappings {
     fn add(&self, address: u64, bytes: u64) {
-        lock(&self.0).insert(address, bytes);
+        lock(&self.bytes_by_address).insert(address, bytes);
     }
 
     fn remove(&self, address: u64) {
-        lock(&self.0).remove(&address);
+        lock(&self.bytes_by_address).remove(&address);
     }
 
-    /// Those that begin in a range. A copy, so that no call is made under the lock.
+    /// The mappings that begin in a range. A copy, so that no call is made under the lock.
     fn within(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
-        let mappings = lock(&self.0);
+        let mappings = lock(&self.bytes_by_address);
         mappings.range(address..address.saturating_add(bytes)).map(|(&address, &bytes)| (address, bytes)).collect()
     }
 }
@@ -51,11 +53,11 @@ impl Hip {
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "0") {
             return Ok(false);
         }
-        let mut answer = 0;
-        // SAFETY: `answer` is a valid place for an int, and the ordinal is a device's.
-        let status = unsafe { (self.symbols.device_attribute)(&mut answer, SUPPORTED, ordinal) };
+        let mut is_supported = 0;
+        // SAFETY: `is_supported` is a valid place for an int, and the ordinal is a device's.
+        let status = unsafe { (self.symbols.device_attribute)(&mut is_supported, SUPPORTED, ordinal) };
         self.check("hipDeviceGetAttribute", status)?;
-        Ok(answer != 0 && self.rehearse(device).is_ok())
+        Ok(is_supported != 0 && self.rehearse(device).is_ok())
     }
 
     /// Maps two pieces of memory side by side and one of them a second time, as the allocator does when it moves pages.
@@ -68,20 +70,20 @@ impl Hip {
         unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
         for piece in pieces {
             // SAFETY: this is the only owner of the memory.
-            outcome = outcome.and(unsafe { self.physical_release(piece) });
+            outcome = outcome.and(unsafe { self.extent_release(piece) });
         }
         // SAFETY: the reservation is whole, and nothing is mapped in it.
         outcome.and(unsafe { self.address_free(base, 3 * LARGE_PAGE) })
     }
 
-    fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Physical>) -> Result<()> {
+    fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Extent>) -> Result<()> {
         for address in [base, base + LARGE_PAGE] {
-            let piece = self.physical_create(device, LARGE_PAGE)?;
+            let piece = self.extent_create(device, LARGE_PAGE)?;
             pieces.push(piece);
-            // SAFETY: the addresses were just reserved, and the memory is as long as said.
+            // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
             unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
         }
-        // SAFETY: as above.
+        // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
         unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
         // SAFETY: the whole range was just mapped.
         unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device]) }
@@ -106,23 +108,23 @@ impl Hip {
         Ok(address.addr() as u64)
     }
 
-    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Physical> {
+    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let properties = AllocationProperties::device(self.ordinal(device)?);
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid place for one, the properties are whole, and 0 are the only flags.
-        let status = unsafe { (self.symbols.physical_create)(&mut handle, bytes as usize, &properties, 0) };
+        let mut extent = ptr::null_mut();
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        let status = unsafe { (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0) };
         self.check("hipMemCreate", status)?;
-        Ok(Physical(handle.addr() as u64))
+        Ok(Extent(extent.addr() as u64))
     }
 
     /// As [`Runtime::memory_map`].
     ///
     /// # Safety
-    /// As there.
-    pub(super) unsafe fn map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
-        let (place, handle) = (as_pointer(address), as_pointer(physical.0));
+    /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
+    pub(super) unsafe fn map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
+        let (place, extent) = (as_pointer(address), as_pointer(extent.0));
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, handle, 0) })?;
+        self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, extent, 0) })?;
         self.mappings.add(address, bytes);
         Ok(())
     }
@@ -130,7 +132,7 @@ impl Hip {
     /// As [`Runtime::memory_set_access`].
     ///
     /// # Safety
-    /// As there.
+    /// The range consists of mappings of this runtime.
     pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
         let describe = |&device: &Device| Ok(AccessDescription::read_write(self.ordinal(device)?));
         let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
@@ -147,7 +149,7 @@ impl Hip {
     /// As [`Runtime::memory_unmap`]. What was unmapped before a refusal is known to be, so it can be called again.
     ///
     /// # Safety
-    /// As there.
+    /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
     pub(super) unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.mappings.within(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.

@@ -7,11 +7,11 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, ThreadId};
 
 use super::{refused, timeline};
 use crate::error::{Result, StatusKind};
 use crate::ids::CaptureMode;
+use crate::sync::{ThisThread, ThreadNumber};
 
 /// The error of a call that a capture forbids.
 pub(super) const UNSUPPORTED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);
@@ -28,7 +28,7 @@ static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 pub(super) struct Capture {
     pub(super) id: u64,
     pub(super) mode: CaptureMode,
-    pub(super) thread: ThreadId,
+    pub(super) thread: ThreadNumber,
     pub(super) is_valid: bool,
     /// What its graph keeps.
     pub(super) kept: Graph,
@@ -47,7 +47,7 @@ impl fmt::Debug for Graph {
 impl Capture {
     pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
         CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Self { id, mode, thread: thread::current().id(), is_valid: true, kept: Graph::default() }
+        Self { id, mode, thread: ThisThread::get().number(), is_valid: true, kept: Graph::default() }
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) fn check_unsafe_call() -> Result<()> {
 
 #[cold]
 fn check_against_captures() -> Result<()> {
-    let this = thread::current().id();
+    let this = ThisThread::get().number();
     let mode = MODE.get();
     let forbids = |capture: &Capture| {
         capture.mode != CaptureMode::Relaxed

@@ -1,15 +1,10 @@
-//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so.
-
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use super::refused;
-use crate::error::{Result, StatusKind};
-use crate::sync::lock;
+//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so. Without the feature
+//! `fault-injection` none does.
 
 /// A call that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "each is named after the runtime's or the library's function")]
+#[cfg_attr(not(feature = "fault-injection"), expect(unreachable_pub, reason = "tests name calls"))]
 pub enum Call {
     CurrentDevice,
     Bind,
@@ -35,8 +30,8 @@ pub enum Call {
     HandleSetStream,
     AddressReserve,
     AddressFree,
-    PhysicalCreate,
-    PhysicalRelease,
+    ExtentCreate,
+    ExtentRelease,
     MemoryMap,
     MemorySetAccess,
     MemoryUnmap,
@@ -45,6 +40,7 @@ pub enum Call {
     PageBytes,
 }
 
+#[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
     pub const ALL: [Call; 32] = [
@@ -72,8 +68,8 @@ impl Call {
         Call::HandleSetStream,
         Call::AddressReserve,
         Call::AddressFree,
-        Call::PhysicalCreate,
-        Call::PhysicalRelease,
+        Call::ExtentCreate,
+        Call::ExtentRelease,
         Call::MemoryMap,
         Call::MemorySetAccess,
         Call::MemoryUnmap,
@@ -83,55 +79,78 @@ impl Call {
     ];
 }
 
-/// A failure to come.
-#[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    /// The call that fails.
-    pub call: Call,
-    /// How the failure is to be understood.
-    pub kind: StatusKind,
-    /// How many calls still succeed first.
-    pub after: u32,
-    /// How many calls then fail.
-    pub times: u32,
-}
-
-static ARMED: AtomicBool = AtomicBool::new(false);
-static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
-
-/// Makes a call fail, for every thread of the process.
-pub fn inject(fault: Fault) {
-    let mut faults = lock(&FAULTS);
-    faults.push(fault);
-    ARMED.store(true, Ordering::Release);
-}
-
-/// Takes back every fault that has not come yet, and answers how many calls were still to fail.
-pub fn clear_faults() -> u32 {
-    let mut faults = lock(&FAULTS);
-    ARMED.store(false, Ordering::Release);
-    faults.drain(..).fold(0, |left, fault| left.saturating_add(fault.times))
-}
-
 /// Fails if a fault is due.
+#[cfg(not(feature = "fault-injection"))]
 #[inline]
-pub(crate) fn check(call: Call) -> Result<()> {
-    if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
+pub(crate) fn check(_call: Call) -> crate::error::Result<()> {
+    Ok(())
 }
 
-#[cold]
-fn check_armed(call: Call) -> Result<()> {
-    let mut faults = lock(&FAULTS);
-    let Some(fault) = faults.iter_mut().find(|fault| fault.call == call && fault.times > 0) else { return Ok(()) };
-    if fault.after > 0 {
-        fault.after -= 1;
-        return Ok(());
+#[cfg(feature = "fault-injection")]
+pub(crate) use injection::check;
+#[cfg(feature = "fault-injection")]
+pub use injection::{Fault, clear_faults, inject};
+
+#[cfg(feature = "fault-injection")]
+mod injection {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::Call;
+    use crate::error::{Result, StatusKind};
+    use crate::runtime::host::refused;
+    use crate::sync::lock;
+
+    /// A failure to come.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Fault {
+        /// The call that fails.
+        pub call: Call,
+        /// How the failure is to be understood.
+        pub kind: StatusKind,
+        /// How many calls still succeed first.
+        pub after: u32,
+        /// How many calls then fail.
+        pub times: u32,
     }
-    fault.times -= 1;
-    let status = match fault.kind {
-        StatusKind::OutOfMemory => ("HOST_ERROR_OUT_OF_MEMORY", 2),
-        StatusKind::NotInitialized => ("HOST_ERROR_NOT_INITIALIZED", 3),
-        StatusKind::Other => ("HOST_ERROR_INJECTED", 999),
-    };
-    Err(refused(&format!("{call:?}"), status, fault.kind))
+
+    static ARMED: AtomicBool = AtomicBool::new(false);
+    static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
+
+    /// Makes a call fail, for every thread of the process.
+    pub fn inject(fault: Fault) {
+        let mut faults = lock(&FAULTS);
+        faults.push(fault);
+        ARMED.store(true, Ordering::Release);
+    }
+
+    /// Takes back every fault that has not come yet, and returns how many calls were still to fail.
+    pub fn clear_faults() -> u32 {
+        let mut faults = lock(&FAULTS);
+        ARMED.store(false, Ordering::Release);
+        faults.drain(..).fold(0, |left, fault| left.saturating_add(fault.times))
+    }
+
+    /// Fails if a fault is due.
+    #[inline]
+    pub(crate) fn check(call: Call) -> Result<()> {
+        if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_armed(call: Call) -> Result<()> {
+        let mut faults = lock(&FAULTS);
+        let Some(fault) = faults.iter_mut().find(|fault| fault.call == call && fault.times > 0) else { return Ok(()) };
+        if fault.after > 0 {
+            fault.after -= 1;
+            return Ok(());
+        }
+        fault.times -= 1;
+        let status = match fault.kind {
+            StatusKind::OutOfMemory => ("HOST_ERROR_OUT_OF_MEMORY", 2),
+            StatusKind::NotInitialized => ("HOST_ERROR_NOT_INITIALIZED", 3),
+            StatusKind::Other => ("HOST_ERROR_INJECTED", 999),
+        };
+        Err(refused(&format!("{call:?}"), status, fault.kind))
+    }
 }

@@ -83,7 +83,7 @@ impl Store {
         if descriptor < 0 {
             return Err(system_error("memfd_create", &io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor was just made, and nobody else has it.
+        // SAFETY: the descriptor was just made, and only this function has it.
         let file = unsafe { File::from_raw_fd(descriptor) };
         Ok(Self { file, end: 0, gaps: BTreeMap::new() })
     }
@@ -110,7 +110,7 @@ impl Store {
     pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: this changes only the file, where nothing uses this place any more. If it fails, the bytes stay until
-        // the place is used again, which harms nobody.
+        // the place is used again, which does no harm.
         unsafe { libc::fallocate(self.descriptor(), mode, offset as libc::off_t, bytes as libc::off_t) };
         if let Some(after) = self.gaps.remove(&(offset + bytes)) {
             bytes += after;

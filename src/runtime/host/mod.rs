@@ -1,7 +1,8 @@
 //! Simulated devices, for machines without a GPU and for tests.
 //!
 //! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
-//! captures follow CUDA's rules on unsafe calls, and every call can be made to fail ([`inject`]). The environment sets
+//! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
+//! (`inject`). The environment sets
 //! its size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). Of the machine's memory it
 //! takes only what is written to.
 
@@ -15,7 +16,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Context, DeviceInfo, Kind, MemoryInfo, Physical, RawEvent, RawGraph, Runtime, Stream, no_such_device};
+use super::{
+    Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
+    no_such_device,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
@@ -24,7 +28,10 @@ use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 
 pub use capture::Graph;
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) use fault::Call;
 pub(crate) use fault::check;
+#[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
 
 /// How many devices to simulate.
@@ -48,7 +55,7 @@ pub(super) struct Host {
 
 /// The devices' memory.
 static MEMORY: OnceLock<Memory> = OnceLock::new();
-/// What [`driver_calls`] answers.
+/// What [`driver_calls`] returns.
 static DRIVER_CALLS: AtomicU64 = AtomicU64::new(0);
 static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
 
@@ -137,7 +144,7 @@ pub fn create_stream(device: Device) -> Result<RawStream> {
     Ok(timeline().create_stream(device))
 }
 
-/// Ends what [`create_stream`] made. Whoever touches it later is told that it is gone, where a driver would crash.
+/// Ends what [`create_stream`] made. A later call with it is refused, where a driver would crash.
 ///
 /// # Errors
 /// As [`submit`].
@@ -146,7 +153,7 @@ pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
     timeline().destroy_stream(Key::new(stream, device))
 }
 
-/// Puts a piece of work on the stream and answers its number; it is done when [`complete`] says so.
+/// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.
 ///
 /// # Errors
 /// `ErrorKind::RuntimeUnavailable` on another runtime; `ErrorKind::Library` if the stream is gone.
@@ -193,7 +200,7 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     timeline().begin_capture(Key::new(stream.raw(), stream.device()), mode)
 }
 
-/// Ends the recording (`cuStreamEndCapture`) and answers the graph.
+/// Ends the recording (`cuStreamEndCapture`) and returns the graph.
 ///
 /// # Errors
 /// As [`submit`], and with code 901 if a forbidden call spoiled the capture.
@@ -403,19 +410,19 @@ impl Runtime for Host {
         unsafe { space().address_free(address, bytes) }
     }
 
-    fn physical_create(&self, device: Device, bytes: u64) -> Result<Physical> {
-        enter_memory_call(Call::PhysicalCreate)?;
-        space().physical_create(self.memory, device, bytes)
+    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
+        enter_memory_call(Call::ExtentCreate)?;
+        space().extent_create(self.memory, device, bytes)
     }
 
-    unsafe fn physical_release(&self, physical: Physical) -> Result<()> {
-        enter_memory_call(Call::PhysicalRelease)?;
-        space().physical_release(self.memory, physical)
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
+        enter_memory_call(Call::ExtentRelease)?;
+        space().extent_release(self.memory, extent)
     }
 
-    unsafe fn memory_map(&self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         enter_memory_call(Call::MemoryMap)?;
-        space().memory_map(address, bytes, physical)
+        space().memory_map(address, bytes, extent)
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -443,13 +450,19 @@ impl Runtime for Host {
         unsafe { space().memory_free(self.memory, address) }
     }
 
-    unsafe fn memory_allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
+        self
+    }
+}
+
+impl StreamOrderedMemory for Host {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         enter_memory_call(Call::MemoryAllocate)?;
         let device = timeline().device(Self::key(stream))?;
         space().memory_allocate(self.memory, device, bytes)
     }
 
-    unsafe fn memory_free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         enter_memory_call(Call::MemoryFree)?;
         // The bytes go at once, not once the stream's work is done: simulated work touches none.
         timeline().device(Self::key(stream))?;

@@ -117,7 +117,7 @@ impl Timeline {
     }
 
     fn completed(&mut self, key: Key) -> u64 {
-        // A destroyed stream's work is taken as done: nobody can tell it to complete any more.
+        // A destroyed stream's work is taken as done: no call can complete it any more.
         self.stream(key).map_or(u64::MAX, |stream| stream.completed)
     }
 

@@ -1,7 +1,7 @@
 //! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there.
 //!
-//! As in CUDA, physical memory lives until it was released and no mapping of it is left, one handle may be mapped at
-//! several addresses, and a mapping can be used once access was set. The books are kept under one lock of their own, so
+//! As in CUDA, an extent lives until it was released and no mapping of it is left, one extent may be mapped at several
+//! addresses, and a mapping can be used once access was set. The books are kept under one lock of their own, so
 //! that a call takes little more than its system call.
 
 use std::collections::btree_map::Entry;
@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard};
 
 use super::memory::{Memory, Store, out_of_memory, system_error};
-use super::{Physical, refused};
+use super::{Extent, refused};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
 use crate::sync::lock;
@@ -28,20 +28,20 @@ pub(super) struct Space {
     /// Address and size.
     reservations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
-    /// `None` only until the first physical memory is made: a `HashMap` cannot be made in a constant.
-    physicals: Option<HashMap<u64, PhysicalMemory>>,
+    /// By their numbers. `None` only until the first extent is made: a `HashMap` cannot be made in a constant.
+    extents: Option<HashMap<u64, SimulatedExtent>>,
     /// What `memory_allocate` gave.
     allocations: BTreeMap<u64, Place>,
-    next_physical: u64,
+    next_extent: u64,
 }
 
 static SPACE: Mutex<Space> = Mutex::new(Space {
     stores: BTreeMap::new(),
     reservations: BTreeMap::new(),
     mappings: BTreeMap::new(),
-    physicals: None,
+    extents: None,
     allocations: BTreeMap::new(),
-    next_physical: 1,
+    next_extent: 1,
 });
 
 pub(super) fn space() -> MutexGuard<'static, Space> {
@@ -56,8 +56,9 @@ struct Place {
     bytes: u64,
 }
 
+/// What is known of an extent.
 #[derive(Debug)]
-struct PhysicalMemory {
+struct SimulatedExtent {
     place: Place,
     mappings: u64,
     is_released: bool,
@@ -66,12 +67,13 @@ struct PhysicalMemory {
 #[derive(Debug)]
 struct Mapping {
     bytes: u64,
-    physical: u64,
+    /// The number of what is mapped.
+    extent: u64,
     /// The devices that were given access.
     access: Vec<Device>,
 }
 
-/// The driver's answer to arguments that do not fit what there is.
+/// The driver's refusal of arguments that do not fit what there is.
 #[cold]
 fn invalid(function: &str, why: &str) -> Error {
     let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
@@ -133,8 +135,8 @@ unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
         return Ok(());
     }
     // SAFETY: the caller vouches for the addresses.
-    let answer = unsafe { libc::munmap(pointer(address), bytes as usize) };
-    if answer == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
+    let status = unsafe { libc::munmap(pointer(address), bytes as usize) };
+    if status == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
 }
 
 impl Space {
@@ -201,41 +203,41 @@ impl Space {
         Ok(())
     }
 
-    pub(super) fn physical_create(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<Physical> {
-        const FUNCTION: &str = "physical_create";
+    pub(super) fn extent_create(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<Extent> {
+        const FUNCTION: &str = "extent_create";
         pages(FUNCTION, 0, bytes)?;
         let place = self.take(FUNCTION, memory, device, bytes)?;
-        let handle = self.next_physical;
-        self.next_physical += 1;
-        let physical = PhysicalMemory { place, mappings: 0, is_released: false };
-        self.physicals.get_or_insert_default().insert(handle, physical);
-        Ok(Physical(handle))
+        let number = self.next_extent;
+        self.next_extent += 1;
+        let extent = SimulatedExtent { place, mappings: 0, is_released: false };
+        self.extents.get_or_insert_default().insert(number, extent);
+        Ok(Extent(number))
     }
 
-    /// The memory behind a handle that was not released.
-    fn physical(&mut self, function: &str, handle: u64) -> Result<&mut PhysicalMemory> {
-        let physicals = self.physicals.get_or_insert_default();
-        let alive = physicals.get_mut(&handle).filter(|physical| !physical.is_released);
-        alive.ok_or_else(|| invalid(function, "this physical memory does not exist, or was released"))
+    /// The extent with this number, which was not released.
+    fn extent(&mut self, function: &str, number: u64) -> Result<&mut SimulatedExtent> {
+        let extents = self.extents.get_or_insert_default();
+        let alive = extents.get_mut(&number).filter(|extent| !extent.is_released);
+        alive.ok_or_else(|| invalid(function, "this extent does not exist, or was released"))
     }
 
-    pub(super) fn physical_release(&mut self, memory: &Memory, physical: Physical) -> Result<()> {
-        self.physical("physical_release", physical.0)?.is_released = true;
-        self.free_if_unused(memory, physical.0)
+    pub(super) fn extent_release(&mut self, memory: &Memory, extent: Extent) -> Result<()> {
+        self.extent("extent_release", extent.0)?.is_released = true;
+        self.free_if_unused(memory, extent.0)
     }
 
-    fn free_if_unused(&mut self, memory: &Memory, handle: u64) -> Result<()> {
-        let physicals = self.physicals.get_or_insert_default();
-        match physicals.get(&handle) {
-            Some(&PhysicalMemory { place, mappings: 0, is_released: true }) => {
-                physicals.remove(&handle);
+    fn free_if_unused(&mut self, memory: &Memory, number: u64) -> Result<()> {
+        let extents = self.extents.get_or_insert_default();
+        match extents.get(&number) {
+            Some(&SimulatedExtent { place, mappings: 0, is_released: true }) => {
+                extents.remove(&number);
                 self.give_back(memory, place)
             }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn memory_map(&mut self, address: u64, bytes: u64, physical: Physical) -> Result<()> {
+    pub(super) fn memory_map(&mut self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         const FUNCTION: &str = "memory_map";
         let range = pages(FUNCTION, address, bytes)?;
         let reserved = self.reservations.range(..=address).next_back();
@@ -246,15 +248,15 @@ impl Space {
         if last.is_some_and(|(start, mapping)| start + mapping.bytes > address) {
             return Err(invalid(FUNCTION, "something is mapped there"));
         }
-        let place = self.physical(FUNCTION, physical.0)?.place;
+        let place = self.extent(FUNCTION, extent.0)?.place;
         if place.bytes != bytes {
-            return Err(invalid(FUNCTION, "this is not the whole of the physical memory"));
+            return Err(invalid(FUNCTION, "this is not the whole of the extent"));
         }
         let store = self.store(place.device)?;
         // SAFETY: the range is of a reservation, and nothing is mapped there.
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(store, place)) }?;
-        self.physical(FUNCTION, physical.0)?.mappings += 1;
-        self.mappings.insert(address, Mapping { bytes, physical: physical.0, access: Vec::new() });
+        self.extent(FUNCTION, extent.0)?.mappings += 1;
+        self.mappings.insert(address, Mapping { bytes, extent: extent.0, access: Vec::new() });
         Ok(())
     }
 
@@ -277,9 +279,9 @@ impl Space {
             return Err(invalid(FUNCTION, "no device was given"));
         }
         self.check_mapped(FUNCTION, &range)?;
-        // SAFETY: the range consists of mappings made here; more access harms nobody.
-        let answer = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
-        if answer != 0 {
+        // SAFETY: the range consists of mappings made here; more access does no harm.
+        let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+        if status != 0 {
             return Err(system_error(FUNCTION, &io::Error::last_os_error()));
         }
         for (_, mapping) in self.mappings.range_mut(range) {
@@ -302,10 +304,10 @@ impl Space {
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Nothing) }?;
         while let Some((&start, _)) = self.mappings.range(range.clone()).next() {
             let Some(mapping) = self.mappings.remove(&start) else { break };
-            if let Some(physical) = self.physicals.get_or_insert_default().get_mut(&mapping.physical) {
-                physical.mappings -= 1;
+            if let Some(extent) = self.extents.get_or_insert_default().get_mut(&mapping.extent) {
+                extent.mappings -= 1;
             }
-            self.free_if_unused(memory, mapping.physical)?;
+            self.free_if_unused(memory, mapping.extent)?;
         }
         Ok(())
     }

@@ -104,7 +104,7 @@ impl<'a> Growth<'a> {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
             let extent = claimed(self.memory, self.pool(), bytes, || self.memory.range.create(pages))?;
-            self.created.push(Mapping { first: 0, pages, physical: extent });
+            self.created.push(Mapping { first: 0, pages, extent });
             missing -= pages;
         }
         Ok(())

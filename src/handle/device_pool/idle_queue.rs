@@ -1,0 +1,460 @@
+//! The idle queue: who gets an idle handle, and who waits for one.
+//!
+//! While no request waits, a handle changes hands through a thread's own slot, whose lock no other thread wants. While one
+//! does, one lock keeps the order: the first to come is the first to be served. The queue knows nothing of handles but that
+//! they are shared, so that every interleaving can be tried with numbers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, ThreadNumber, lock, wait_until};
+
+/// Slots of a device's queue. Threads are spread over them, so that each mostly meets its own: 16 threads at work, the most
+/// that `lease, 16 threads` of benches/handle.rs has, meet no other's.
+#[cfg(not(loom))]
+const SLOTS: usize = 32;
+#[cfg(loom)]
+const SLOTS: usize = 1;
+
+/// A slot alone in its cache lines, so that threads do not slow each other down.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Slot<T> {
+    content: Mutex<SlotContent<T>>,
+}
+
+/// What is in a slot.
+#[derive(Debug)]
+struct SlotContent<T> {
+    item: Option<Arc<T>>,
+    /// Whether a handle was given back here since a request last looked for a spare one: the slot's thread is at work, and
+    /// will want its handle again.
+    is_active: bool,
+}
+
+/// What a request gets.
+#[derive(Debug)]
+pub(in crate::handle) enum Turn<T> {
+    /// An idle handle.
+    Handle(Arc<T>),
+    /// Room for a new one, which ends with [`IdleQueue::leave_room`] if none is made.
+    Room,
+}
+
+/// A place in the line of requests that wait; [`IdleQueue::wait`] or [`IdleQueue::leave`] ends it.
+#[derive(Debug)]
+#[must_use = "a handle that is given to this place is lost with it"]
+pub(in crate::handle) struct PlaceInLine<T> {
+    waiter: Arc<Waiter<T>>,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+struct Waiter<T> {
+    turn: Mutex<Option<Turn<T>>>,
+    is_served: Condvar,
+}
+
+impl<T> Waiter<T> {
+    fn wait(&self, deadline: Instant) -> Option<Turn<T>> {
+        let mut turn = lock(&self.turn);
+        loop {
+            if let Some(turn) = turn.take() {
+                return Some(turn);
+            }
+            turn = wait_until(&self.is_served, turn, deadline).ok()?;
+        }
+    }
+}
+
+/// What one lock keeps in order.
+#[derive(Debug)]
+struct QueueState<T> {
+    idle: Vec<Arc<T>>,
+    waiters: VecDeque<Arc<Waiter<T>>>,
+    /// Handles that there are, and those being made.
+    live: usize,
+    /// The most that there may be.
+    limit: Option<usize>,
+}
+
+impl<T> QueueState<T> {
+    /// Whether there may be no further handle.
+    fn is_full(&self) -> bool {
+        self.limit.is_some_and(|limit| self.live >= limit)
+    }
+}
+
+/// The idle handles of a device and the requests that wait for one.
+#[derive(Debug)]
+pub(super) struct IdleQueue<T> {
+    slots: [Slot<T>; SLOTS],
+    /// How many requests wait, for those that do not lock.
+    waiting: AtomicUsize,
+    state: Mutex<QueueState<T>>,
+}
+
+impl<T> Default for IdleQueue<T> {
+    fn default() -> Self {
+        let empty = |_| Slot { content: Mutex::new(SlotContent { item: None, is_active: false }) };
+        Self {
+            slots: std::array::from_fn(empty),
+            waiting: AtomicUsize::new(0),
+            state: Mutex::new(QueueState { idle: Vec::new(), waiters: VecDeque::new(), live: 0, limit: None }),
+        }
+    }
+}
+
+impl<T> IdleQueue<T> {
+    /// The slot that the thread looks into first.
+    #[inline]
+    fn slot_of(&self, thread: ThreadNumber) -> &Slot<T> {
+        &self.slots[thread.get() as usize % SLOTS]
+    }
+
+    /// The idle handle of the thread's own slot, if no request waits. A caller that does not want it puts it back.
+    #[inline]
+    pub(super) fn take_own(&self, thread: ThreadNumber) -> Option<Arc<T>> {
+        // Relaxed: a request that begins to wait just now looks into the slots itself.
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        self.slot_of(thread).take()
+    }
+
+    /// Gives a handle back: to the first request that waits, else to the thread's own slot.
+    #[inline]
+    pub(super) fn put_own(&self, thread: ThreadNumber, item: Arc<T>) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return self.put(item);
+        }
+        let slot = self.slot_of(thread);
+        let other = {
+            let mut content = lock(&slot.content);
+            content.is_active = true;
+            content.item.replace(item)
+        };
+        if let Some(other) = other {
+            self.put(other);
+        }
+        // The slot's lock orders this after the look of a request that has found the slot empty, so its count is seen.
+        if self.waiting.load(Ordering::Relaxed) > 0
+            && let Some(item) = slot.take()
+        {
+            self.put(item);
+        }
+    }
+
+    /// As [`IdleQueue::put_own`] for a thread that ends, or one that brings many.
+    pub(super) fn put(&self, item: Arc<T>) {
+        let mut state = self.lock();
+        state.idle.push(item);
+        self.serve(&mut state);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
+        lock(&self.state)
+    }
+
+    /// Takes a handle out of any slot, if it is a fit one. Only one: a thread that loses its own has to come here too.
+    fn take_any_slot(&self, is_fit: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.slots.iter().find_map(|slot| lock(&slot.content).item.take_if(|item| is_fit(item)))
+    }
+
+    /// Takes a handle out of a slot, best of a thread that is no longer at work: one that is would come here at once, and
+    /// take another's.
+    fn take_spare_slot(&self) -> Option<Arc<T>> {
+        self.slots.iter().find_map(Slot::take_unless_active).or_else(|| self.take_any_slot(|_| true))
+    }
+
+    /// Serves the requests that wait, in order, as far as there are handles or room.
+    fn serve(&self, state: &mut QueueState<T>) {
+        while let Some(waiter) = state.waiters.front() {
+            let turn = match state.idle.pop().or_else(|| self.take_spare_slot()) {
+                Some(item) => Turn::Handle(item),
+                None if !state.is_full() => {
+                    state.live += 1;
+                    Turn::Room
+                }
+                None => return,
+            };
+            *lock(&waiter.turn) = Some(turn);
+            waiter.is_served.notify_one();
+            state.waiters.pop_front();
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns an idle handle, one that `prefers` if there is one; else room for a new one.
+    ///
+    /// # Errors
+    /// A place in the line if as many as there may be are in use.
+    pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Result<Turn<T>, PlaceInLine<T>> {
+        let mut state = self.lock();
+        if state.waiters.is_empty()
+            && let Some(turn) = self.turn(&mut state, &prefers)
+        {
+            return Ok(turn);
+        }
+        let waiter = Arc::new(Waiter { turn: Mutex::new(None), is_served: Condvar::new() });
+        state.waiters.push_back(Arc::clone(&waiter));
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // For what was given back between the search and the line above.
+        self.serve(&mut state);
+        Err(PlaceInLine { waiter })
+    }
+
+    fn find(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        let preferred = state.idle.iter().rposition(|item| prefers(item)).map(|index| state.idle.remove(index));
+        preferred
+            .or_else(|| self.take_any_slot(prefers))
+            .or_else(|| state.idle.pop())
+            .or_else(|| self.take_spare_slot())
+    }
+
+    fn turn(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
+        if let Some(item) = self.find(state, prefers) {
+            return Some(Turn::Handle(item));
+        }
+        if state.is_full() {
+            return None;
+        }
+        state.live += 1;
+        Some(Turn::Room)
+    }
+
+    /// Waits in line until the deadline, and returns what the request was given until then.
+    pub(super) fn wait(&self, place: PlaceInLine<T>, deadline: Instant) -> Option<Turn<T>> {
+        place.waiter.wait(deadline).or_else(|| self.leave(place))
+    }
+
+    /// Leaves the line, and returns what the request was given in the last moment.
+    pub(super) fn leave(&self, place: PlaceInLine<T>) -> Option<Turn<T>> {
+        // Under the lock, so that the request is not served after it has left.
+        let mut state = self.lock();
+        if let Some(index) = state.waiters.iter().position(|other| Arc::ptr_eq(other, &place.waiter)) {
+            state.waiters.remove(index);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(state);
+        lock(&place.waiter.turn).take()
+    }
+
+    /// Makes room for a new handle, and returns whether there was any.
+    pub(super) fn make_room(&self) -> bool {
+        let mut state = self.lock();
+        let has_room = !state.is_full();
+        state.live += usize::from(has_room);
+        has_room
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.lock().is_full()
+    }
+
+    /// Gives room for one up: a handle was not made, or is no more.
+    pub(super) fn leave_room(&self) {
+        let mut state = self.lock();
+        state.live -= 1;
+        self.serve(&mut state);
+    }
+
+    /// Takes every idle handle out for good; room for others is left.
+    pub(super) fn remove_idle(&self) -> Vec<Arc<T>> {
+        let mut state = self.lock();
+        let mut idle = std::mem::take(&mut state.idle);
+        idle.extend(self.slots.iter().filter_map(Slot::take));
+        state.live -= idle.len();
+        self.serve(&mut state);
+        idle
+    }
+
+    pub(super) fn idle_count(&self) -> usize {
+        let state = self.lock();
+        state.idle.len() + self.slots.iter().filter(|slot| lock(&slot.content).item.is_some()).count()
+    }
+
+    pub(super) fn limit(&self) -> Option<usize> {
+        self.lock().limit
+    }
+
+    pub(super) fn set_limit(&self, limit: Option<usize>) {
+        let mut state = self.lock();
+        state.limit = limit;
+        self.serve(&mut state);
+    }
+}
+
+impl<T> Slot<T> {
+    #[inline]
+    fn take(&self) -> Option<Arc<T>> {
+        lock(&self.content).item.take()
+    }
+
+    /// Takes the handle out unless the slot's thread is at work, which from now on has to show it anew.
+    fn take_unless_active(&self) -> Option<Arc<T>> {
+        let mut content = lock(&self.content);
+        if std::mem::take(&mut content.is_active) { None } else { content.item.take() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{Arc, IdleQueue, SLOTS, ThreadNumber, Turn};
+
+    /// A thread that leases again and again, a step at a time.
+    #[derive(Default)]
+    struct Worker {
+        leased: Option<Arc<usize>>,
+        /// Steps until a request that did not find its handle at once has reached the others' handles.
+        away: usize,
+    }
+
+    /// The thread of the slot with this index.
+    fn thread(slot: usize) -> ThreadNumber {
+        ThreadNumber::from_word((slot + SLOTS) as u64).unwrap()
+    }
+
+    /// One more step of a worker; whether it took a handle out of another's slot.
+    fn step(queue: &IdleQueue<usize>, worker: &mut Worker, thread: ThreadNumber) -> bool {
+        if let Some(handle) = worker.leased.take() {
+            queue.put_own(thread, handle);
+            return false;
+        }
+        if worker.away == 0 {
+            worker.leased = queue.take_own(thread);
+            worker.away = if worker.leased.is_none() { 20 } else { 0 };
+            return false;
+        }
+        worker.away -= 1;
+        if worker.away == 0 {
+            worker.leased = match queue.take(|_| false) {
+                Ok(Turn::Handle(handle)) => Some(handle),
+                Ok(Turn::Room) => {
+                    queue.leave_room();
+                    None
+                }
+                Err(_) => unreachable!("there is no limit"),
+            };
+        }
+        worker.leased.is_some()
+    }
+
+    #[test]
+    fn handles_of_threads_that_are_gone_are_taken_before_those_of_threads_at_work() {
+        const WORKERS: usize = SLOTS / 2;
+        let queue = IdleQueue::default();
+        (WORKERS..SLOTS).for_each(|gone| queue.put_own(thread(gone), Arc::new(gone)));
+        let mut workers: [Worker; WORKERS] = std::array::from_fn(|_| Worker::default());
+        let (mut random, mut taken) = (1_u64, 0);
+        for turn in 0..200_000 {
+            // Knuth's linear congruential generator, so that every run takes the same turns.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // They come one after another.
+            let worker = (random >> 33) as usize % WORKERS.min(1 + turn / 100);
+            taken += usize::from(step(&queue, &mut workers[worker], thread(worker)));
+        }
+        assert!((WORKERS..2 * WORKERS).contains(&taken), "{taken} handles were taken for {WORKERS} threads");
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use std::time::{Duration, Instant};
+
+    use loom::sync::Arc as LoomArc;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread;
+
+    use super::{Arc, IdleQueue, ThreadNumber, Turn};
+
+    fn first() -> ThreadNumber {
+        ThreadNumber::from_word(1).unwrap()
+    }
+
+    fn never() -> Instant {
+        Instant::now() + Duration::from_secs(1 << 30)
+    }
+
+    fn at_once() -> Instant {
+        Instant::now()
+    }
+
+    /// A queue of one idle handle, and no more allowed.
+    fn one_handle() -> LoomArc<IdleQueue<AtomicUsize>> {
+        let queue = IdleQueue::default();
+        queue.set_limit(Some(1));
+        assert!(queue.make_room());
+        queue.put(Arc::new(AtomicUsize::new(0)));
+        LoomArc::new(queue)
+    }
+
+    /// Uses a handle that no other thread may be using.
+    fn use_alone(handle: &AtomicUsize) {
+        assert_eq!(handle.swap(1, Ordering::Relaxed), 0);
+        handle.store(0, Ordering::Relaxed);
+    }
+
+    fn take(queue: &IdleQueue<AtomicUsize>, deadline: fn() -> Instant) -> Option<Turn<AtomicUsize>> {
+        queue.take(|_| false).map_or_else(|place| queue.wait(place, deadline()), Some)
+    }
+
+    fn lease(queue: &IdleQueue<AtomicUsize>, thread: ThreadNumber, deadline: fn() -> Instant) -> bool {
+        let taken = match queue.take_own(thread) {
+            Some(handle) => Some(Turn::Handle(handle)),
+            None => take(queue, deadline),
+        };
+        match taken {
+            Some(Turn::Handle(handle)) => {
+                use_alone(&handle);
+                queue.put_own(thread, handle);
+                true
+            }
+            Some(Turn::Room) => panic!("there is one handle already"),
+            None => false,
+        }
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_and_no_handle_is_shared() {
+        loom::model(|| {
+            let queue = one_handle();
+            let other = LoomArc::clone(&queue);
+            let thread = thread::spawn(move || assert!(lease(&other, first(), never)));
+            assert!(lease(&queue, first(), never));
+            thread.join().unwrap();
+            assert_eq!(queue.idle_count(), 1);
+        });
+    }
+
+    #[test]
+    fn a_request_that_gives_up_loses_no_handle() {
+        loom::model(|| {
+            let queue = one_handle();
+            let other = LoomArc::clone(&queue);
+            let thread = thread::spawn(move || lease(&other, first(), at_once));
+            assert!(lease(&queue, first(), never));
+            thread.join().unwrap();
+            assert_eq!(queue.idle_count(), 1);
+        });
+    }
+
+    #[test]
+    fn room_that_is_left_goes_to_who_waits() {
+        loom::model(|| {
+            let queue = LoomArc::new(IdleQueue::<AtomicUsize>::default());
+            queue.set_limit(Some(1));
+            assert!(queue.make_room());
+            let other = LoomArc::clone(&queue);
+            let thread = thread::spawn(move || {
+                assert!(matches!(take(&other, never), Some(Turn::Room)));
+                other.put(Arc::new(AtomicUsize::new(0)));
+            });
+            // A creation that failed.
+            queue.leave_room();
+            thread.join().unwrap();
+            assert_eq!(queue.remove_idle().len(), 1);
+        });
+    }
+}

@@ -1,0 +1,329 @@
+//! A pool's handles on one device: who may have which, and the books on all of them.
+//!
+//! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
+//! a driver.
+
+mod holder;
+mod idle_queue;
+mod pooled_handle;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use log::info;
+
+use super::stats::HandleStats;
+use crate::ids::RawStream;
+use crate::library::RawHandle;
+use crate::memory::LibraryMemory;
+use crate::observe::{Activity, target::HANDLE};
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, lock};
+use holder::Hold;
+use idle_queue::IdleQueue;
+
+pub(super) use holder::Holder;
+pub(super) use idle_queue::Turn;
+pub(crate) use pooled_handle::PooledHandle;
+
+/// A request's place in the line for a handle.
+pub(super) type PlaceInLine = idle_queue::PlaceInLine<PooledHandle>;
+
+/// A pool's handles on one device.
+#[derive(Default)]
+pub(super) struct DevicePool {
+    idle: IdleQueue<PooledHandle>,
+    books: Mutex<Books>,
+    round: Round,
+    /// Where the handles take device memory from, once the user has said so.
+    pub(super) memory: OnceLock<&'static LibraryMemory>,
+}
+
+/// The round of peaks: how often they were begun anew. Every lease reads it, so it is alone in its cache lines.
+#[repr(align(128))]
+struct Round {
+    number: AtomicU64,
+}
+
+impl Default for Round {
+    fn default() -> Self {
+        Self { number: AtomicU64::new(1) }
+    }
+}
+
+#[derive(Default)]
+struct Books {
+    /// Every live handle, held or idle.
+    all: Vec<Arc<PooledHandle>>,
+    /// Handles that no request may get any more, to be destroyed.
+    retired: Vec<Arc<PooledHandle>>,
+    created: u64,
+    destroyed: u64,
+    misses: u64,
+    hand_overs: u64,
+    waits: u64,
+    failures: u64,
+    create_time: Duration,
+    /// Hits of handles that were destroyed.
+    past_hits: u64,
+    /// What a handle took when one was last created with nothing else going on.
+    measured_bytes: Option<u64>,
+    /// What all handles that there are took, and the most that it was.
+    device_bytes: u64,
+    peak_device_bytes: u64,
+    /// Handles counted as in use in this round. Those among them that are gone have left a place for others.
+    peak_in_use: u64,
+    vacated: u64,
+}
+
+impl Books {
+    /// Counts a handle as in use, if this round has not done so.
+    fn count_in_use(&mut self, pooled: &PooledHandle, round: u64) {
+        if pooled.is_counted(round) {
+            return;
+        }
+        pooled.note_counted(round);
+        // It comes in the place of one that is gone.
+        match self.vacated.checked_sub(1) {
+            Some(left) => self.vacated = left,
+            None => self.peak_in_use += 1,
+        }
+    }
+
+    /// Notes that a handle is used no more.
+    fn vacate(&mut self, pooled: &PooledHandle, round: u64) {
+        self.vacated += u64::from(pooled.is_counted(round));
+    }
+}
+
+impl DevicePool {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
+        lock(&self.books)
+    }
+
+    /// The idle handle of the calling thread's own slot, if it last ran on this stream.
+    #[inline]
+    pub(super) fn take_own(&self, stream: RawStream) -> Option<Arc<PooledHandle>> {
+        let thread = ThisThread::get().number();
+        let pooled = self.idle.take_own(thread)?;
+        if pooled.last_ran_on(stream) {
+            return Some(pooled);
+        }
+        self.idle.put_own(thread, pooled);
+        None
+    }
+
+    /// Notes that a handle is in use from now on.
+    #[inline]
+    pub(super) fn begin_use(&self, pooled: &PooledHandle) {
+        if !pooled.is_counted(self.round()) {
+            self.begin_first_use(pooled);
+        }
+    }
+
+    /// [`DevicePool::begin_use`] of a handle that was not in use since the peaks were begun anew.
+    #[cold]
+    fn begin_first_use(&self, pooled: &PooledHandle) {
+        let mut books = self.books();
+        books.count_in_use(pooled, self.round());
+    }
+
+    #[inline]
+    fn round(&self) -> u64 {
+        self.round.number.load(Ordering::Relaxed)
+    }
+
+    /// Starts the peaks anew, from what is in use and what there is now.
+    pub(super) fn reset_peaks(&self) {
+        let mut books = self.books();
+        let round = self.round.number.fetch_add(1, Ordering::Relaxed) + 1;
+        (books.peak_in_use, books.vacated) = (0, 0);
+        books.peak_device_bytes = books.device_bytes;
+        for pooled in books.all.clone().iter().filter(|pooled| pooled.holder().is_some()) {
+            books.count_in_use(pooled, round);
+        }
+    }
+
+    /// Takes a handle back that a lease held.
+    #[inline]
+    pub(super) fn put_own(&self, pooled: Arc<PooledHandle>) {
+        pooled.hold(Holder::NONE);
+        self.idle.put_own(ThisThread::get().number(), pooled);
+    }
+
+    /// Returns an idle handle, best one that last ran on the stream, or room for a new one. Counts a miss.
+    ///
+    /// # Errors
+    /// A place in the line if as many as the limit allows are in use; [`DevicePool::wait`] or [`DevicePool::give_up`] ends it.
+    pub(super) fn take(&self, stream: RawStream) -> Result<Turn<PooledHandle>, PlaceInLine> {
+        self.books().misses += 1;
+        self.idle.take(|pooled| pooled.last_ran_on(stream))
+    }
+
+    /// Waits in line, and returns what the request was given; none if that took longer than the timeout. `name` is the
+    /// library's.
+    pub(super) fn wait(
+        &self,
+        place: PlaceInLine,
+        name: &str,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Option<Turn<PooledHandle>> {
+        self.books().waits += 1;
+        let waiting = Activity::begin(format_args!("wait for {name} handle"));
+        let now = Instant::now();
+        let turn = self.idle.wait(place, now.checked_add(timeout).unwrap_or_else(|| now + FOREVER));
+        let in_vain = if turn.is_none() { " in vain" } else { "" };
+        let (took, device) = (waiting.took(), stream.device());
+        info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
+        turn
+    }
+
+    /// Gives a turn back that its request does not use.
+    pub(super) fn give_up(&self, turn: Result<Turn<PooledHandle>, PlaceInLine>) {
+        match turn.map_or_else(|place| self.idle.leave(place), Some) {
+            Some(Turn::Handle(pooled)) => self.put_idle([pooled]),
+            Some(Turn::Room) => self.leave_room(),
+            None => {}
+        }
+    }
+
+    /// Makes room for a handle that no request waits for, and returns whether there was any.
+    pub(super) fn make_room(&self) -> bool {
+        self.idle.make_room()
+    }
+
+    /// Whether the limit allows no further handle.
+    pub(super) fn is_full(&self) -> bool {
+        self.idle.is_full()
+    }
+
+    /// Gives up room that no handle filled.
+    pub(super) fn leave_room(&self) {
+        self.idle.leave_room();
+    }
+
+    pub(super) fn limit(&self) -> Option<usize> {
+        self.idle.limit()
+    }
+
+    pub(super) fn set_limit(&self, limit: Option<usize>) {
+        self.idle.set_limit(limit);
+    }
+
+    pub(super) fn count_hand_over(&self) {
+        self.books().hand_overs += 1;
+    }
+
+    /// Takes handles back that have no holder any more.
+    pub(super) fn put_idle(&self, handles: impl IntoIterator<Item = Arc<PooledHandle>>) {
+        for pooled in handles {
+            pooled.hold(Holder::NONE);
+            self.idle.put(pooled);
+        }
+    }
+
+    /// Takes a handle back that no request may get again.
+    pub(super) fn retire(&self, pooled: Arc<PooledHandle>) {
+        pooled.hold(Holder::NONE);
+        {
+            let mut books = self.books();
+            books.vacate(&pooled, self.round());
+            books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
+            books.retired.push(pooled);
+        }
+        self.idle.leave_room();
+    }
+
+    pub(super) fn idle_count(&self) -> usize {
+        self.idle.idle_count()
+    }
+
+    /// Whether there is anything for [`DevicePool::remove_unused`].
+    pub(super) fn has_unused(&self) -> bool {
+        !self.books().retired.is_empty() || self.idle.idle_count() > 0
+    }
+
+    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
+    /// what is known.
+    pub(super) fn add(
+        &self,
+        handle: RawHandle,
+        time: Duration,
+        measured_bytes: Option<u64>,
+        known_bytes: u64,
+    ) -> (Arc<PooledHandle>, u64) {
+        let mut books = self.books();
+        books.created += 1;
+        books.create_time += time;
+        books.measured_bytes = measured_bytes.or(books.measured_bytes);
+        let pooled = Arc::new(PooledHandle::new(handle, books.measured_bytes.unwrap_or(known_bytes)));
+        books.device_bytes += pooled.bytes;
+        books.peak_device_bytes = books.peak_device_bytes.max(books.device_bytes);
+        books.all.push(Arc::clone(&pooled));
+        (pooled, books.created)
+    }
+
+    /// Takes every idle and every retired handle out for good, to be destroyed.
+    pub(super) fn remove_unused(&self) -> Vec<RawHandle> {
+        let idle = self.idle.remove_idle();
+        let mut books = self.books();
+        books.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
+        // Those that are retired have left their places before.
+        idle.iter().for_each(|pooled| books.vacate(pooled, self.round()));
+        let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut books.retired)).collect();
+        books.destroyed += unused.len() as u64;
+        books.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
+        books.device_bytes -= unused.iter().map(|pooled| pooled.bytes).sum::<u64>();
+        // Each is in no list any more, so this is its only owner.
+        unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect()
+    }
+
+    pub(super) fn count_failure(&self) {
+        self.books().failures += 1;
+    }
+
+    /// Whether any handle was ever created.
+    pub(super) fn has_created(&self) -> bool {
+        self.books().created > 0
+    }
+
+    /// Who holds the handles that are held.
+    pub(super) fn holders(&self) -> Vec<Holder> {
+        let holders: Vec<_> = self.books().all.iter().filter_map(|pooled| pooled.holder()).collect();
+        holders.into_iter().map(Holder::named).collect()
+    }
+
+    /// The counts, with what the library's workspaces on the device take.
+    pub(super) fn stats(&self, workspace_bytes: u64) -> HandleStats {
+        let idle = self.idle.idle_count() as u64;
+        let books = self.books();
+        let holders = books.all.iter().filter_map(|pooled| pooled.holder());
+        let leased = holders.filter(|holder| holder.hold == Hold::Lease).count() as u64;
+        let every = || books.all.iter().chain(&books.retired);
+        HandleStats {
+            created: books.created,
+            destroyed: books.destroyed,
+            retired: books.retired.len() as u64,
+            idle,
+            // Also those being made ready for a request.
+            held: (books.all.len() as u64).saturating_sub(idle + leased),
+            leased,
+            peak_in_use: books.peak_in_use,
+            hits: books.past_hits + every().map(|pooled| pooled.hits()).sum::<u64>(),
+            misses: books.misses,
+            hand_overs: books.hand_overs,
+            waits: books.waits,
+            failures: books.failures,
+            create_time: books.create_time,
+            device_bytes: books.device_bytes,
+            peak_device_bytes: books.peak_device_bytes,
+            workspace_bytes,
+        }
+    }
+}
+
+/// Longer than any program runs, for deadlines beyond what a clock can tell.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

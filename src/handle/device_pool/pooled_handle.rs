@@ -1,0 +1,98 @@
+//! A handle of a pool, and what the pool knows of it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::holder::Holder;
+use crate::ids::RawStream;
+use crate::library::RawHandle;
+
+/// A handle, and what its pool knows of it. Only its holder writes to it, so plain stores suffice; others read the counters
+/// for statistics. Alone in its cache lines, so that threads at work on different handles do not slow each other down.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct PooledHandle {
+    pub(in crate::handle) handle: RawHandle,
+    /// Device memory that creating it took, in bytes.
+    pub(in crate::handle) bytes: u64,
+    /// One more than the address of the stream that it last ran on; 0 if it never ran.
+    last_stream: AtomicUsize,
+    hits: AtomicU64,
+    holder: AtomicU64,
+    /// Whether the library was told to take this handle's device memory from gpupool.
+    takes_our_memory: AtomicBool,
+    /// The round of peaks in which this handle was last counted as in use; 0 for none.
+    counted_round: AtomicU64,
+}
+
+impl PooledHandle {
+    pub(in crate::handle) fn new(handle: RawHandle, bytes: u64) -> Self {
+        Self {
+            handle,
+            bytes,
+            last_stream: AtomicUsize::new(0),
+            hits: AtomicU64::new(0),
+            holder: AtomicU64::new(Holder::NONE),
+            takes_our_memory: AtomicBool::new(false),
+            counted_round: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes the stream that the handle's next calls run on.
+    #[inline]
+    pub(in crate::handle) fn note_stream(&self, stream: RawStream) {
+        self.last_stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The stream that the handle last ran on, if it ever ran.
+    pub(in crate::handle) fn last_stream(&self) -> Option<RawStream> {
+        self.last_stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
+    }
+
+    /// Whether the handle last ran on this very stream. A per-thread default stream is another one in each thread.
+    #[inline]
+    pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
+        stream != RawStream::PER_THREAD && self.last_stream() == Some(stream)
+    }
+
+    /// Notes that the library was told to take this handle's device memory from gpupool.
+    pub(in crate::handle) fn note_our_memory(&self) {
+        self.takes_our_memory.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this handle takes its device memory from gpupool, and may have some.
+    #[inline]
+    pub(in crate::handle) fn takes_our_memory(&self) -> bool {
+        self.takes_our_memory.load(Ordering::Relaxed)
+    }
+
+    /// Notes who holds the handle from now on.
+    #[inline]
+    pub(in crate::handle) fn hold(&self, holder: u64) {
+        self.holder.store(holder, Ordering::Relaxed);
+    }
+
+    /// Who holds the handle; none while it is idle.
+    pub(in crate::handle) fn holder(&self) -> Option<Holder> {
+        Holder::from_bits(self.holder.load(Ordering::Relaxed))
+    }
+
+    /// Whether the handle was counted as in use in this round.
+    #[inline]
+    pub(in crate::handle) fn is_counted(&self, round: u64) -> bool {
+        self.counted_round.load(Ordering::Relaxed) == round
+    }
+
+    /// Notes that the handle was counted as in use in this round.
+    pub(in crate::handle) fn note_counted(&self, round: u64) {
+        self.counted_round.store(round, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(in crate::handle) fn count_hit(&self) {
+        self.hits.store(self.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    pub(in crate::handle) fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,108 @@
+//! Events of handles: which thread took and gave back which, while there is a recording.
+
+use std::sync::LazyLock;
+
+use crate::ids::Device;
+use crate::library::{Library, RawHandle};
+use crate::observe::recording::{self, Settings};
+use crate::observe::{Own, Ring, Timed};
+use crate::process;
+use crate::sync::ThisThread;
+
+/// What happened to a handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum HandleAction {
+    /// It was created.
+    Create,
+    /// It is being destroyed.
+    Destroy,
+    /// A thread took it, for itself or by a lease. Further requests, which give the thread the same handle, are not recorded.
+    Take,
+    /// It went back to the pool.
+    GiveBack,
+    /// Its holder gave it up; no request gets it again.
+    Discard,
+}
+
+impl HandleAction {
+    /// As snapshots name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Destroy => "destroy",
+            Self::Take => "take",
+            Self::GiveBack => "give_back",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+/// One thing that happened to a handle.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct HandleEvent {
+    time: u64,
+    /// The thread, as the operating system numbers it.
+    pub thread: u32,
+    /// What happened.
+    pub action: HandleAction,
+    /// The pool's name.
+    pub library: &'static str,
+    /// The device.
+    pub device: Device,
+    /// The handle's address.
+    pub handle: usize,
+}
+
+impl HandleEvent {
+    /// Microseconds since 1970.
+    pub fn unix_micros(&self) -> u64 {
+        recording::unix_micros(self.time)
+    }
+}
+
+impl Timed for HandleEvent {
+    fn time(&self) -> u64 {
+        self.time
+    }
+}
+
+static RING: LazyLock<Ring<HandleEvent>> = LazyLock::new(Ring::new);
+
+thread_local! {
+    static OWN: Own<HandleEvent> = Own::new(&RING);
+}
+
+/// Writes an event down while there is a recording. What ends a holder's hold is noted before another can have the handle, the
+/// rest after it happened.
+#[inline]
+pub(super) fn note(library: &'static dyn Library, device: Device, action: HandleAction, handle: &RawHandle) {
+    if process::state().is_recorded() {
+        write(library, device, action, handle);
+    }
+}
+
+#[cold]
+fn write(library: &'static dyn Library, device: Device, action: HandleAction, handle: &RawHandle) {
+    if !Settings::get().has_events {
+        return;
+    }
+    let (time, thread, library) = (recording::now(), ThisThread::get().system_id(), library.name());
+    let event = HandleEvent { time, thread, action, library, device, handle: handle.as_ptr().addr() };
+    RING.note(&OWN, event, recording::most());
+}
+
+/// The recorded events, in order.
+pub(crate) fn events() -> Vec<HandleEvent> {
+    if process::state().is_recorded() && Settings::get().has_events {
+        RING.newest(recording::most())
+    } else {
+        Vec::new()
+    }
+}
+
+/// Forgets the recorded events.
+pub(crate) fn clear() {
+    RING.clear();
+}

@@ -1,0 +1,360 @@
+//! `HandlePool`: a pool as its users see it.
+//!
+//! The hit path takes no lock and calls only the library's own stream function, and for cuBLAS the driver's that says whether
+//! the stream is captured. The miss path locks one device's list for as long as it takes to pop from it; creating and
+//! destroying happen outside of every lock.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::device_pool::DevicePool;
+use super::lease::Lease;
+use super::pool::{BUILT_IN, Pool};
+use super::pools;
+use super::request::{self, Attempt};
+use super::stats::HandleStats;
+use super::window::{self, Handle};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::library::{self, Library};
+use crate::memory::PoolToken;
+use crate::observe::nvtx;
+use crate::process;
+use crate::runtime::{self, Runtime, Stream};
+
+/// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
+/// process.
+///
+/// ```
+/// use gpupool::{Cublas, HostHandles, Pooled, Stream};
+///
+/// let device = gpupool::device(0)?;
+/// let stream = Stream::new(device)?;
+/// // The simulated library, where there is no cuBLAS.
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
+///
+/// pool.warm(2, device)?; // make them ahead of need
+/// let handle = pool.handle(&stream)?; // this thread's until it ends
+/// let lease = pool.lease(&stream)?; // this scope's
+/// assert_ne!(handle.as_ptr(), lease.as_ptr());
+///
+/// let stats = pool.stats(Some(device))?;
+/// println!("{} created, {} held, {} leased", stats.created, stats.held, stats.leased); // 2, 1, 1
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct HandlePool(&'static Pool);
+
+/// How many pools a process can have: as many as a byte tells apart. Pools are never dropped.
+const MAX_POOLS: usize = 1 << u8::BITS;
+
+static NEXT_ID: AtomicUsize = AtomicUsize::new(BUILT_IN);
+
+impl fmt::Debug for HandlePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandlePool").field("library", &self.name()).field("id", &self.0.id()).finish_non_exhaustive()
+    }
+}
+
+impl HandlePool {
+    pub(super) const fn built_in(pool: &'static Pool) -> Self {
+        Self(pool)
+    }
+
+    /// A pool for a library that gpupool does not know. Make it once: pools live as long as the process.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the process has made 256 pools.
+    pub fn new(library: impl Library + 'static) -> Result<Self> {
+        let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
+        let Some(id) = id.ok().and_then(|id| u8::try_from(id).ok()) else {
+            return Err(Error::unavailable(format!(
+                "a process can have {MAX_POOLS} handle pools, and they are never dropped; make each once, not in a loop"
+            )));
+        };
+        Ok(Self(Box::leak(Box::new(Pool::new(id, Box::leak(Box::new(library)))))))
+    }
+
+    /// The runtime, with the pool ready to make handles.
+    fn require_usable(&self) -> Result<&'static dyn Runtime> {
+        let runtime = self.0.require_usable()?;
+        self.make_devices(runtime);
+        Ok(runtime)
+    }
+
+    fn make_devices(&self, runtime: &dyn Runtime) {
+        self.0.make_devices(runtime, || pools::add(self.0));
+    }
+
+    /// The library's name.
+    pub fn name(&self) -> &'static str {
+        self.0.library.name()
+    }
+
+    /// The library's version, if it tells one.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    pub fn version(&self) -> Result<Option<library::Version>> {
+        self.0.library.version()
+    }
+
+    /// The file that the library was loaded from, if it was loaded from one.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
+        self.0.library.path()
+    }
+
+    /// How that file was found: a wheel, the toolkit, ...
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    pub fn origin(&self) -> Result<Option<library::Origin>> {
+        self.0.library.origin()
+    }
+
+    /// Whether the library has been loaded, as it is when first needed. To ask loads nothing.
+    pub fn is_loaded(&self) -> bool {
+        self.0.library.is_loaded()
+    }
+
+    /// Whether handles can be asked for: the library can be loaded and its runtime is the one in use.
+    pub fn is_available(&self) -> bool {
+        self.require_usable().is_ok() && self.path().is_ok()
+    }
+
+    /// The calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture, not before: what
+    /// a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
+    /// if a handle cannot be had; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
+    /// `ErrorKind::Forked`.
+    #[inline]
+    pub fn handle(&self, stream: &Stream) -> Result<Handle> {
+        self.try_handle(stream)?.finish(None)
+    }
+
+    /// [`HandlePool::handle`] as far as it can be served without a wait.
+    #[inline]
+    pub(crate) fn try_handle<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Handle>> {
+        match self.held(stream) {
+            Some(held) => held.map(Attempt::Ready),
+            None => request::begin(self.0, self.require_usable()?, stream),
+        }
+    }
+
+    /// The hit path: this thread's handle, if it holds one on the stream's device. All that is rare is left to the miss
+    /// path.
+    #[inline]
+    fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
+        if process::is_forked() || self.0.is_closed() {
+            return None;
+        }
+        let set = window::with_held(self.0, stream.device(), |pooled| {
+            if self.0.has_memory() && !pooled.takes_our_memory() {
+                self.0.give_memory(pooled, stream.device())?;
+            }
+            self.0.library.set_stream(&pooled.handle, stream).map(|()| {
+                pooled.note_stream(stream.raw());
+                pooled.count_hit();
+                Handle::of(pooled)
+            })
+        })?;
+        Some(set.map_err(|error| self.0.refused(stream.device(), error)))
+    }
+
+    /// A handle for a scope: its holder's alone until the lease is dropped. With a [limit](HandlePool::set_limit) it waits up to
+    /// 30 s for one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if all that there may be are in use for so long.
+    #[inline]
+    pub fn lease(&self, stream: &Stream) -> Result<Lease> {
+        self.try_lease(stream)?.finish(None)
+    }
+
+    /// [`HandlePool::lease`] that waits at most so long.
+    ///
+    /// # Errors
+    /// As [`HandlePool::lease`].
+    #[inline]
+    pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
+        self.try_lease(stream)?.finish(Some(timeout))
+    }
+
+    /// [`HandlePool::lease`] as far as it can be served without a wait.
+    #[inline]
+    pub(crate) fn try_lease<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Lease>> {
+        match Lease::of_own(self.0, stream) {
+            Some(own) => own.map(Attempt::Ready),
+            None => request::begin(self.0, self.require_usable()?, stream),
+        }
+    }
+
+    /// The most handles that there may be on each device, if there is a limit.
+    pub fn limit(&self) -> Option<usize> {
+        self.0.limit()
+    }
+
+    /// Sets or removes the most handles that there may be on each device. Requests beyond it wait for a handle to be given
+    /// back: by a lease that ends, or a thread that ends. Handles beyond a new limit stay.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub fn set_limit(&self, limit: Option<usize>) -> Result<()> {
+        if limit == Some(0) {
+            return Err(Error::invalid_value(
+                "a pool of at most 0 handles could serve no request; give 1 or more, or none",
+            ));
+        }
+        process::refuse_forked()?;
+        self.0.set_limit(limit);
+        Ok(())
+    }
+
+    /// Lets the handles on the pool's device take what device memory they need from a [`MemPool`](crate::MemPool)
+    /// (`mem_pool.token()`), or with none plain memory of the driver again. cuDSS's handles can.
+    ///
+    /// Handles take it from the next time on that they are asked for: then everything they allocate, also for objects made
+    /// before. It can be changed at any time: memory goes back to where it came from, in the order of the handle's stream, so
+    /// cuDSS's objects are to be destroyed while that stream lives. The `MemPool` is kept until another is set. What the
+    /// owner of a handle sets of this kind himself stays until the handle has a new owner.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the library cannot be told, or the `MemPool` was dropped or is another device's; else as
+    /// [`HandlePool::handle`].
+    pub fn set_mem_pool(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
+        self.require_usable()?;
+        self.0.set_memory(device, pool)
+    }
+
+    /// Creates as many handles as are missing for `count` to be idle on the device, or as a limit allows, and returns how
+    /// many that were.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`]; the handles made before the failure stay.
+    pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
+        let runtime = self.require_usable()?;
+        let pool = self.0.on(device)?;
+        let missing = count.saturating_sub(pool.idle_count());
+        // Kept aside until all are made: where memory is short, each creation destroys what is idle.
+        let mut created = Vec::new();
+        let mut result = Ok(missing);
+        for _ in 0..missing {
+            if !pool.make_room() {
+                result = Ok(created.len());
+                break;
+            }
+            match self.0.create(runtime, pool, device) {
+                Ok(pooled) => created.push(pooled),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        pool.put_idle(created);
+        result
+    }
+
+    /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the system starts no thread.
+    pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
+        let name = format!("gpupool-warm-{}", self.name());
+        let thread = thread::Builder::new().name(name.clone());
+        let warm = move || {
+            // Of the name above the system keeps 15 bytes.
+            nvtx::name_thread(&name);
+            self.warm(count, device)
+        };
+        thread.spawn(warm).map_err(|e| {
+            Error::unavailable(format!("no thread could be started to warm the {} pool: {e}", self.name()))
+        })
+    }
+
+    /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. What graphs that are
+    /// gone had as workspaces is freed too.
+    ///
+    /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
+    /// cuBLASLt, cuSOLVER and cuDSS do, and MIOpen is taken to. Of those, none is destroyed while a capture is known of:
+    /// one on a [`Stream`] made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver
+    /// does not tell of others, so do not trim while another library captures on a non-blocking stream of its own.
+    ///
+    /// # Errors
+    /// The first refusal of the library or driver; the other idle handles are destroyed all the same.
+    pub fn trim(&self, device: Option<Device>) -> Result<usize> {
+        let runtime = runtime::get()?;
+        self.make_devices(runtime);
+        let devices = match device {
+            Some(device) => self.0.on(device).map(|_| vec![device])?,
+            None => (0..runtime.device_count()).map(Device::from_ordinal).collect(),
+        };
+        let mut destroyed = 0;
+        let mut first_error = None;
+        for device in devices {
+            match self.0.trim(runtime, device) {
+                Ok(count) => destroyed += count,
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(destroyed), Err)
+    }
+
+    /// Ends the pool: it gives out no more handles, and its idle ones and the calling thread's own are destroyed. Those
+    /// of other threads come back as they end, for [`HandlePool::trim`] to destroy.
+    ///
+    /// # Errors
+    /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for a pool of gpupool's own, which others share.
+    pub fn close(&self) -> Result<usize> {
+        if self.0.is_built_in() {
+            return Err(Error::invalid_value(format!(
+                "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
+                self.name()
+            )));
+        }
+        let runtime = runtime::get()?;
+        self.0.close();
+        for device in (0..runtime.device_count()).map(Device::from_ordinal) {
+            if let Some(pooled) = window::release(self.0, device) {
+                self.0.give_back(device, pooled);
+            }
+        }
+        self.trim(None)
+    }
+
+    /// The pool's counts, on one device or summed over all.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for a device that does not exist; `ErrorKind::Forked` in a forked child.
+    pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
+        process::refuse_forked()?;
+        if let Some(device) = device {
+            self.make_devices(runtime::get()?);
+            return self.0.stats(device);
+        }
+        self.0.total_stats()
+    }
+
+    /// Starts the peaks of the pool's counts anew on one device or on all, from what is in use and what there is now.
+    ///
+    /// # Errors
+    /// As [`HandlePool::stats`].
+    pub fn reset_peak_stats(&self, device: Option<Device>) -> Result<()> {
+        process::refuse_forked()?;
+        match device {
+            Some(device) => {
+                self.make_devices(runtime::get()?);
+                self.0.on(device)?.reset_peaks();
+            }
+            None => self.0.devices().iter().for_each(DevicePool::reset_peaks),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! Every pool that has been used: their counts together, and what they have of a device's memory.
+
+use std::sync::{Mutex, Once};
+
+use super::device_pool::DevicePool;
+use super::pool::Pool;
+use super::stats::HandleStats;
+use crate::error::{MemoryUse, Result};
+use crate::ids::Device;
+use crate::memory_users::{self, MemoryUser};
+use crate::process;
+use crate::runtime;
+use crate::sync::lock;
+
+/// In the order of their ids.
+static POOLS: Mutex<Vec<&'static Pool>> = Mutex::new(Vec::new());
+
+/// Adds a pool, before its first handle is made.
+pub(super) fn add(pool: &'static Pool) {
+    static IS_MEMORY_USER: Once = Once::new();
+    IS_MEMORY_USER.call_once(|| memory_users::add(MemoryUser { used, release }));
+    let mut pools = lock(&POOLS);
+    let place = pools.partition_point(|other| other.id() < pool.id());
+    pools.insert(place, pool);
+}
+
+/// A copy, so that no lock is held while one is used.
+fn all() -> Vec<&'static Pool> {
+    lock(&POOLS).clone()
+}
+
+/// The devices on which handles were created. It asks no driver.
+pub(crate) fn devices_in_use() -> Vec<Device> {
+    let mut in_use = Vec::new();
+    for pool in all() {
+        let with_handles = (0..).zip(pool.devices()).filter(|(_, on_device)| on_device.has_created());
+        in_use.extend(with_handles.map(|(ordinal, _)| Device::from_ordinal(ordinal)));
+    }
+    in_use
+}
+
+/// Starts the peaks of every pool's counts on a device anew.
+pub(crate) fn reset_peak_stats(device: Device) {
+    all().iter().filter_map(|pool| pool.on(device).ok()).for_each(DevicePool::reset_peaks);
+}
+
+/// The counts of every pool that has been used, by name, on one device or summed over all. Pools of one name are one line.
+///
+/// # Errors
+/// As [`HandlePool::stats`](super::HandlePool::stats).
+pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>> {
+    process::refuse_forked()?;
+    let mut sums: Vec<(String, HandleStats)> = Vec::new();
+    for pool in all() {
+        let stats = match device {
+            Some(device) => pool.stats(device)?,
+            None => pool.total_stats()?,
+        };
+        match sums.iter_mut().find(|(name, _)| name == pool.library.name()) {
+            Some((_, sum)) => *sum += stats,
+            None => sums.push((pool.library.name().to_owned(), stats)),
+        }
+    }
+    Ok(sums)
+}
+
+/// Destroys every pool's idle handles on a device.
+fn release(device: Device) {
+    let Ok(runtime) = runtime::get() else { return };
+    for pool in all() {
+        // A pool that cannot be trimmed leaves the rest to help.
+        let _ = pool.trim(runtime, device);
+    }
+}
+
+/// What the handles of every pool have of a device's memory.
+fn used(device: Device) -> Vec<MemoryUse> {
+    let used = all().into_iter().filter_map(|pool| {
+        let stats = pool.stats(device).ok()?;
+        let handles = stats.idle + stats.held + stats.leased + stats.retired;
+        let bytes = stats.device_bytes + stats.workspace_bytes;
+        let name = pool.library.name().to_owned();
+        (bytes > 0 || handles > 0).then_some(MemoryUse { pool: name, count: handles as usize, bytes })
+    });
+    used.collect()
+}

@@ -1,0 +1,180 @@
+//! A request that no handle at hand serves: what it comes to at once, and what is left to do.
+//!
+//! The idle handles are searched once, under a short lock. What takes longer (to wait, to create, to make a stream wait for
+//! another) is left to [`Unfinished::finish`], so that a caller may let go of a lock of its own before, as Python does.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::device_pool::{DevicePool, PlaceInLine, PooledHandle, Turn};
+use super::hand_over;
+use super::pool::Pool;
+use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::ids::Device;
+use crate::runtime::{Runtime, Stream};
+
+/// How long a request waits for a handle of a pool with a limit, unless it says so itself. Not for ever: threads that hold
+/// handles may be waiting for those that ask for one. The length is a choice, and rests on no measurement.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// How many handles lie idle, whose last streams were not ours, before one is made to wait for the whole device. A choice:
+/// no library so far keeps scratch memory, so there is nothing to measure it with.
+const SPARE: usize = 4;
+
+/// What a request is for.
+pub(crate) trait Claim: Sized {
+    /// Notes who holds a handle that is ready from now on.
+    ///
+    /// # Errors
+    /// Where it cannot be held; it lies idle then.
+    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self>;
+}
+
+/// What a request comes to without a wait.
+#[derive(Debug)]
+pub(crate) enum Attempt<'s, T> {
+    /// It is served.
+    Ready(T),
+    /// It is not served yet.
+    Unfinished(Unfinished<'s, T>),
+}
+
+impl<T: Claim> Attempt<'_, T> {
+    /// What was asked for, now or once it could be had. A timeout limits how long the request waits for its turn.
+    #[inline]
+    pub(crate) fn finish(self, timeout: Option<Duration>) -> Result<T> {
+        match self {
+            Self::Ready(ready) => Ok(ready),
+            Self::Unfinished(unfinished) => unfinished.finish(timeout),
+        }
+    }
+}
+
+/// A request with the search behind it. One that is dropped gives back what it found.
+#[must_use = "the request is given up when this is dropped"]
+pub(crate) struct Unfinished<'s, T> {
+    pool: &'static Pool,
+    on_device: &'static DevicePool,
+    runtime: &'static dyn Runtime,
+    stream: &'s Stream,
+    /// None once it is used.
+    turn: Option<Result<Turn<PooledHandle>, PlaceInLine>>,
+    wanted: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for Unfinished<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unfinished").field("stream", self.stream).finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for Unfinished<'_, T> {
+    fn drop(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            self.on_device.give_up(turn);
+        }
+    }
+}
+
+/// Begins a request: searches the idle handles, best for one that last ran on the stream, and makes ready what it finds if
+/// that takes no longer than a hit.
+#[cold]
+pub(super) fn begin<'s, T: Claim>(
+    pool: &'static Pool,
+    runtime: &'static dyn Runtime,
+    stream: &'s Stream,
+) -> Result<Attempt<'s, T>> {
+    let on_device = pool.on(stream.device())?;
+    match on_device.take(stream.raw()) {
+        Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
+            let pooled = pool.make_ready(on_device, pooled, stream)?;
+            on_device.count_hand_over();
+            claim(pool, on_device, stream, pooled).map(Attempt::Ready)
+        }
+        turn => {
+            let turn = Some(turn);
+            Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
+        }
+    }
+}
+
+fn claim<T: Claim>(
+    pool: &'static Pool,
+    on_device: &DevicePool,
+    stream: &Stream,
+    pooled: Arc<PooledHandle>,
+) -> Result<T> {
+    pooled.note_stream(stream.raw());
+    on_device.begin_use(&pooled);
+    T::claim(pool, stream.device(), pooled)
+}
+
+impl<T: Claim> Unfinished<'_, T> {
+    /// Does what is left: waits for the request's turn, and makes the handle ready or creates one.
+    #[cold]
+    pub(crate) fn finish(mut self, timeout: Option<Duration>) -> Result<T> {
+        let timeout = timeout.unwrap_or(WAIT);
+        let turn = match self.turn.take() {
+            Some(Ok(turn)) => Some(turn),
+            Some(Err(place)) => self.on_device.wait(place, self.pool.library.name(), self.stream, timeout),
+            None => None,
+        };
+        let pooled = match turn {
+            Some(Turn::Handle(pooled)) => self.hand_over(pooled)?,
+            Some(Turn::Room) => self.create()?,
+            None => return Err(self.exhausted(timeout)),
+        };
+        claim(self.pool, self.on_device, self.stream, pooled)
+    }
+
+    /// Makes an idle handle ready for the stream. Where that might harm a capture a new one is made instead, as long as few
+    /// lie idle.
+    fn hand_over(&self, pooled: Arc<PooledHandle>) -> Result<Arc<PooledHandle>> {
+        match self.wait_for_former(&pooled) {
+            Ok(true) => {
+                let pooled = self.pool.make_ready(self.on_device, pooled, self.stream)?;
+                self.on_device.count_hand_over();
+                Ok(pooled)
+            }
+            Ok(false) => {
+                self.on_device.put_idle([pooled]);
+                if self.on_device.make_room() { self.create() } else { Err(self.exhausted(Duration::ZERO)) }
+            }
+            Err(error) => {
+                self.on_device.put_idle([pooled]);
+                Err(self.pool.refused(self.stream.device(), error))
+            }
+        }
+    }
+
+    /// Whether no work of the handle's former stream can meet the new stream's, after making it wait where it must.
+    fn wait_for_former(&self, pooled: &PooledHandle) -> Result<bool> {
+        let wait = |at_all_costs| {
+            hand_over::wait_for_former(self.runtime, self.pool.library, pooled, self.stream, at_all_costs)
+        };
+        if wait(false)? {
+            return Ok(true);
+        }
+        let must = self.on_device.idle_count() >= SPARE || self.on_device.is_full();
+        if must { wait(true) } else { Ok(false) }
+    }
+
+    fn create(&self) -> Result<Arc<PooledHandle>> {
+        let created = self.pool.create(self.runtime, self.on_device, self.stream.device())?;
+        self.pool.set_up(self.on_device, created, self.stream)
+    }
+
+    fn exhausted(&self, waited: Duration) -> Error {
+        self.on_device.count_failure();
+        ErrorKind::PoolExhausted(PoolExhausted {
+            library: self.pool.library.name().to_owned(),
+            device: self.stream.device(),
+            limit: self.on_device.limit().unwrap_or(usize::MAX),
+            waited,
+            holders: self.on_device.holders().iter().map(ToString::to_string).collect(),
+        })
+        .into()
+    }
+}

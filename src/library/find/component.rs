@@ -1,0 +1,72 @@
+//! Shared libraries as files: what they are called and which package brings them, for each major version of CUDA.
+//! ROCm's have one build each, for they keep their names from one major version to the next.
+
+use crate::runtime::Kind;
+
+/// A shared library that is loaded for its own sake or because another one needs it.
+#[derive(Debug)]
+pub(in crate::library) struct Component {
+    /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
+    pub(in crate::library) name: &'static str,
+    /// The platform it is for.
+    pub(in crate::library) platform: Kind,
+    /// One for each major version of CUDA, newest first.
+    pub(in crate::library) variants: &'static [Variant],
+    /// What must be loaded before it, in this order.
+    pub(in crate::library) needs: &'static [&'static Component],
+}
+
+/// The build of a component for one major version of CUDA.
+#[derive(Debug)]
+pub(in crate::library) struct Variant {
+    /// The major version of CUDA; none if it is for any version of its platform.
+    pub(in crate::library) cuda: Option<u32>,
+    /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
+    pub(in crate::library) sonames: &'static [&'static str],
+    /// Where its wheels put it, below site-packages. The first part of the name may end in `*`.
+    pub(in crate::library) folders: &'static [&'static str],
+    /// The pip package that brings it.
+    pub(in crate::library) package: &'static str,
+}
+
+/// The linker that cuSPARSE and cuSOLVER use at run time.
+pub(in crate::library) static NVJITLINK: Component = Component {
+    name: "nvjitlink",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libnvJitLink.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-nvjitlink",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libnvJitLink.so.12"],
+            folders: &["nvidia/nvjitlink/lib"],
+            package: "nvidia-nvjitlink-cu12",
+        },
+    ],
+    needs: &[],
+};
+
+/// The compiler that cuDSS uses at run time.
+pub(in crate::library) static NVRTC: Component = Component {
+    name: "nvrtc",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libnvrtc.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cuda-nvrtc",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libnvrtc.so.12"],
+            folders: &["nvidia/cuda_nvrtc/lib"],
+            package: "nvidia-cuda-nvrtc-cu12",
+        },
+    ],
+    needs: &[],
+};

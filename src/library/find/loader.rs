@@ -1,0 +1,307 @@
+//! Finds and loads a component, in the order in which a user would want it found.
+//!
+//! 1. `GPUPOOL_<NAME>_PATH`, a file or a folder, and nothing else if it is set.
+//! 2. A copy that any code has loaded into the process: a second one is never loaded.
+//! 3. Wheels, conda, the toolkit, the system: in each place first the CUDA that is in use in this process, then the newest
+//!    that the driver supports, and always by a file name that carries the version.
+//!
+//! What a library needs is loaded first, by full path, so that it meets the copies found here.
+
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use super::component::{Component, Variant};
+use super::origin::Origin;
+use super::places::Place;
+use crate::error::{Error, ErrorKind, Result};
+use crate::runtime::{self, Kind};
+use crate::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
+use crate::sync::lock;
+
+/// A loaded library. It is never unloaded.
+#[derive(Debug)]
+pub(in crate::library) struct Loaded {
+    library: Library,
+    path: PathBuf,
+    origin: Origin,
+    /// The major version of CUDA it was built for, where its name or folder tells.
+    cuda: Option<u32>,
+}
+
+impl Loaded {
+    pub(in crate::library) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(in crate::library) fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    pub(in crate::library) fn cuda(&self) -> Option<u32> {
+        self.cuda
+    }
+
+    /// The function of this name, one of those that [`load`] asked for.
+    ///
+    /// # Errors
+    /// `ErrorKind::InternalError` if the library lacks it: then it was to be refused.
+    ///
+    /// # Safety
+    /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
+    pub(in crate::library) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
+        // SAFETY: the caller vouches for the type.
+        let symbol = unsafe { self.library.get::<F>(name) };
+        symbol
+            .map(|symbol| *symbol)
+            .map_err(|e| Error::internal(format!("{} was taken without a symbol: {e}", self.path.display())))
+    }
+
+    /// As [`Loaded::function`], for a function that not every library has.
+    ///
+    /// # Safety
+    /// As [`Loaded::function`].
+    pub(in crate::library) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
+        // SAFETY: the caller vouches for the type.
+        name.map(|name| unsafe { self.function(name) }).transpose()
+    }
+}
+
+/// The pip package that brings a component for a major version of CUDA.
+pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static str {
+    let variant = component.variants.iter().find(|v| v.cuda == Some(cuda)).or(component.variants.first());
+    variant.map_or("", |variant| variant.package)
+}
+
+/// Loads a component that has all the symbols.
+///
+/// # Errors
+/// `ErrorKind::LibraryNotFound` with every place tried.
+pub(in crate::library) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
+    let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
+    search.find(component).ok_or_else(|| {
+        let newest = component.variants.first().and_then(|variant| variant.cuda);
+        let cuda = search.driver.or(newest).unwrap_or_default();
+        ErrorKind::LibraryNotFound {
+            library: component.name,
+            tried: search.tried,
+            remedy: format!(
+                "Install it with: pip install {}\nor set {} to its file or folder",
+                package(component, cuda),
+                variable(component)
+            ),
+            is_present: search.is_present,
+        }
+        .into()
+    })
+}
+
+fn variable(component: &Component) -> String {
+    format!("GPUPOOL_{}_PATH", component.name.to_uppercase())
+}
+
+/// The major version of the platform that its driver supports; none without a driver.
+fn driver_major(platform: Kind) -> Option<u32> {
+    let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform)?;
+    runtime.driver_version().map(|(major, _)| major)
+}
+
+/// A copy that is in the process already, found by the name that every copy carries inside.
+fn already_loaded(soname: &str) -> Option<Library> {
+    open(Path::new(soname), IF_LOADED).ok()
+}
+
+/// The file that holds a symbol of the library.
+fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
+    // SAFETY: the symbol is only looked up here, not called.
+    let address = unsafe { library.get::<*const ()>(symbol) }.ok()?.as_raw_ptr();
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `info` is a valid place, and any address may be asked about.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: a successful `dladdr` filled it in.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: `dli_fname` is a string that lives as long as the library.
+    let path = PathBuf::from(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+    Some(path.canonicalize().unwrap_or(path))
+}
+
+struct Search<'a> {
+    tried: Vec<String>,
+    /// Whether a file was there, though none that can be used.
+    is_present: bool,
+    symbols: &'a [&'static CStr],
+    driver: Option<u32>,
+}
+
+impl Search<'_> {
+    fn find(&mut self, component: &'static Component) -> Option<Loaded> {
+        if let Some(wanted) = std::env::var_os(variable(component)) {
+            return self.find_override(component, Path::new(&wanted));
+        }
+        for variant in component.variants {
+            for soname in variant.sonames {
+                if let Some(library) = already_loaded(soname) {
+                    // Not another copy, whatever this one lacks: two in a process would be worse.
+                    return self.accept(component, library, Path::new(soname), Origin::Process);
+                }
+            }
+        }
+        let variants = self.supported_variants(component);
+        for place in Place::ALL {
+            for variant in &variants {
+                for file in place.files(component.platform, variant) {
+                    let loaded = match place {
+                        // The linker finds what its own libraries need.
+                        Place::Linker => self.try_file(component, &file, place.origin()),
+                        _ => self.try_existing(component, variant.cuda, &file, place.origin()),
+                    };
+                    if loaded.is_some() {
+                        return loaded;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The user named a place, so no other is looked at.
+    fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
+        let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
+        let files: Vec<PathBuf> =
+            if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
+        files.iter().find_map(|file| {
+            let newest = component.variants.first().and_then(|variant| variant.cuda);
+            self.try_existing(component, cuda_of(component, file).or(newest), file, Origin::Environment)
+        })
+    }
+
+    /// Tries a full path, after what the component needs.
+    fn try_existing(
+        &mut self,
+        component: &'static Component,
+        cuda: Option<u32>,
+        file: &Path,
+        origin: Origin,
+    ) -> Option<Loaded> {
+        if !file.exists() {
+            let source =
+                if origin == Origin::Environment { format!(" (from {})", variable(component)) } else { String::new() };
+            self.note(format!("{}{source}: no such file", file.display()));
+            return None;
+        }
+        preload(component, cuda);
+        self.try_file(component, file, origin)
+    }
+
+    fn try_file(&mut self, component: &'static Component, file: &Path, origin: Origin) -> Option<Loaded> {
+        match open(file, NOW) {
+            Ok(library) => self.accept(component, library, file, origin),
+            Err(reason) => {
+                // Of a file that is not there the linker says this; of one that needs another, it names that one.
+                self.is_present |= !reason.starts_with(&format!("{}: cannot open shared object file", file.display()));
+                self.note(format!("{}: {reason}", file.display()));
+                None
+            }
+        }
+    }
+
+    /// Takes the library if it has every symbol.
+    fn accept(&mut self, component: &Component, library: Library, file: &Path, origin: Origin) -> Option<Loaded> {
+        let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
+        if let Some(symbol) = missing_symbol(&library, self.symbols) {
+            let symbol = symbol.to_string_lossy();
+            let how = if origin == Origin::Process { "already loaded" } else { "loaded" };
+            self.is_present = true;
+            self.note(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+            return None;
+        }
+        let cuda = cuda_of(component, &path);
+        let origin = if origin == Origin::Process { preloaded_from(&path).unwrap_or(origin) } else { origin };
+        Some(Loaded { library, path, origin, cuda })
+    }
+
+    /// Those that the driver supports: first the CUDA that is in use in this process, then the newest.
+    fn supported_variants(&mut self, component: &'static Component) -> Vec<&'static Variant> {
+        let in_use = cuda_in_use();
+        let mut variants: Vec<_> = component.variants.iter().collect();
+        variants.sort_by_key(|variant| (variant.cuda != in_use, std::cmp::Reverse(variant.cuda)));
+        if let Some(driver) = self.driver {
+            for variant in variants.extract_if(.., |variant| variant.cuda > Some(driver)) {
+                self.note(format!(
+                    "{}: passed over, since it is built for CUDA {} and the driver supports CUDA {driver}",
+                    variant.package,
+                    variant.cuda.unwrap_or_default()
+                ));
+            }
+        }
+        variants
+    }
+
+    /// Notes a place that was tried, once: two versions of CUDA may share one.
+    fn note(&mut self, tried: String) {
+        if !self.tried.contains(&tried) {
+            self.tried.push(tried);
+        }
+    }
+}
+
+/// The major version of CUDA that other code in this process uses, if it uses just one.
+fn cuda_in_use() -> Option<u32> {
+    let uses = |major: u32| {
+        ["cudart", "cublas", "cublasLt", "nvrtc", "nvJitLink"]
+            .iter()
+            .any(|stem| already_loaded(&format!("lib{stem}.so.{major}")).is_some())
+    };
+    match (uses(13), uses(12)) {
+        (true, false) => Some(13),
+        (false, true) => Some(12),
+        _ => None,
+    }
+}
+
+/// The major version of CUDA that a file is built for, where its folder or name tells.
+fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
+    let text = file.to_string_lossy();
+    let name = file.file_name()?.to_string_lossy().into_owned();
+    let in_folder = |cuda: u32| text.contains(&format!("/cu{cuda}/"));
+    let by_folder = component.variants.iter().find(|variant| variant.cuda.is_some_and(in_folder));
+    let mut by_name = component.variants.iter().filter(|v| v.sonames.iter().any(|soname| name.starts_with(soname)));
+    by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).and_then(|variant| variant.cuda)
+}
+
+/// What [`preload`] loaded and from where: it is no other code's, though it is there when it is asked for itself.
+static PRELOADED: Mutex<Vec<(PathBuf, Origin)>> = Mutex::new(Vec::new());
+
+fn preloaded_from(path: &Path) -> Option<Origin> {
+    let preloaded = lock(&PRELOADED);
+    preloaded.iter().find(|(file, _)| file == path).map(|(_, origin)| *origin)
+}
+
+/// Loads what a component needs, in order. A failure is left to the component's own loading, which will name it.
+fn preload(component: &Component, cuda: Option<u32>) {
+    for need in component.needs {
+        preload(need, cuda);
+        let Some(variant) = need.variants.iter().find(|variant| variant.cuda == cuda) else { continue };
+        if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
+            continue;
+        }
+        let files = Place::ALL
+            .into_iter()
+            .flat_map(|place| place.files(component.platform, variant).into_iter().map(move |file| (file, place)))
+            .filter(|(file, _)| file.is_absolute() && file.exists());
+        let Some((library, file, place)) =
+            files.into_iter().find_map(|(file, place)| Some((open(&file, NOW).ok()?, file, place)))
+        else {
+            continue;
+        };
+        let file = file.canonicalize().unwrap_or(file);
+        lock(&PRELOADED).push((file, place.origin()));
+        // It stays loaded for the life of the process.
+        std::mem::forget(library);
+    }
+}

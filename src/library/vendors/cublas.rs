@@ -1,0 +1,107 @@
+//! cuBLAS: <https://docs.nvidia.com/cuda/cublas/>. Setting a handle's stream also resets its workspace and costs four
+//! times what asking for it does, so the stream is asked for first.
+//!
+//! Its own workspace is one for all of a handle's streams, and in a captured graph memory allocated and freed at every
+//! launch; so handles get workspaces of ours.
+
+use super::cublaslt;
+use crate::ids::Device;
+use crate::library::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::library::workspace::Workspaces;
+use crate::runtime::{self, Kind};
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cublas",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libcublas.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cublas",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libcublas.so.12"],
+            folders: &["nvidia/cublas/lib"],
+            package: "nvidia-cublas-cu12",
+        },
+    ],
+    needs: &[&cublaslt::COMPONENT],
+};
+
+static WORKSPACES: Workspaces = Workspaces::new();
+
+/// The variable by which users size cuBLAS's workspaces: `:KiB:count`, once or more.
+const CONFIG_VARIABLE: &str = "CUBLAS_WORKSPACE_CONFIG";
+
+/// What the variable asks for, else what NVIDIA recommends (`cublasSetWorkspace` in the vendor's reference): 32 MiB for Hopper
+/// and later, 4 MiB before. A variable that cannot be read is left to cuBLAS.
+fn workspace_bytes(device: Device) -> u64 {
+    if let Ok(config) = std::env::var(CONFIG_VARIABLE) {
+        return configured_bytes(&config).unwrap_or(0);
+    }
+    let capability = runtime::get().and_then(|runtime| runtime.compute_capability(device));
+    match capability {
+        Ok(Some((major, _))) if major >= 9 => 32 << 20,
+        _ => 4 << 20,
+    }
+}
+
+fn configured_bytes(config: &str) -> Option<u64> {
+    let mut numbers = config.strip_prefix(':')?.split(':').map(|number| number.parse::<u64>().ok());
+    let mut bytes = 0_u64;
+    while let Some(kib) = numbers.next() {
+        let count = numbers.next()??;
+        bytes = bytes.checked_add(kib?.checked_mul(1024)?.checked_mul(count)?)?;
+    }
+    Some(bytes)
+}
+
+/// cuBLAS.
+pub static CUBLAS: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cublasCreate_v2",
+    destroy: c"cublasDestroy_v2",
+    set_stream: Some(c"cublasSetStream_v2"),
+    set_stream_uses_context: false,
+    get_stream: Some(c"cublasGetStream_v2"),
+    // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
+    resets: &[
+        Reset::new(c"cublasSetPointerMode_v2", 0),
+        Reset::new(c"cublasSetAtomicsMode", 0),
+        Reset::new(c"cublasSetMathMode", 0),
+        Reset::new(c"cublasSetSmCountTarget", 0),
+    ],
+    set_memory: None,
+    workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),
+    keeps_scratch: false,
+    version: VersionCall::Property(c"cublasGetProperty"),
+    status_names: StatusNames::Function(c"cublasGetStatusName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[3],
+    handle_bytes: 64 << 20,
+    synchronizes_on_destroy: true,
+});
+
+#[cfg(test)]
+mod tests {
+    use super::configured_bytes;
+
+    #[test]
+    fn the_variable_is_a_sum_of_sizes() {
+        assert_eq!(configured_bytes(":4096:2:16:8"), Some((2 * 4096 + 8 * 16) << 10));
+        assert_eq!(configured_bytes(":4096:8"), Some(32 << 20));
+        assert_eq!(configured_bytes(":0:0"), Some(0));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_to_the_library() {
+        for config in ["", "4096:8", ":", ":4096", ":4096:8:", ":x:8", ":4096:-1", ":18446744073709551615:2"] {
+            assert_eq!(configured_bytes(config), None, "{config:?}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! cuBLASLt: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>. Its handles have no stream: each call takes
+//! one.
+
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cublaslt",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libcublasLt.so.13"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cublas",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libcublasLt.so.12"],
+            folders: &["nvidia/cublas/lib"],
+            package: "nvidia-cublas-cu12",
+        },
+    ],
+    needs: &[],
+};
+
+/// cuBLASLt.
+pub static CUBLASLT: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cublasLtCreate",
+    destroy: c"cublasLtDestroy",
+    set_stream: None,
+    set_stream_uses_context: false,
+    get_stream: None,
+    resets: &[],
+    set_memory: None,
+    workspace: None,
+    keeps_scratch: false,
+    version: VersionCall::Property(c"cublasLtGetProperty"),
+    status_names: StatusNames::Function(c"cublasLtGetStatusName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[3],
+    handle_bytes: 0,
+    synchronizes_on_destroy: true,
+});

@@ -1,0 +1,50 @@
+//! cuDNN: <https://docs.nvidia.com/deeplearning/cudnn/>. Setting an unchanged stream costs more than asking for it,
+//! makes device 0's context current in a thread that has none, and refuses another device's default stream.
+
+use super::{cublas, cublaslt};
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+static COMPONENT: Component = Component {
+    name: "cudnn",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libcudnn.so.9"],
+            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
+            package: "nvidia-cudnn-cu13",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libcudnn.so.9"],
+            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
+            package: "nvidia-cudnn-cu12",
+        },
+    ],
+    needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT],
+};
+
+/// cuDNN, version 9.
+pub static CUDNN: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cudnnCreate",
+    destroy: c"cudnnDestroy",
+    set_stream: Some(c"cudnnSetStream"),
+    set_stream_uses_context: true,
+    get_stream: Some(c"cudnnGetStream"),
+    resets: &[],
+    set_memory: None,
+    workspace: None,
+    keeps_scratch: false,
+    version: VersionCall::Number(c"cudnnGetVersion"),
+    status_names: StatusNames::Function(c"cudnnGetErrorString"),
+    last_error: Some(c"cudnnGetLastErrorString"),
+    not_initialized: &[1001],
+    // Host and device allocation failed; cuDNN 9 counts both as internal errors.
+    out_of_memory: &[4003, 4004],
+    handle_bytes: 9 << 20,
+    synchronizes_on_destroy: false,
+});

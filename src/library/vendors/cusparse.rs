@@ -1,0 +1,48 @@
+//! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
+
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+pub(super) static COMPONENT: Component = Component {
+    name: "cusparse",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant {
+            cuda: Some(13),
+            sonames: &["libcusparse.so.12"],
+            folders: &["nvidia/cu13/lib"],
+            package: "nvidia-cusparse",
+        },
+        Variant {
+            cuda: Some(12),
+            sonames: &["libcusparse.so.12"],
+            folders: &["nvidia/cusparse/lib"],
+            package: "nvidia-cusparse-cu12",
+        },
+    ],
+    needs: &[&NVJITLINK],
+};
+
+/// cuSPARSE.
+pub static CUSPARSE: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"cusparseCreate",
+    destroy: c"cusparseDestroy",
+    set_stream: Some(c"cusparseSetStream"),
+    set_stream_uses_context: false,
+    get_stream: None,
+    // Pointers on the host, as `cusparseCreate` sets it.
+    resets: &[Reset::new(c"cusparseSetPointerMode", 0)],
+    set_memory: None,
+    workspace: None,
+    keeps_scratch: false,
+    version: VersionCall::Property(c"cusparseGetProperty"),
+    status_names: StatusNames::Function(c"cusparseGetErrorName"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[2, 11],
+    handle_bytes: 0,
+    synchronizes_on_destroy: false,
+});

@@ -1,0 +1,43 @@
+//! MIOpen: <https://rocm.docs.amd.com/projects/MIOpen/>. Setting a handle's stream asks for the device's properties,
+//! sets rocBLAS's stream too and keeps something for each new one, so the stream is asked for first. No GPU of AMD's
+//! was at hand to measure on: where something is not known, the safe value stands.
+
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+static COMPONENT: Component = Component {
+    name: "miopen",
+    platform: Kind::Hip,
+    variants: &[Variant {
+        cuda: None,
+        // PyTorch's wheels carry it without its version, of which there has been one.
+        sonames: &["libMIOpen.so.1", "libMIOpen.so"],
+        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
+        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
+    }],
+    // It names what it needs by the place where its wheel or package puts that.
+    needs: &[],
+};
+
+/// MIOpen.
+pub static MIOPEN: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"miopenCreate",
+    destroy: c"miopenDestroy",
+    set_stream: Some(c"miopenSetStream"),
+    set_stream_uses_context: true,
+    get_stream: Some(c"miopenGetStream"),
+    resets: &[],
+    set_memory: None,
+    workspace: None,
+    keeps_scratch: false,
+    version: VersionCall::Three(c"miopenGetVersion"),
+    status_names: StatusNames::Function(c"miopenGetErrorString"),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[4],
+    handle_bytes: 0,
+    synchronizes_on_destroy: true,
+});

@@ -1,0 +1,18 @@
+//! The libraries that gpupool knows, one small file each, and the simulated one.
+
+mod cublas;
+mod cublaslt;
+mod cudnn;
+mod cudss;
+mod cusolver;
+mod cusparse;
+pub mod host;
+mod miopen;
+
+pub use cublas::CUBLAS;
+pub use cublaslt::CUBLASLT;
+pub use cudnn::CUDNN;
+pub use cudss::CUDSS;
+pub use cusolver::CUSOLVER;
+pub use cusparse::CUSPARSE;
+pub use miopen::MIOPEN;

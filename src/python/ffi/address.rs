@@ -1,0 +1,123 @@
+//! Addresses that users of the Python API give: of streams, C functions and handles.
+//!
+//! As with ctypes, the API's user vouches for them: that is its documented contract. A [`PythonAddress`] comes from a Python
+//! value and from nothing else, so no other code can pass a number off as one.
+
+use std::ffi::c_void;
+use std::mem::transmute;
+use std::ptr::{self, NonNull};
+
+use pyo3::prelude::*;
+
+use crate::error::{Error, Result, StatusKind};
+use crate::ids::Device;
+use crate::library::RawHandle;
+use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
+use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions};
+use crate::runtime::Stream;
+
+/// An address that a Python value gave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::python) struct PythonAddress {
+    number: usize,
+}
+
+impl<'py> FromPyObject<'_, 'py> for PythonAddress {
+    type Error = PyErr;
+
+    fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self { number: number.extract()? })
+    }
+}
+
+impl PythonAddress {
+    /// The null pointer, which names the legacy default stream.
+    pub(in crate::python) const NULL: Self = Self { number: 0 };
+    /// The name of the legacy default stream where 0 could be another.
+    pub(in crate::python) const LEGACY_STREAM: Self = Self { number: 1 };
+
+    /// Whether this is the name of a default stream, not a pointer to a stream.
+    pub(in crate::python) const fn is_default_stream(self) -> bool {
+        self.number <= 2
+    }
+
+    /// The stream at this address. A default stream is that of `device` if one is given; any other stream must belong to it.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for a stream of another device; what the driver refused.
+    pub(in crate::python) fn stream(self, device: Option<Device>) -> Result<Stream> {
+        // SAFETY: the user of the Python API vouches that the stream is alive for as long as it is used.
+        unsafe { Stream::foreign(self.number, device) }
+    }
+
+    /// Takes ownership of the handle that a user's `create` returned.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if it is null.
+    pub(in crate::python) fn created_handle(self, library: &str) -> Result<RawHandle> {
+        let handle = NonNull::new(ptr::with_exposed_provenance_mut(self.number));
+        let handle = handle.ok_or_else(|| Error::refused(library, "create", "a null handle", 0, StatusKind::Other))?;
+        // SAFETY: the user's function just made it for this pool alone, which is what `HandlePool` asks of it.
+        Ok(unsafe { RawHandle::from_ptr(handle) })
+    }
+
+    /// The address of the function that the argument `name` gives, which is not null.
+    fn function(self, name: &str) -> Result<*const c_void> {
+        if self.number == 0 {
+            return Err(Error::invalid_value(format!("{name}: 0 is not the address of a C function")));
+        }
+        Ok(ptr::with_exposed_provenance(self.number))
+    }
+
+    /// The C function `create` at this address.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub(in crate::python) fn create(self) -> Result<Create> {
+        let function = self.function("create")?;
+        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
+        Ok(unsafe { Create::new(transmute::<*const c_void, CreateFn>(function)) })
+    }
+
+    /// The C function `destroy` at this address.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub(in crate::python) fn destroy(self) -> Result<Destroy> {
+        let function = self.function("destroy")?;
+        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
+        Ok(unsafe { Destroy::new(transmute::<*const c_void, DestroyFn>(function)) })
+    }
+
+    /// The C function `set_stream` at this address.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub(in crate::python) fn set_stream(self) -> Result<SetStream> {
+        let function = self.function("set_stream")?;
+        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
+        Ok(unsafe { SetStream::new(transmute::<*const c_void, SetStreamFn>(function)) })
+    }
+
+    /// The source of memory that the C functions at two addresses make.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub(in crate::python) fn segment_functions(allocate: Self, free: Self) -> Result<SegmentFunctions> {
+        let (allocate, free) = (allocate.function("allocator")?, free.function("allocator")?);
+        // SAFETY: the user vouches that functions of these prototypes lie there, which are not null, and do what they say.
+        Ok(unsafe {
+            SegmentFunctions::new(
+                transmute::<*const c_void, AllocateFunction>(allocate),
+                transmute::<*const c_void, FreeFunction>(free),
+            )
+        })
+    }
+
+    /// The stream that was last set on the handle of the simulated library at this address.
+    #[cfg(feature = "fault-injection")]
+    pub(in crate::python) fn stream_of_host_handle(self) -> usize {
+        // SAFETY: tests pass only what `handle()` of the simulated library's pool returned, while its thread holds it.
+        unsafe { crate::library::host::stream_of(ptr::with_exposed_provenance_mut(self.number)) }
+    }
+}

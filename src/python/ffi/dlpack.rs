@@ -1,0 +1,167 @@
+//! DLPack: device memory as other array libraries take it. See the specification of dmlc/dlpack, versions 0.8 and 1.
+//!
+//! A capsule owns a share of the buffer until a consumer takes it over by renaming it; then the consumer's call of the
+//! deleter ends that share, from any thread and without the GIL.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::memory::{C_API, DeviceBuffer};
+use crate::runtime::{self, Kind};
+
+/// `kDLCPU`, `kDLCUDA`, `kDLROCM`.
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+const ROCM: i32 = 10;
+/// `kDLUInt`.
+const UNSIGNED: u8 = 1;
+
+const NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct ManagedVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// What a managed tensor points to, freed by its deleter.
+struct Owner<M> {
+    managed: M,
+    shape: [i64; 1],
+    _buffer: Arc<DeviceBuffer>,
+}
+
+/// Where the buffer is: type and ordinal. The simulated devices' memory is the CPU's.
+pub(in crate::python) fn device(buffer: &DeviceBuffer) -> (i32, i32) {
+    match runtime::get().map(|runtime| runtime.kind()) {
+        Ok(Kind::Cuda) => (CUDA, buffer.device().ordinal() as i32),
+        Ok(Kind::Hip) => (ROCM, buffer.device().ordinal() as i32),
+        _ => (CPU, 0),
+    }
+}
+
+fn tensor(buffer: &DeviceBuffer) -> Tensor {
+    let (kind, id) = device(buffer);
+    Tensor {
+        data: ptr::with_exposed_provenance_mut(buffer.address() as usize),
+        device: Device { kind, id },
+        ndim: 1,
+        dtype: DataType { code: UNSIGNED, bits: 8, lanes: 1 },
+        shape: ptr::null_mut(),
+        strides: ptr::null_mut(),
+        byte_offset: 0,
+    }
+}
+
+/// Moves a managed tensor to the heap, where its pointers stay good until the deleter frees it.
+fn own<M>(managed: M, buffer: Arc<DeviceBuffer>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
+    let shape = [buffer.nbytes().cast_signed()];
+    let owner = Box::into_raw(Box::new(Owner { managed, shape, _buffer: buffer }));
+    // SAFETY: `owner` was just made from a box and is known only here yet.
+    let owned = unsafe { &mut *owner };
+    let shape = owned.shape.as_mut_ptr();
+    link(&mut owned.managed, shape, owner.cast());
+    &raw mut owned.managed
+}
+
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: the context is the box that `own` made, and a deleter is called once.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<Managed>>()) });
+}
+
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: the context is the box that `own` made for this kind of tensor, and a deleter is called once.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<ManagedVersioned>>()) });
+}
+
+/// Ends a capsule that no consumer took over.
+unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
+    // SAFETY: the interpreter passes a live capsule, and its name says what it points to.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
+        } else if ffi::PyCapsule_IsValid(capsule, VERSIONED_NAME.as_ptr()) == 1 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED_NAME.as_ptr()).cast());
+        }
+    }
+}
+
+fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the pointer is not null, the name lives as long as the process, and the result is checked for null.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule))) }
+}
+
+/// The buffer as a capsule, of version 1 or of before.
+pub(in crate::python) fn export(
+    py: Python<'_>,
+    buffer: Arc<DeviceBuffer>,
+    versioned: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    if versioned {
+        let tensor = tensor(&buffer);
+        let context = ptr::null_mut();
+        let managed =
+            ManagedVersioned { major: 1, minor: 0, context, deleter: Some(delete_versioned), flags: 0, tensor };
+        let pointer = own(managed, buffer, |managed, shape, owner| {
+            managed.tensor.shape = shape;
+            managed.context = owner;
+        });
+        return capsule(py, pointer.cast(), VERSIONED_NAME);
+    }
+    let managed = Managed { tensor: tensor(&buffer), context: ptr::null_mut(), deleter: Some(delete) };
+    let pointer = own(managed, buffer, |managed, shape, owner| {
+        managed.tensor.shape = shape;
+        managed.context = owner;
+    });
+    capsule(py, pointer.cast(), NAME)
+}
+
+/// A capsule named `gpupool.c_api` that points to the table of C functions.
+pub(in crate::python) fn c_api_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let pointer = (&raw const C_API).cast_mut().cast();
+    // SAFETY: the table and the name live as long as the process, and the result is checked for null.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, c"gpupool.c_api".as_ptr(), None)) }
+}

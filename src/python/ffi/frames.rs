@@ -1,0 +1,193 @@
+//! Python's call stacks, as cheap to take as can be: code objects and places in them, named only when a snapshot is looked at.
+//!
+//! A stack is taken by a thread that holds the GIL, and never is the GIL waited for: a thread that allocates without it,
+//! as in PyTorch's operators, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so
+//! that no local variable lives longer. What nothing names any more is dropped when a thread next takes a new stack.
+//!
+//! Only functions of the stable ABI are linked; those that are not part of it are looked up when first needed.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use libloading::os::unix::Library;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::observe::recording::{self, Stack};
+use crate::sync::lock;
+use rustc_hash::FxHashMap;
+
+/// The innermost frames that a stack has at most.
+pub(in crate::python) const DEPTH: usize = 64;
+/// Stacks that are kept before it is asked which are still named.
+const STACKS: usize = 1 << 16;
+
+/// A place in a function: its code object, and the instruction's offset in bytes.
+pub(in crate::python) type Place = (Py<PyAny>, c_int);
+
+/// The same by the code object's address, as stacks are compared.
+type Key = Vec<(usize, c_int)>;
+
+#[derive(Debug, Default)]
+struct Stacks {
+    numbers: FxHashMap<Key, u32>,
+    places: HashMap<u32, Vec<Place>>,
+    last: u32,
+    /// How many there may be before those that nothing names are dropped.
+    room: usize,
+}
+
+static STACKS_TAKEN: Mutex<Option<Stacks>> = Mutex::new(None);
+
+/// Never while the GIL might change hands: nothing that runs under this lock calls Python.
+fn stacks_taken() -> MutexGuard<'static, Option<Stacks>> {
+    lock(&STACKS_TAKEN)
+}
+
+type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
+type GetBack = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> *mut ffi::PyFrameObject;
+type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
+
+/// Functions of CPython that the stable ABI lacks.
+#[derive(Clone, Copy, Debug)]
+struct Functions {
+    /// This thread's state if it holds the GIL; in Python 3.11 that of whichever thread does.
+    thread_state: GetThreadState,
+    back: GetBack,
+    lasti: GetLasti,
+}
+
+/// None where this Python lacks any; then no stacks are taken.
+fn functions() -> Option<Functions> {
+    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+    *FUNCTIONS.get_or_init(|| {
+        let process = Library::this();
+        // SAFETY: the functions have had these types in every version that has them: PyThreadState_GetUnchecked since
+        // 3.13, its former name since 3.5, PyFrame_GetBack since 3.9, PyFrame_GetLasti since 3.11.
+        unsafe {
+            let thread_state = process
+                .get::<GetThreadState>(c"PyThreadState_GetUnchecked")
+                .or_else(|_| process.get::<GetThreadState>(c"_PyThreadState_UncheckedGet"));
+            Some(Functions {
+                thread_state: *thread_state.ok()?,
+                back: *process.get::<GetBack>(c"PyFrame_GetBack").ok()?,
+                lasti: *process.get::<GetLasti>(c"PyFrame_GetLasti").ok()?,
+            })
+        }
+    })
+}
+
+/// The interpreter, if this thread holds its lock. Otherwise this touches nothing of Python's, and it never waits.
+fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
+    // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it
+    // has one, and the second is that same state only while this thread holds the GIL.
+    let is_attached = unsafe {
+        let own = ffi::PyGILState_GetThisThreadState();
+        !own.is_null() && own == (functions.thread_state)()
+    };
+    // SAFETY: the calling thread holds the GIL, and no other thread can make it let go.
+    is_attached.then(|| unsafe { Python::assume_attached() })
+}
+
+/// Writes down where the calling thread is in each of its functions, the innermost first.
+fn walk(_py: Python<'_>, functions: Functions, key: &mut Key) {
+    // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around
+    // it is owned until its successor is known; a frame has its code object as long as it lives.
+    unsafe {
+        let mut frame = ffi::PyEval_GetFrame();
+        let mut owned: *mut ffi::PyFrameObject = std::ptr::null_mut();
+        while !frame.is_null() && key.len() < DEPTH {
+            let code = ffi::PyFrame_GetCode(frame);
+            key.push((code.expose_provenance(), (functions.lasti)(frame)));
+            ffi::Py_DECREF(code.cast());
+            let back = (functions.back)(frame);
+            ffi::Py_XDECREF(owned.cast());
+            owned = back;
+            frame = back;
+        }
+        ffi::Py_XDECREF(owned.cast());
+    }
+}
+
+thread_local! {
+    /// Room for a stack, kept so that taking one allocates nothing.
+    static SCRATCH: Cell<Key> = const { Cell::new(Vec::new()) };
+}
+
+/// The calling thread's stack, if it holds the GIL.
+fn take() -> Stack {
+    let Some((functions, py)) = functions().and_then(|functions| Some((functions, attached(functions)?))) else {
+        return Stack::NONE;
+    };
+    // Taken out, for new frames can set off a collection of garbage, which can come here again.
+    let mut key = SCRATCH.try_with(Cell::take).unwrap_or_default();
+    key.clear();
+    walk(py, functions, &mut key);
+    let stack = number(py, &key);
+    let _ = SCRATCH.try_with(|scratch| scratch.set(key));
+    stack
+}
+
+/// The number of a stack whose functions are running.
+#[inline]
+fn number(py: Python<'_>, key: &Key) -> Stack {
+    if key.is_empty() {
+        return Stack::NONE;
+    }
+    let known = stacks_taken().as_ref().and_then(|stacks| stacks.numbers.get(key).copied());
+    known.map_or_else(|| add(py, key), Stack)
+}
+
+#[cold]
+fn add(py: Python<'_>, key: &Key) -> Stack {
+    drop_unnamed();
+    let place = |&(code, lasti): &(usize, c_int)| {
+        let code = std::ptr::with_exposed_provenance_mut(code);
+        // SAFETY: it is the code object of a function that this thread, which holds the GIL, is running.
+        (unsafe { Bound::from_borrowed_ptr(py, code) }.unbind(), lasti)
+    };
+    let places: Vec<Place> = key.iter().map(place).collect();
+    let mut stacks = stacks_taken();
+    let stacks = stacks.get_or_insert_default();
+    stacks.last = stacks.last.wrapping_add(1).max(1);
+    stacks.numbers.insert(key.clone(), stacks.last);
+    stacks.places.insert(stacks.last, places);
+    Stack(stacks.last)
+}
+
+/// Drops the stacks that neither an event nor a block names, once there are many.
+fn drop_unnamed() {
+    if stacks_taken().as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
+        return;
+    }
+    let named = crate::memory::stacks_in_use();
+    let unnamed: Vec<_> = {
+        let mut stacks = stacks_taken();
+        let Some(stacks) = stacks.as_mut() else { return };
+        stacks.numbers.retain(|_, number| named.contains(&Stack(*number)));
+        stacks.room = 2 * stacks.numbers.len();
+        stacks.places.extract_if(|number, _| !named.contains(&Stack(*number))).collect()
+    };
+    // Outside the lock: the end of a code object can run anything.
+    drop(unnamed);
+}
+
+/// The places of a stack, the innermost first; none if nothing is known of it.
+pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
+    let stacks = stacks_taken();
+    let places = stacks.as_ref().and_then(|stacks| stacks.places.get(&stack.0));
+    places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()
+}
+
+/// Takes stacks from now on, while there is a recording.
+pub(in crate::python) fn install() {
+    recording::set_take_stack(take);
+}
+
+/// Forgets all stacks. With the GIL held, so that their code objects end here.
+pub(in crate::python) fn clear(_py: Python<'_>) {
+    let forgotten = stacks_taken().take();
+    drop(forgotten);
+}

@@ -1,0 +1,181 @@
+//! `HandlePool`: the pools of gpupool's libraries, and a user's own.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use super::callbacks::Callbacks;
+use super::lease::PyLease;
+use super::stats::PyHandleStats;
+use crate::error::Error;
+use crate::handle::{Attempt, HandlePool};
+use crate::ids::Device;
+use crate::library::{Origin, Version};
+use crate::python::memory::token_of;
+use crate::python::whole::Whole;
+use crate::python::{device, stream};
+use crate::runtime;
+
+#[pyclass(name = "HandlePool", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyHandlePool(HandlePool);
+
+impl From<HandlePool> for PyHandlePool {
+    fn from(pool: HandlePool) -> Self {
+        Self(pool)
+    }
+}
+
+/// A timeout in seconds, of which there may be infinitely many.
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    if timeout.is_nan() || timeout < 0.0 {
+        return Err(Error::invalid_value(format!("timeout={timeout} is no number of seconds from 0")).into());
+    }
+    Ok(Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX))
+}
+
+#[pymethods]
+impl PyHandlePool {
+    #[new]
+    #[pyo3(signature = (name, create, destroy, set_stream = None))]
+    fn new(
+        name: String,
+        create: &Bound<'_, PyAny>,
+        destroy: &Bound<'_, PyAny>,
+        set_stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self(HandlePool::new(Callbacks::new(name, create, destroy, set_stream)?)?))
+    }
+
+    #[pyo3(signature = (stream = None, device = None))]
+    fn handle(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let stream = stream::resolve(py, stream, device)?;
+        // To give the GIL up and get it back takes longer than to take an idle handle.
+        match self.0.try_handle(&stream)? {
+            Attempt::Ready(handle) => Ok(handle.as_ptr().addr()),
+            Attempt::Unfinished(left) => Ok(py.detach(|| left.finish(None).map(|handle| handle.as_ptr().addr()))?),
+        }
+    }
+
+    #[pyo3(signature = (stream = None, device = None, timeout = None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyLease> {
+        let stream = stream::resolve(py, stream, device)?;
+        let lease = match self.0.try_lease(&stream)? {
+            Attempt::Ready(lease) => lease,
+            Attempt::Unfinished(left) => {
+                let timeout = timeout.map(seconds).transpose()?;
+                py.detach(|| left.finish(timeout))?
+            }
+        };
+        Ok(PyLease::new(self.0.name(), lease))
+    }
+
+    #[getter]
+    fn limit(&self) -> Option<usize> {
+        self.0.limit()
+    }
+
+    #[setter]
+    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+        Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
+    }
+
+    #[pyo3(signature = (pool, device = None))]
+    fn set_mem_pool(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let pool = pool.map(|pool| token_of(pool, "set_mem_pool")).transpose()?;
+        let devices = match (device, &pool) {
+            (Some(device), _) => vec![device::extract(py, device)?],
+            (None, Some(pool)) => vec![pool.device()],
+            (None, None) => (0..py.detach(runtime::get)?.device_count()).map(Device::from_ordinal).collect(),
+        };
+        let set = |device| self.0.set_mem_pool(device, pool.as_ref());
+        // The last use of a former pool may end here, and its allocator be called.
+        Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
+    }
+
+    #[pyo3(signature = (count, device = None, background = false))]
+    fn warm(&self, py: Python<'_>, count: i64, device: Option<&Bound<'_, PyAny>>, background: bool) -> PyResult<usize> {
+        let count = usize::try_from(count)
+            .map_err(|_| Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0")))?;
+        let device = device::extract_or_current(py, device)?;
+        if background {
+            // The handles show up in the statistics, and a failure there too.
+            drop(self.0.warm_in_background(count, device)?);
+            return Ok(0);
+        }
+        Ok(py.detach(|| self.0.warm(count, device))?)
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn trim(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.trim(device))?)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(py.detach(|| self.0.close())?)
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyHandleStats> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.stats(device))?.into())
+    }
+
+    #[pyo3(signature = (device = None))]
+    fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.reset_peak_stats(device))?)
+    }
+
+    #[getter]
+    fn available(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_available())
+    }
+
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Option<Version>> {
+        Ok(py.detach(|| self.0.version())?)
+    }
+
+    #[getter]
+    fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let path = py.detach(|| self.0.path())?;
+        Ok(path.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    #[getter]
+    fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(py.detach(|| self.0.origin())?.map(Origin::name))
+    }
+
+    #[getter]
+    fn loaded(&self) -> bool {
+        self.0.is_loaded()
+    }
+
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpupool.HandlePool {}>", self.0.name())
+    }
+}

@@ -1,0 +1,33 @@
+//! A pool's counts as a Python object.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::handle::{self, HandleStats};
+use crate::python::counts::counts_class;
+use crate::python::device;
+
+counts_class! {
+    PyHandleStats = "HandleStats" from stats: HandleStats {
+        u64 of stats => [
+            created, destroyed, retired, idle, held, leased, peak_in_use, hits, misses, hand_overs, waits, failures,
+        ];
+        f64 create_seconds = stats.create_time.as_secs_f64();
+        u64 of stats => [device_bytes, peak_device_bytes, workspace_bytes];
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(in crate::python) fn handle_stats<'py>(
+    py: Python<'py>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let device = device.map(|device| device::extract(py, device)).transpose()?;
+    let all = py.detach(|| handle::handle_stats(device))?;
+    let dict = PyDict::new(py);
+    for (name, stats) in all {
+        dict.set_item(name, PyHandleStats::from(stats))?;
+    }
+    Ok(dict)
+}

@@ -1,0 +1,192 @@
+//! Streams, wherever they come from: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
+
+mod source;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyTuple};
+
+use super::device;
+use super::ffi::PythonAddress;
+use super::with_blocks::WithBlocks;
+use crate::error::Error;
+use crate::ids::Device;
+use crate::runtime::{self, Stream};
+
+pub(super) use source::set_stream_source;
+
+#[pyclass(name = "Stream", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyStream(Stream);
+
+#[pymethods]
+impl PyStream {
+    #[new]
+    #[pyo3(signature = (device = None))]
+    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let device = device::extract_or_current(py, device)?;
+        Ok(Self(py.detach(|| Stream::new(device))?))
+    }
+
+    #[getter]
+    fn ptr(&self) -> usize {
+        self.0.raw().address()
+    }
+
+    #[getter]
+    fn device(&self) -> usize {
+        self.0.device().ordinal()
+    }
+
+    fn query(&self) -> PyResult<bool> {
+        Ok(self.0.query()?)
+    }
+
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.0.synchronize())?)
+    }
+
+    /// The protocol of cuda.core: version 0, then the address.
+    fn __cuda_stream__(&self) -> (u32, usize) {
+        (0, self.ptr())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("gpupool.Stream(ptr={:#x}, device={})", self.ptr(), self.device())
+    }
+}
+
+/// The stream that a call's arguments name: `stream`, else the thread's current one on `device`, else the thread's
+/// current one.
+#[inline]
+pub(super) fn resolve(
+    py: Python<'_>,
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Stream> {
+    let runtime = device::get(py)?;
+    let device = device.map(|device| device::extract(py, device)).transpose()?;
+    let Some(stream) = stream else {
+        let device = device.map_or_else(|| runtime.current_device(), Ok)?;
+        return source::current(py, device);
+    };
+    if stream.is_exact_instance_of::<PyInt>() {
+        let Ok(address) = stream.extract::<PythonAddress>() else {
+            return Err(Error::invalid_value(format!("{stream} is not the address of a stream")).into());
+        };
+        return Ok(address.stream(device)?);
+    }
+    if let Ok(stream) = stream.cast_exact::<PyStream>() {
+        // The caller's reference keeps the stream alive.
+        return Ok(stream.get().0.view().on(device)?);
+    }
+    resolve_object(stream, device)
+}
+
+/// A framework's stream object. A default stream's address does not say whose it is, so the object is asked.
+fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult<Stream> {
+    let address = address_of(stream)?;
+    if !address.is_default_stream() {
+        return Ok(address.stream(device)?);
+    }
+    let own = device_of(stream)?;
+    match (device, own) {
+        (Some(wanted), Some(own)) if wanted != own => {
+            Err(Error::invalid_value(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
+        }
+        (wanted, own) => Ok(address.stream(wanted.or(own))?),
+    }
+}
+
+fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
+    let py = stream.py();
+    // Attributes in the order of how much their presence says: the common protocol, PyTorch, CuPy, Numba.
+    if let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
+        let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let wrong = || {
+            Error::invalid_value(format!(
+                "__cuda_stream__ of {stream} returned {answer}; version 0 of the protocol, (0, address), is supported"
+            ))
+        };
+        let pair = answer.cast::<PyTuple>().map_err(|_| wrong())?;
+        return match pair.extract::<(i64, PythonAddress)>() {
+            Ok((0, address)) => Ok(address),
+            _ => Err(wrong().into()),
+        };
+    }
+    for name in [intern!(py, "cuda_stream"), intern!(py, "ptr"), intern!(py, "handle")] {
+        let Some(address) = stream.getattr_opt(name)? else { continue };
+        // Numba's handle is a ctypes pointer, whose value is None for the default stream.
+        let address = address.getattr_opt(intern!(py, "value"))?.unwrap_or(address);
+        if address.is_none() {
+            return Ok(PythonAddress::NULL);
+        }
+        if let Ok(address) = address.extract() {
+            return Ok(address);
+        }
+    }
+    Err(Error::invalid_value(format!(
+        "{} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
+        stream.get_type().name()?
+    ))
+    .into())
+}
+
+/// The device that a default stream object says it belongs to.
+fn device_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
+    let py = stream.py();
+    // CuPy has device_id (-1 for its null stream), PyTorch device_index, cuda.core device.device_id.
+    for name in [intern!(py, "device_id"), intern!(py, "device_index")] {
+        if let Some(ordinal) = stream.getattr_opt(name)? {
+            return valid_ordinal(&ordinal);
+        }
+    }
+    match stream.getattr_opt(intern!(py, "device"))? {
+        Some(device) => match device.getattr_opt(intern!(py, "device_id"))? {
+            Some(ordinal) => valid_ordinal(&ordinal),
+            None => Ok(None),
+        },
+        None => Ok(None),
+    }
+}
+
+fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
+    match ordinal.extract::<i64>() {
+        Ok(ordinal) if ordinal >= 0 => Ok(Some(runtime::device(ordinal)?)),
+        _ => Ok(None),
+    }
+}
+
+/// A stream made current for a `with` block. One object may be entered again, also by another thread.
+#[pyclass(name = "StreamScope", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyStreamScope {
+    stream: Py<PyAny>,
+    blocks: WithBlocks<runtime::EnteredStream>,
+}
+
+/// Makes a stream this thread's current one for a `with` block.
+#[pyfunction]
+pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
+    PyStreamScope { stream: s, blocks: WithBlocks::new() }
+}
+
+#[pymethods]
+impl PyStreamScope {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let stream = resolve(py, Some(self.stream.bind(py)), None)?;
+        let entered = runtime::enter(&stream)?;
+        self.blocks.enter(entered);
+        Ok(self.stream.clone_ref(py))
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        runtime::leave(&self.blocks.leave("gpupool.stream")?);
+        Ok(false)
+    }
+}

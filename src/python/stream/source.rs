@@ -1,0 +1,48 @@
+//! Where a thread's current stream comes from when no `gpupool.stream` says so: from the framework that was enabled last.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::prelude::*;
+
+use crate::error::Error;
+use crate::ids::Device;
+use crate::python::ffi::PythonAddress;
+use crate::runtime::{Stream, scoped};
+use crate::sync::lock;
+
+/// `source(device) -> address`.
+static SOURCE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
+/// Whether there is one, for the calls that have none to ask.
+static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
+
+/// Sets the source and returns the former one.
+#[pyfunction]
+#[pyo3(signature = (source))]
+pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
+    let mut place = lock(&SOURCE);
+    HAS_SOURCE.store(source.is_some(), Ordering::Relaxed);
+    std::mem::replace(&mut *place, source)
+}
+
+/// The calling thread's current stream on the device.
+#[inline]
+pub(super) fn current(py: Python<'_>, device: Device) -> PyResult<Stream> {
+    if !HAS_SOURCE.load(Ordering::Relaxed) || scoped(device).is_some() {
+        return Ok(Stream::current_on(device));
+    }
+    from_source(py, device)
+}
+
+fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
+    let source = {
+        let place = lock(&SOURCE);
+        place.as_ref().map(|source| source.clone_ref(py))
+    };
+    let Some(source) = source else { return Ok(Stream::current_on(device)) };
+    let answer = source.call1(py, (device.ordinal(),))?;
+    let Ok(address) = answer.extract::<PythonAddress>(py) else {
+        return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());
+    };
+    Ok(address.stream(Some(device))?)
+}

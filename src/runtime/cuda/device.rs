@@ -1,0 +1,135 @@
+//! The devices, and their primary contexts.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use super::{Cuda, check};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::runtime::device_info::{DeviceInfo, text, uuid_text};
+use crate::runtime::{Runtime, no_such_device};
+
+/// A device of the driver.
+pub(super) struct CudaDevice {
+    pub(super) handle: sys::CUdevice,
+    /// The address of the primary context, once retained.
+    primary: OnceLock<usize>,
+}
+
+impl CudaDevice {
+    pub(super) const fn new(handle: sys::CUdevice) -> Self {
+        Self { handle, primary: OnceLock::new() }
+    }
+}
+
+/// Whether any code of the process has made the device's primary context active.
+fn has_context(slot: &CudaDevice) -> Result<bool> {
+    if slot.primary.get().is_some() {
+        return Ok(true);
+    }
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
+    let status = unsafe { sys::cuDevicePrimaryCtxGetState(slot.handle, &mut flags, &mut active) };
+    check("cuDevicePrimaryCtxGetState", status)?;
+    Ok(active != 0)
+}
+
+impl Cuda {
+    pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute, device: Device) -> Result<c_int> {
+        let mut value = 0;
+        // SAFETY: `value` is a valid place for an int, and the handle came from `cuDeviceGet`.
+        let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.slot(device)?.handle) };
+        check("cuDeviceGetAttribute", status).map(|()| value)
+    }
+
+    pub(super) fn slot(&self, device: Device) -> Result<&CudaDevice> {
+        self.devices.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.devices.len()))
+    }
+
+    /// The address of the device's primary context, retained at the first call. Two threads may both retain it: one
+    /// count more or less does not matter, since none is ever released.
+    pub(super) fn primary(&self, device: Device) -> Result<usize> {
+        let slot = self.slot(device)?;
+        if let Some(&context) = slot.primary.get() {
+            return Ok(context);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, slot.handle) })
+            .map_err(|e| e.on(device))?;
+        Ok(*slot.primary.get_or_init(|| context.addr()))
+    }
+
+    /// The device whose primary context this is, if it was retained here.
+    #[inline]
+    pub(super) fn known_device_of(&self, context: usize) -> Option<Device> {
+        let ordinal = self.devices.iter().position(|slot| slot.primary.get() == Some(&context))?;
+        Some(Device::from_ordinal(ordinal as u32))
+    }
+
+    /// The device of a current context that is not a primary one, or not yet known.
+    #[cold]
+    pub(super) fn current_device_by_handle(&self) -> Result<Device> {
+        let mut handle = 0;
+        // SAFETY: `handle` is a valid place for a device.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut handle) })?;
+        let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
+        ordinal
+            .map(|ordinal| Device::from_ordinal(ordinal as u32))
+            .ok_or_else(|| Error::internal("the current context is of a device that the driver did not list"))
+    }
+
+    /// Free memory of the device; none while its primary context is not active.
+    fn free_memory(&self, device: Device) -> Result<Option<u64>> {
+        if !has_context(self.slot(device)?)? {
+            return Ok(None);
+        }
+        let previous = self.bind(device)?;
+        let memory = self.memory_info();
+        if let Some(previous) = previous {
+            self.restore(previous);
+        }
+        memory.map(|memory| Some(memory.free))
+    }
+
+    /// The device whose primary context this is, if that is active.
+    pub(super) fn device_of(&self, context: usize) -> Result<Option<Device>> {
+        for (ordinal, slot) in (0..).zip(&self.devices) {
+            let device = Device::from_ordinal(ordinal);
+            if has_context(slot)? && self.primary(device)? == context {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`Runtime::device_info`].
+    pub(super) fn info_of(&self, device: Device) -> Result<DeviceInfo> {
+        let handle = self.slot(device)?.handle;
+        let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], sys::CUuuid { bytes: [0; 16] });
+        // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
+        let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
+        check("cuDeviceGetName", status)?;
+        // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
+        let status = unsafe { sys::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
+        check("cuDeviceGetPCIBusId", status)?;
+        // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
+        check("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, handle) })?;
+        let name = text(&name);
+        // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
+        let is_mig = name.contains(" MIG ");
+        let uuid = uuid_text(uuid.bytes.map(|byte| byte as u8));
+        Ok(DeviceInfo {
+            uuid: Some(format!("{}-{uuid}", if is_mig { "MIG" } else { "GPU" })),
+            compute_capability: self.compute_capability(device)?,
+            pci_bus_id: Some(text(&place)),
+            is_mig,
+            total_bytes: self.total_memory(device)?,
+            free_bytes: self.free_memory(device)?,
+            name,
+        })
+    }
+}

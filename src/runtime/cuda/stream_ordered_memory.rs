@@ -1,0 +1,62 @@
+//! The driver's own allocator in stream order (`cuMemAllocAsync`).
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::{Cuda, as_stream, check};
+use crate::error::Result;
+use crate::ids::RawStream;
+use crate::runtime::{PoolReserved, Runtime, StreamOrderedMemory};
+
+impl Cuda {
+    /// The pool that serves the current device's `cuMemAllocAsync`.
+    fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
+        let handle = self.slot(self.current_device()?)?.handle;
+        let mut pool = ptr::null_mut();
+        // SAFETY: `pool` is a valid place for a pool.
+        check("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&mut pool, handle) })?;
+        Ok(pool)
+    }
+}
+
+impl StreamOrderedMemory for Cuda {
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
+        let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, as_stream(stream)) };
+        check("cuMemAllocAsync", status)?;
+        Ok(address)
+    }
+
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the memory and promises that the stream is alive.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
+    }
+
+    fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
+        let pool = self.memory_pool()?;
+        let get = |attribute| -> Result<u64> {
+            let mut bytes = 0_u64;
+            // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
+            let status = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+            check("cuMemPoolGetAttribute", status)?;
+            Ok(bytes)
+        };
+        let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        Ok(Some(PoolReserved { now, peak }))
+    }
+
+    fn trim_pool(&self) -> Result<()> {
+        let pool = self.memory_pool()?;
+        // SAFETY: the pool is the device's own.
+        check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(pool, 0) })?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        // Only 0 may be set.
+        let mut bytes = 0_u64;
+        // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
+        let status = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
+        check("cuMemPoolSetAttribute", status)
+    }
+}

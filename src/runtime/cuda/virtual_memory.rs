@@ -1,0 +1,83 @@
+//! CUDA's virtual memory: addresses that are reserved, and extents that are mapped there.
+
+use std::ffi::c_int;
+use std::{mem, ptr};
+
+use cudarc::driver::sys;
+
+use super::device::CudaDevice;
+use super::{Cuda, check};
+use crate::error::Result;
+use crate::ids::Device;
+use crate::runtime::Extent;
+
+/// A location as each level of the bindings lays it out, though with other field names.
+#[repr(C)]
+struct Location {
+    kind: sys::CUmemLocationType,
+    id: c_int,
+}
+
+fn location_of(slot: &CudaDevice) -> sys::CUmemLocation {
+    let location = Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: slot.handle };
+    // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
+    unsafe { mem::transmute::<Location, sys::CUmemLocation>(location) }
+}
+
+/// Plain memory of the device, not shared with other processes.
+fn extent_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location_of(slot),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+impl Cuda {
+    pub(super) fn granularity(&self, device: Device) -> Result<u64> {
+        let properties = extent_properties(self.slot(device)?);
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
+        let status = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties, least) };
+        check("cuMemGetAllocationGranularity", status)?;
+        Ok(bytes as u64)
+    }
+
+    pub(super) fn reserve(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one. Alignment 0 is the driver's own, which is the page size; no
+        // address is asked for, and 0 are the only flags.
+        let status = unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
+        check("cuMemAddressReserve", status)?;
+        Ok(address)
+    }
+
+    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
+        let properties = extent_properties(self.slot(device)?);
+        let mut extent = 0;
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut extent, bytes as usize, &properties, 0) })?;
+        Ok(Extent(extent))
+    }
+
+    /// As [`Runtime::memory_set_access`](crate::runtime::Runtime::memory_set_access).
+    ///
+    /// # Safety
+    /// The range consists of mappings of this runtime.
+    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: location_of(self.slot(device)?), flags });
+        let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
+        let status = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
+        check("cuMemSetAccess", status)
+    }
+}
