@@ -127,7 +127,8 @@ class HandlePool:
     ``HandlePool(name, create, destroy, set_stream=None)`` makes one for a library that gpupool does not know. Each
     function is a Python callable (``create() -> int``, ``destroy(handle)``, ``set_stream(handle, stream)``) or the
     address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, 0 being
-    success). They run with the device's primary context current. Make a pool once: it lives as long as the process.
+    success). They run with the device's primary context current. Make a pool once: it lives as long as the process,
+    which can have 256; one more raises :class:`Unavailable`.
     """
 
     def __new__(
@@ -195,7 +196,8 @@ class HandlePool:
         """Create as many handles as are missing for ``count`` to be idle on the device, and return how many that were.
 
         A :attr:`limit` is kept.
-        In the background it returns 0 at once; the handles, or a failure, show up in :meth:`stats`.
+        In the background it returns 0 at once; the handles, or a failure, show up in :meth:`stats`. Raises
+        :class:`Unavailable` if the system starts no thread.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:
