@@ -359,3 +359,14 @@ impl std::error::Error for Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn a_fault_of_gpupools_own_asks_for_a_report() {
+        let told = Error::internal("two and two are five").to_string();
+        assert!(told.contains("two and two are five; please report it at https://"), "{told}");
+    }
+}

@@ -349,12 +349,14 @@ const ATTEMPTS: &[(&str, Attempt)] = &[
     ("extent_release", |p| release(p.mapped)),
     ("memory_allocate", |_| driver().memory_allocate(1).and_then(free)),
     ("memory_free", |p| free(p.allocated)),
-    // SAFETY: the stream is alive.
-    ("memory_allocate_async", |p| {
+    ("allocate_async", |p| {
+        // SAFETY: the stream is alive.
         unsafe { driver().stream_ordered_memory().allocate_async(1, p.stream.raw()) }.and_then(free)
     }),
-    // SAFETY: the stream is alive, and the simulated platform checks the memory.
-    ("memory_free_async", |p| unsafe { driver().stream_ordered_memory().free_async(p.allocated, p.stream.raw()) }),
+    ("free_async", |p| {
+        // SAFETY: the stream is alive, and the simulated platform checks the memory.
+        unsafe { driver().stream_ordered_memory().free_async(p.allocated, p.stream.raw()) }
+    }),
     ("stream_query", |p| p.stream.query().map(drop)),
     ("stream_synchronize", |p| p.stream.synchronize()),
     ("event_query", |p| p.event.query().map(drop)),

@@ -128,7 +128,7 @@ class HandlePool:
     function is a Python callable (``create() -> int``, ``destroy(handle)``, ``set_stream(handle, stream)``) or the
     address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, where 0
     means success). The functions run with the device's primary context current. Make a pool once: it lives as long as
-    the process.
+    the process, which can have 256 pools; one more raises :class:`Unavailable`.
     """
 
     def __new__(
@@ -214,7 +214,7 @@ class HandlePool:
         """Create the handles that are missing for ``count`` to be idle on the device, and return how many were created.
 
         A :attr:`limit` is kept. With ``background`` the call returns 0 at once; the handles, or a failure, show up in
-        :meth:`stats`.
+        :meth:`stats`. Raises :class:`Unavailable` if the system starts no thread.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:

@@ -313,7 +313,8 @@ mod tests {
 
     /// The thread of the slot with this index.
     fn thread(slot: usize) -> ThreadNumber {
-        ThreadNumber::from_word((slot + SLOTS) as u64).unwrap()
+        let number = (slot + SLOTS) as u64;
+        ThreadNumber::from_word(number).unwrap_or_else(|| unreachable!("it is not 0"))
     }
 
     /// One more step of a worker; whether it took a handle out of another's slot.
