@@ -2,6 +2,7 @@
 
 import pytest
 from framework_machine import framework_machine
+from running import run_bare_program, run_program
 
 CORE = """
 from cuda.core import Device, DeviceMemoryResource
@@ -269,25 +270,13 @@ print("end")
     assert run(order + ENABLED + code, prelude="") == "end\n"
 
 
-def test_cuda_core_is_imported_when_used(run_python):
-    code = "import gpupool, sys; gpupool.cuda_core; print('cuda' in sys.modules)"
-    assert run_python(code).stdout == "False\n"
+def test_cuda_core_is_imported_when_used():
+    run_program("importing/leaves_alone.py", "these_modules", "cuda_core", "cuda")
 
 
-def test_a_missing_or_old_cuda_core_is_named(tmp_path, run_bare_python):
-    code = """
-import gpupool
-for name in ("enable", "MemoryResource"):
-    try:
-        function = getattr(gpupool.cuda_core, name)
-        function()
-    except gpupool.LibraryNotFound as error:
-        print(error)
-"""
-    missing = run_bare_python(code).stdout.splitlines()
-    assert len(missing) == 2
-    assert all("cuda.core cannot be imported" in line and "cuda-core>=1.2" in line for line in missing)
+def test_a_missing_or_old_cuda_core_is_named(tmp_path):
+    run_bare_program("importing/missing.py", "cuda.core", "cuda.core cannot be imported", "cuda-core>=1.2")
     (tmp_path / "cuda").mkdir()
     (tmp_path / "cuda/core.py").write_text('__version__ = "1.1.0"\n')
-    old = run_bare_python(code, PYTHONPATH=str(tmp_path)).stdout
-    assert old.count("cuda.core 1.1.0 is too old: 1.2 is needed") == 2
+    old = "cuda.core 1.1.0 is too old: 1.2 is needed"
+    run_bare_program("importing/missing.py", "cuda.core", old, PYTHONPATH=str(tmp_path))

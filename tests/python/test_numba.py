@@ -7,6 +7,7 @@ import gpupool
 import pytest
 from framework_machine import framework_machine
 from gpupool import _native
+from running import run_program
 
 MIB = 1 << 20
 
@@ -320,23 +321,18 @@ assert type(error) is gpupool.RuntimeUnavailable and "unset GPUPOOL_RUNTIME" in 
     )
 
 
-def test_numba_is_imported_when_used(run_python):
-    code = "import gpupool, sys; gpupool.numba; print({'numba', 'numba_cuda', 'cuda'} & sys.modules.keys())"
-    assert run_python(code).stdout == "set()\n"
+def test_numba_is_imported_when_used():
+    run_program("importing/leaves_alone.py", "these_modules", "numba", "numba", "numba_cuda", "cuda")
 
 
-def test_a_missing_or_old_numba_is_named(tmp_path, run_python):
+def test_a_missing_or_old_numba_is_named(tmp_path):
+    def is_named(said):
+        run_program("importing/missing.py", "numba_cuda", said, PYTHONPATH=str(tmp_path))
+
     (tmp_path / "numba_cuda.py").write_text('__version__ = "0.19.1"\n')
-    code = """
-import gpupool
-try:
-    gpupool.numba.enable()
-except gpupool.LibraryNotFound as error:
-    print(error)
-"""
-    assert "numba_cuda 0.19.1 is too old: 0.30 is needed" in run_python(code, PYTHONPATH=str(tmp_path)).stdout
+    is_named("numba_cuda 0.19.1 is too old: 0.30 is needed")
     (tmp_path / "numba_cuda.py").write_text("raise ImportError('not today')\n")
-    assert "numba_cuda cannot be imported: not today" in run_python(code, PYTHONPATH=str(tmp_path)).stdout
+    is_named("numba_cuda cannot be imported: not today")
 
 
 class Device:

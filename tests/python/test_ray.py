@@ -10,6 +10,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool.worker import Settings
+from running import run_bare_program
 
 ray = pytest.importorskip("ray")
 
@@ -150,14 +151,6 @@ def test_the_example_runs_without_a_gpu():
     assert all("peak reserved" in line and line.endswith("handles created 1") for line in actors)
 
 
-def test_the_module_imports_no_ray_and_says_what_brings_it(run_bare_python):
-    code = """
-import gpupool, sys
-assert callable(gpupool.ray.setup()) and "ray" not in sys.modules
-try:
-    gpupool.ray.stats([])
-except gpupool.LibraryNotFound as error:
-    print(error)
-"""
-    done = run_bare_python(code)
-    assert "pip install 'ray>=2.10'" in done.stdout, done.stderr
+def test_the_module_imports_no_ray_and_says_what_brings_it():
+    run_bare_program("importing/leaves_alone.py", "ray")
+    run_bare_program("importing/missing.py", "ray", "pip install 'ray>=2.10'")

@@ -8,6 +8,7 @@ import gpupool
 import pytest
 from gpupool import _native
 from own_memory import MIB, allocate_in, leave
+from running import run_bare_program
 
 rmm = pytest.importorskip("rmm")
 adapter = gpupool.rmm
@@ -238,7 +239,5 @@ def test_exits_cleanly_with_live_buffers(run_python, order):
     assert (done.stdout, done.stderr, done.returncode) == ("2\n", "", 0)
 
 
-def test_without_rmm_that_is_said(run_bare_python):
-    done = run_bare_python("import gpupool; gpupool.rmm.resource()")
-    assert "LibraryNotFound: rmm cannot be imported" in done.stderr
-    assert "pip install 'rmm-cu13>=25.12'" in done.stderr
+def test_without_rmm_that_is_said():
+    run_bare_program("importing/missing.py", "rmm", "rmm cannot be imported", "pip install 'rmm-cu13>=25.12'")
