@@ -1,6 +1,7 @@
 """The double of a driver that a program runs on: ways to ask it things, to make its calls fail and to count them."""
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable
 
@@ -32,6 +33,12 @@ def set_capture(stream: int, state: int) -> None:
 def is_capturing(stream: int) -> bool:
     """Whether the stream at this address is in a capture that nothing has spoilt."""
     return driver.double_capture(ctypes.c_void_p(stream)) == 1
+
+
+def live() -> int:
+    """How many blocks are alive on device 0, once the garbage collector was there."""
+    gc.collect()
+    return gpupool.memory_stats(0).live_blocks
 
 
 def error_of(function: Callable[..., object], *arguments: object, **named: object) -> str:
