@@ -6,7 +6,7 @@ from pathlib import Path
 
 from abi import build_driver, build_hip, build_wheel
 from processes import succeeded
-from running import start_bare_program
+from running import start_bare_command, start_bare_program
 
 
 @dataclass
@@ -55,3 +55,7 @@ class Machine:
     def run(self, name: str, *arguments: object, **variables: str | None) -> str:
         """Run a program on it, which must succeed and complain of nothing; return what it printed."""
         return succeeded(self.start(name, *arguments, **variables))
+
+    def start_command(self, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run gpupool's command line on it."""
+        return start_bare_command(*arguments, **{**self.variables, **variables})

@@ -14,6 +14,7 @@ import gpupool
 import pytest
 from gpupool import _native, _progress, _trace
 from gpupool.__main__ import main
+from running import PROGRAMS
 from snapshots import block, entry, segment, write
 from test_plot import page
 
@@ -221,8 +222,8 @@ def test_replay_that_fails_frees_its_blocks():
 
 def test_ctrl_c_ends_a_replay():
     seen, terminal = pty.openpty()
-    code = "import sys; from gpupool import __main__, _progress; _progress.DELAY = 0; sys.exit(__main__.main())"
-    command = [sys.executable, "-c", code, "replay", LOG, "--threads", "128"]
+    program = PROGRAMS / "command_line" / "eager_progress.py"
+    command = [sys.executable, str(program), "replay", LOG, "--threads", "128"]
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, env=environment) as running:
         os.close(terminal)

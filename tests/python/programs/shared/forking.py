@@ -1,6 +1,7 @@
 """Forked children: how they ended, and what they must not be allowed."""
 
 import os
+import traceback
 from collections.abc import Callable
 
 import gpupool
@@ -10,6 +11,19 @@ from errors import assert_says, raised
 def exit_code_of(child: int) -> int:
     """Wait for a child's end."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Do work in a forked child, which must end well."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert exit_code_of(child) == 0, "a forked child failed"
 
 
 def assert_refused(*calls: Callable[[], object]) -> None:
