@@ -8,16 +8,23 @@ from typing import TypeVar
 
 # How many times as long as usual things may take: under compute-sanitizer everything is slow.
 PATIENCE = float(os.environ.get("GPUPOOL_TESTS_PATIENCE", "1"))
+# What takes longer does not come any more; in seconds, less than a program may take.
+LONG = 50 * PATIENCE
 
 Result = TypeVar("Result")
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Wait until the condition holds. `what` says which it is, for the error that comes if it never does."""
-    deadline = time.monotonic() + 50 * PATIENCE
+    deadline = time.monotonic() + LONG
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         os.sched_yield()
+
+
+def wait_for(event: threading.Event, what: str) -> None:
+    """Wait until another thread has set the event, which says that what is told has come to be."""
+    assert event.wait(LONG), f"waited in vain until {what}"
 
 
 def wait_for_end(*threads: threading.Thread) -> None:

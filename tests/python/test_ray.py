@@ -11,6 +11,7 @@ import gpupool
 import pytest
 from gpupool.worker import Settings
 from running import run_bare_program
+from waiting import wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -61,18 +62,22 @@ def make_actor():
     return Actor.remote()
 
 
+def is_dead(actor):
+    """Whether Ray knows that an actor is dead."""
+    try:
+        ray.get(actor.warm.remote(), timeout=100)
+    except ray.exceptions.ActorUnavailableError:
+        # The connection is gone; whether the actor is, Ray does not know yet.
+        return False
+    except ray.exceptions.ActorDiedError:
+        return True
+    return False
+
+
 def kill(actor):
     """Kill an actor. `ray.kill` only asks for it, so the actor may answer some calls yet."""
     ray.kill(actor)
-    is_dead = False
-    while not is_dead:
-        try:
-            ray.get(actor.warm.remote(), timeout=100)
-        except ray.exceptions.ActorUnavailableError:
-            # The connection is gone; whether the actor is, Ray does not know yet.
-            continue
-        except ray.exceptions.ActorDiedError:
-            is_dead = True
+    wait_until(lambda: is_dead(actor), "the killed actor is dead")
 
 
 def test_workers_have_what_they_are_to_have():

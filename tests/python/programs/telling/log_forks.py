@@ -8,7 +8,8 @@ import gpupool
 from errors import raised
 from forking import in_child
 from gpupool import _logging, _native
-from log_records import listen, next_record, records, wait_for
+from log_records import listen, next_record, records, wait_for_record
+from waiting import wait_for
 
 
 def before_the_first_use_each_logs_its_own():
@@ -16,27 +17,27 @@ def before_the_first_use_each_logs_its_own():
 
     def work():
         gpupool.host.handle()
-        wait_for("handle 1 created")
+        wait_for_record("handle 1 created")
 
     in_child(work)
     gpupool.host.handle()
-    wait_for("handle 1 created")
+    wait_for_record("handle 1 created")
     in_child(lambda: in_child(lambda: None))
 
 
 def a_refusal_is_told_once():
     listen(logging.INFO)
     gpupool.host.handle()
-    wait_for("handle 1 created")
+    wait_for_record("handle 1 created")
 
     def work():
         for _ in range(3):
             raised(gpupool.Forked, gpupool.host.handle)
-        record = wait_for("refused")
+        record = wait_for_record("refused")
         assert record.name == "gpupool.runtime", f"the logger is {record.name}"
         assert "spawn" in record.getMessage(), f"what helps is not told: {record.getMessage()}"
         _native.end_log()
-        assert _logging._done.wait(50), "waited in vain until all was logged"
+        wait_for(_logging._done, "all was logged")
         assert records.empty(), f"more was told: {records.get().getMessage()}"
 
     in_child(work)
@@ -58,7 +59,7 @@ def what_the_parent_did_is_not_told():
 
     in_child(work)
     released.set()
-    wait_for("handle 4 created")
+    wait_for_record("handle 4 created")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 
 import gpupool
 from errors import raised
-from log_records import listen, next_record, records, wait_for
+from log_records import listen, next_record, records, wait_for_record
 from waiting import wait_for_end
 
 
@@ -32,7 +32,7 @@ def a_record_tells_when_and_on_which_thread_it_was_made():
         wait_for_end(thread)
         after = time.time()
         stream = gpupool.Stream()
-    record = wait_for("handle 1 created")
+    record = wait_for_record("handle 1 created")
     assert before <= record.created <= after, f"made between {before} and {after}, told {record.created}"
     assert 0 <= record.msecs < 1000, f"{record.msecs} ms"
     assert abs(record.created * 1000 % 1000 - record.msecs) < 1, f"{record.msecs} ms of {record.created}"
@@ -42,15 +42,15 @@ def a_record_tells_when_and_on_which_thread_it_was_made():
     assert record.lineno > 0, f"the line is {record.lineno}"
 
     gpupool.host.warm(2)
-    found = wait_for("handle 2 created").thread
+    found = wait_for_record("handle 2 created").thread
     assert found == threading.get_ident(), f"the thread is {found}, not this one"
     gpupool.host.warm(3, background=True)
-    name = wait_for("handle 3 created").threadName
+    name = wait_for_record("handle 3 created").threadName
     assert name.startswith("thread "), f"a thread of gpupool's own is called {name}"
 
     def lend():
         gpupool.HandlePool("own", lambda: 1, lambda handle: None).lease()
-        records.put(wait_for("own: handle 1"))
+        records.put(wait_for_record("own: handle 1"))
 
     living = threading.Thread(target=lend, name="living")
     living.start()
@@ -79,7 +79,7 @@ def a_c_caller_never_waits_for_one(interface):
         with locked:
             assert malloc(20 << 20, 0, None), "no memory"
     for _ in range(20):
-        wait_for("grew by")
+        wait_for_record("grew by")
 
 
 def one_may_use_gpupool():
@@ -96,7 +96,7 @@ def one_may_use_gpupool():
     logging.getLogger().addHandler(Using())
     logging.getLogger("gpupool").setLevel(logging.INFO)
     gpupool.host.handle()
-    wait_for("handle 1 created")
+    wait_for_record("handle 1 created")
 
 
 def one_that_raises_stops_nothing():
@@ -113,11 +113,11 @@ def one_that_raises_stops_nothing():
     gpupool.host.warm(1)
     gpupool.empty(1)
     logging.getLogger("gpupool.runtime").info("own")
-    wait_for("runtime host")
+    wait_for_record("runtime host")
     pool = gpupool.MemPool(limit=1 << 21)
     with gpupool.use_mem_pool(pool):
         raised(gpupool.OutOfMemory, gpupool.empty, 1 << 22)
-    wait_for("out of memory")
+    wait_for_record("out of memory")
 
 
 def more_than_one_can_take_are_lost_and_counted():
@@ -127,7 +127,7 @@ def more_than_one_can_take_are_lost_and_counted():
     numbers = iter(range(1, 100_000))
     gpupool.HandlePool("own", lambda: next(numbers), lambda handle: None).warm(20_000)
     released.set()
-    lost = int(wait_for("records were lost").getMessage().split()[0])
+    lost = int(wait_for_record("records were lost").getMessage().split()[0])
     assert 1 <= lost <= 20_000 - 8192, f"{lost} of 20000 records are told to be lost"
 
 
@@ -142,7 +142,7 @@ def the_end_is_quiet_with_threads_at_work():
 
     for _ in range(4):
         threading.Thread(target=work, daemon=True).start()
-    wait_for("created")
+    wait_for_record("created")
 
 
 if __name__ == "__main__":

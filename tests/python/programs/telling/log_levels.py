@@ -5,14 +5,14 @@ import sys
 
 import gpupool
 from hits import hits
-from log_records import Keep, listen, next_record, wait_for
+from log_records import Keep, listen, next_record, wait_for_record
 
 
 def a_hit_is_not_told():
     listen(logging.DEBUG)
     hits()
     gpupool.host.warm(3)
-    wait_for("handle 4 created")
+    wait_for_record("handle 4 created")
     hits()
     gpupool.host.trim()
     told = next_record().getMessage()

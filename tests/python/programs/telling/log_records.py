@@ -3,7 +3,7 @@
 import logging
 import queue
 
-from waiting import PATIENCE
+from waiting import LONG
 
 records = queue.SimpleQueue()
 
@@ -24,12 +24,12 @@ def listen(level, name="gpupool"):
 def next_record(what="the next record"):
     """The next record, which is about to come."""
     try:
-        return records.get(timeout=50 * PATIENCE)
+        return records.get(timeout=LONG)
     except queue.Empty:
         raise AssertionError(f"waited in vain for {what}") from None
 
 
-def wait_for(text):
+def wait_for_record(text):
     """The next record that says this; those before it are dropped."""
     while text not in (record := next_record(f"a record that says {text!r}")).getMessage():
         pass
