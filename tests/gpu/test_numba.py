@@ -16,31 +16,31 @@ def run():
     except AttributeError as error:
         # numba-cuda 0.30 and NumPy 2.5: no kernel at all can be compiled.
         pytest.skip(f"this Numba and this NumPy do not go together: {error}")
-    return lambda name, what: run_program(f"frameworks/{name}", what)
+    return lambda name, what: run_program(f"numba/{name}", what)
 
 
 def test_kernels_work_on_one_thread_and_on_sixteen(run):
-    run("numba_arrays.py", "serve_one_thread_and_sixteen")
+    run("arrays.py", "serve_one_thread_and_sixteen")
 
 
 def test_an_array_may_die_while_a_kernel_of_any_stream_uses_it(run):
-    run("numba_arrays.py", "may_die_while_a_kernel_of_any_stream_uses_them")
+    run("arrays.py", "may_die_while_a_kernel_of_any_stream_uses_them")
 
 
 def test_out_of_memory_is_numbas_error(run):
-    run("numba_arrays.py", "that_died_go_before_memory_runs_out")
+    run("arrays.py", "that_died_go_before_memory_runs_out")
 
 
 def test_frameworks_share_a_pool(run):
-    run("numba_beside_cupy.py", "in_one_pool")
+    run("beside_cupy.py", "in_one_pool")
 
 
 def test_a_graphs_arrays_are_its_own(run):
-    run("numba_beside_cupy.py", "in_a_graph_of_their_own")
+    run("beside_cupy.py", "in_a_graph_of_their_own")
 
 
 def test_memory_of_segments_has_ipc_handles(run):
-    run("numba_arrays.py", "of_segments_have_ipc_handles")
+    run("arrays.py", "of_segments_have_ipc_handles")
 
 
 @pytest.mark.parametrize("order", ["gpupool, numba, torch", "torch, numba, gpupool", "numba, gpupool, torch"])

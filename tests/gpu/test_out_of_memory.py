@@ -14,4 +14,4 @@ pytestmark = pytest.mark.alone
 def test_a_handle_where_memory_is_full(what, how):
     pool_or_skip("cublas")
     pool_or_skip("cusolver")
-    run_program("full_device/handles.py", what, how)
+    run_program("full_device.py", what, how)

@@ -19,6 +19,6 @@ def framework_machine(folder: Path) -> Callable[..., str]:
             "FAKE_VMM": "1",
             "FAKE_DEVICES": "2",
         }
-        return run_program(f"frameworks/{name}", *arguments, **{**machine, **variables})
+        return run_program(name, *arguments, **{**machine, **variables})
 
     return run

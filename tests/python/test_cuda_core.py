@@ -13,52 +13,52 @@ def run(tmp_path):
 
 
 def test_buffers_are_gpupools_memory_until_they_are_closed(run):
-    run("cuda_core_buffers.py", "are_gpupools_memory_until_they_are_closed")
+    run("frameworks/cuda_core_buffers.py", "are_gpupools_memory_until_they_are_closed")
 
 
 def test_attributes_say_that_it_is_device_memory(run):
-    run("cuda_core_buffers.py", "say_that_they_are_device_memory")
+    run("frameworks/cuda_core_buffers.py", "say_that_they_are_device_memory")
 
 
 def test_memory_is_freed_in_the_order_of_the_stream_that_closes_it(run):
-    run("cuda_core_buffers.py", "are_freed_in_the_order_of_the_stream_that_closes_them")
+    run("frameworks/cuda_core_buffers.py", "are_freed_in_the_order_of_the_stream_that_closes_them")
 
 
 def test_a_thread_frees_on_its_own_default_stream(run):
-    run("cuda_core_buffers.py", "are_freed_on_a_thread_s_own_default_stream")
+    run("frameworks/cuda_core_buffers.py", "are_freed_on_a_thread_s_own_default_stream")
 
 
 def test_pools_are_honoured(run):
-    run("cuda_core_resources.py", "honours_pools")
+    run("frameworks/cuda_core_resources.py", "honours_pools")
 
 
 def test_using_enables_first(run):
-    run("cuda_core_resources.py", "is_enabled_by_using")
+    run("frameworks/cuda_core_resources.py", "is_enabled_by_using")
 
 
 def test_each_thread_enables_for_itself_as_an_initializer_does(run):
-    run("cuda_core_resources.py", "is_enabled_by_each_thread_as_an_initializer_does")
+    run("frameworks/cuda_core_resources.py", "is_enabled_by_each_thread_as_an_initializer_does")
 
 
 def test_it_may_be_enabled_and_disabled_again(run):
-    run("cuda_core_resources.py", "may_be_enabled_and_disabled_again")
+    run("frameworks/cuda_core_resources.py", "may_be_enabled_and_disabled_again")
 
 
 def test_out_of_memory_and_foreign_streams_are_refused(run):
-    run("cuda_core_resources.py", "refuses_what_cannot_be", FAKE_MEMORY_MIB="64")
+    run("frameworks/cuda_core_resources.py", "refuses_what_cannot_be", FAKE_MEMORY_MIB="64")
 
 
 def test_captured_memory_is_the_graphs(run):
-    run("cuda_core_buffers.py", "are_the_graphs_in_a_capture")
+    run("frameworks/cuda_core_buffers.py", "are_the_graphs_in_a_capture")
 
 
 def test_buffers_of_both_kinds_share_memory(run):
-    run("cuda_core_buffers.py", "share_memory_with_gpupool_s")
+    run("frameworks/cuda_core_buffers.py", "share_memory_with_gpupool_s")
 
 
 @pytest.mark.parametrize("order", [("gpupool", "cuda.core"), ("cuda.core", "gpupool")])
 def test_exits_cleanly_with_live_buffers(run, order):
-    run("cuda_core_exit.py", *order)
+    run("frameworks/cuda_core_exit.py", *order)
 
 
 def test_cuda_core_is_imported_when_used():

@@ -451,24 +451,24 @@ def run(tmp_path):
 
 def test_cupys_allocator(run):
     cupy = pytest.importorskip("cupy")
-    run("allocators.py", "cupys")
+    run("frameworks/allocators.py", "cupys")
     packages = framework("cupy").packages
     assert cupy.__version__ in packages.values()
 
 
 def test_rmms_resources(run):
     pytest.importorskip("rmm")
-    run("allocators.py", "rmms")
+    run("frameworks/allocators.py", "rmms")
 
 
 def test_numbas_memory_manager(run):
     pytest.importorskip("numba_cuda")
-    run("allocators.py", "numbas")
+    run("frameworks/allocators.py", "numbas")
 
 
 def test_cuda_cores_resources_are_each_threads_own(run):
     pytest.importorskip("cuda.core")
-    run("allocators.py", "cuda_cores")
+    run("frameworks/allocators.py", "cuda_cores")
 
 
 # The answer's form.

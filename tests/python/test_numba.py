@@ -20,70 +20,70 @@ def run(tmp_path):
 
 
 def test_arrays_are_gpupools_memory_until_they_and_their_views_die(run):
-    run("numba_arrays.py", "live_until_they_and_their_views_die")
+    run("numba/arrays.py", "live_until_they_and_their_views_die")
 
 
 def test_it_is_found_by_its_name_in_the_environment(run):
-    run("numba_found.py", "by_its_name_in_the_environment", NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
+    run("numba/found.py", "by_its_name_in_the_environment", NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
 
 
 def test_scopes_of_pools_are_honoured(run):
-    run("numba_arrays.py", "are_of_the_pool_in_scope")
+    run("numba/arrays.py", "are_of_the_pool_in_scope")
 
 
 def test_using_enables_first(run):
-    run("numba_found.py", "by_using")
+    run("numba/found.py", "by_using")
 
 
 def test_it_is_chosen_before_the_first_use_and_may_be_chosen_again(run):
-    run("numba_choice.py", "not_after_the_first_use")
-    run("numba_choice.py", "for_as_long_as_it_is_used")
+    run("numba/choice.py", "not_after_the_first_use")
+    run("numba/choice.py", "for_as_long_as_it_is_used")
 
 
 def test_out_of_memory_is_numbas_error_and_comes_after_the_dead_were_freed(run):
     variables = {"FAKE_MEMORY_MIB": "64", "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO": "1"}
-    run("numba_freeing.py", "comes_before_memory_runs_out", **variables)
+    run("numba/freeing.py", "comes_before_memory_runs_out", **variables)
 
 
 def test_what_died_is_freed_behind_one_fence_when_there_is_enough_of_it(run):
-    run("numba_freeing.py", "comes_behind_one_fence_when_there_is_enough_of_it")
+    run("numba/freeing.py", "comes_behind_one_fence_when_there_is_enough_of_it")
 
 
 def test_a_loop_takes_no_more_memory_than_it_needs(run):
-    run("numba_arrays.py", "in_a_loop_take_no_more_memory_than_they_need")
+    run("numba/arrays.py", "in_a_loop_take_no_more_memory_than_they_need")
 
 
 def test_captures_are_left_alone(run):
-    run("numba_arrays.py", "leave_captures_alone")
+    run("numba/arrays.py", "leave_captures_alone")
 
 
 def test_memory_info_counts_what_is_cached_as_free(run):
-    run("numba_arrays.py", "that_are_cached_count_as_free")
+    run("numba/arrays.py", "that_are_cached_count_as_free")
 
 
 def test_ipc_is_for_segments(run):
-    run("numba_arrays.py", "go_to_other_processes_from_pools_of_segments_alone")
+    run("numba/arrays.py", "go_to_other_processes_from_pools_of_segments_alone")
 
 
 def test_threads(run):
-    run("numba_arrays.py", "of_threads_do_not_mix")
+    run("numba/arrays.py", "of_threads_do_not_mix")
 
 
 def test_devices_have_memory_of_their_own(run):
-    run("numba_arrays.py", "are_of_the_current_device")
+    run("numba/arrays.py", "are_of_the_current_device")
 
 
 @pytest.mark.parametrize("first", ["gpupool", "numba"])
 def test_exits_cleanly_with_live_arrays(run, first):
-    run("numba_exit.py", first)
+    run("numba/exit.py", first)
 
 
 def test_a_forked_child_frees_nothing(run):
-    run("numba_fork.py")
+    run("numba/fork.py")
 
 
 def test_simulated_memory_is_refused(run):
-    run("numba_choice.py", "not_with_simulated_memory", GPUPOOL_RUNTIME="host")
+    run("numba/choice.py", "not_with_simulated_memory", GPUPOOL_RUNTIME="host")
 
 
 def test_numba_is_imported_when_used():

@@ -4,8 +4,8 @@ import sys
 
 import gpupool
 from double import live
+from enabled import cuda, manager
 from errors import assert_says, raised
-from numba_enabled import cuda, manager
 
 
 def not_after_the_first_use():

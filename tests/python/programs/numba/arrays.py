@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import gpupool
 import numpy as np
 from double import MIB, calls, is_capturing, live, set_capture
+from enabled import address_of, bytes_array, cuda, manager
 from errors import assert_says, raised
-from numba_enabled import address_of, bytes_array, cuda, manager
 
 
 def waiting():

@@ -5,8 +5,8 @@ import sys
 import gpupool
 from cuda.bindings import driver as bindings
 from double import MIB, calls, live
+from enabled import CudaAPIError, bytes_array, cuda, manager
 from errors import assert_says, raised
-from numba_enabled import CudaAPIError, bytes_array, cuda, manager
 
 
 def waiting():

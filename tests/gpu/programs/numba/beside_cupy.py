@@ -7,7 +7,7 @@ import cupy
 import gpupool
 import numpy as np
 from cuda.core import Device
-from numba_kernels import MIB, add, address, assert_reserved_nothing, blocks, cuda, fill, manager
+from kernels import MIB, add, address, assert_reserved_nothing, blocks, cuda, fill, manager
 
 
 def in_one_pool():

@@ -5,8 +5,8 @@ import sys
 import warnings
 
 from double import MIB, live
+from enabled import bytes_array
 from forking import exit_code_of
-from numba_enabled import bytes_array
 
 
 def main():

@@ -11,7 +11,7 @@ import numpy as np
 from cuda.bindings import driver as bindings
 from cuda.core import Device
 from errors import assert_says, raised
-from numba_kernels import (
+from kernels import (
     MIB,
     CudaAPIError,
     add,
@@ -106,7 +106,7 @@ def of_segments_have_ipc_handles():
     with gpupool.use_mem_pool(gpupool.MemPool(segments=True)):
         array = cuda.to_device(np.arange(1000))
     handle = pickle.dumps(array.get_ipc_handle())
-    child = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("numba_ipc_child.py"))]
+    child = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("ipc_child.py"))]
     done = subprocess.run(child, input=handle, capture_output=True, check=False)
     assert done.returncode == 0, f"the other process failed: {done.stderr.decode()}"
 
