@@ -18,6 +18,6 @@ def raised(kind: type[Error], function: Callable[..., object], *arguments: objec
 
 
 def assert_says(error: BaseException | str, *said: str) -> None:
-    """An error must say all this."""
+    """Check that an error says all this."""
     for text in said:
         assert text in str(error), f"the error does not say {text!r}: {error}"

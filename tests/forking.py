@@ -27,6 +27,6 @@ def in_child(work: Callable[[], object]) -> None:
 
 
 def assert_refused(*calls: Callable[[], object]) -> None:
-    """In a forked child: each of the calls must fail, and say what can be done instead."""
+    """Check in a forked child that each of the calls fails, and says what can be done instead."""
     for call in calls:
         assert_says(raised(gpupool.Forked, call), "spawn")

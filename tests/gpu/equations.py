@@ -4,7 +4,7 @@ from gpu_helpers import cupy, import_or_skip
 
 
 def poisson(side):
-    """The 5-point Laplacian on a square grid, and a right-hand side."""
+    """Return the 5-point Laplacian on a square grid, and a right-hand side."""
     scipy = import_or_skip("scipy.sparse")
     sparse = import_or_skip("cupyx.scipy.sparse")
     line = scipy.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side))

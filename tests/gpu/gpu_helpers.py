@@ -89,7 +89,7 @@ def in_threads(count, work):
 
 
 def in_threads_until_returned(pool, count, work):
-    """As `in_threads`, and wait until the threads' handles are back: Python joins a thread a little before it ends."""
+    """Do as `in_threads`, and wait until the handles are back: Python joins a thread a little before it ends."""
     held = pool.stats().held
     results = in_threads(count, work)
     wait_until(lambda: pool.stats().held == held, f"{pool.name} handles are back")

@@ -13,7 +13,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @pytest.fixture
 def enabled():
-    """CuPy over gpupool, and no memory left."""
+    """Put CuPy over gpupool, and check that no memory is left."""
     gpupool.cupy.enable()
     before = settled()
     yield
@@ -22,7 +22,7 @@ def enabled():
 
 
 def settled():
-    """How many blocks live once everything is done."""
+    """Return how many blocks live once everything is done."""
     gc.collect()
     cupy.cuda.Device().synchronize()
     gpupool.empty_cache()
@@ -44,12 +44,12 @@ def test_a_stream_for_each_piece_of_work_takes_the_memory_of_those_before():
 
 
 def buffer_of(array):
-    """The gpupool.DeviceBuffer that an array is in."""
+    """Return the gpupool.DeviceBuffer that an array is in."""
     return array.data.mem._owner
 
 
 def compute(seed):
-    """What CuPy programs do, with temporaries of many sizes. Return how far it is from NumPy's."""
+    """Do what CuPy programs do, with temporaries of many sizes. Return how far it is from NumPy's."""
     values = np.random.default_rng(seed).standard_normal((200 + seed, 300))
     a = cupy.asarray(values)
     expected = np.sort(np.abs(values @ values.T + 1), axis=1).cumsum(axis=1)

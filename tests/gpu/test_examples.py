@@ -44,7 +44,7 @@ def example(name):
 
 
 def assert_all_differ(handles, threads):
-    """Threads of one wave live at once, so no two of them may have the same handle."""
+    """Check that no two threads of a wave, which live at once, have the same handle."""
     for first in range(0, len(handles), threads):
         assert len(set(handles[first : first + threads])) == threads
     assert len(set(handles)) == threads

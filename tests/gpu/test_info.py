@@ -12,7 +12,7 @@ from gpu_helpers import POOLS, cupy, import_or_skip, pool_or_skip, run_program
 
 
 def told(*arguments):
-    """The exit code and the output of the command line."""
+    """Return the exit code and the output of the command line."""
     command = [sys.executable, "-m", "gpupool", "info", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""

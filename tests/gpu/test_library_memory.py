@@ -16,7 +16,7 @@ THREADS = 16
 
 @pytest.fixture
 def cudss():
-    """The example's way to call cuDSS. Afterwards handles are as if no MemPool had been set."""
+    """Return the example's way to call cuDSS. Afterwards handles are as if no MemPool had been set."""
     pool_or_skip("cudss")
     import_or_skip("scipy.sparse.linalg")
     gpupool.cudss.trim()
@@ -26,7 +26,7 @@ def cudss():
 
 
 def name_of_handler(handle):
-    """What the handler of the handle's device memory is called; None if it is cuDSS's own."""
+    """Return what the handler of the handle's device memory is called; None if it is cuDSS's own."""
     library = ctypes.CDLL(gpupool.cudss.path)
     # Context, two functions, and 64 bytes of a name.
     handler = (ctypes.c_char * 88)()

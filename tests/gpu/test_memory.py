@@ -16,14 +16,14 @@ SLEEP_CYCLES = int(40_000_000 * PATIENCE)
 
 
 def totals():
-    """The statistics of device 0, all pools together."""
+    """Return the statistics of device 0, all pools together."""
     stats = gpupool.memory_stats(0)
     return getattr(stats, "total", stats)
 
 
 @pytest.fixture
 def torch():
-    """PyTorch with its context made, or skip."""
+    """Return PyTorch with its context made, or skip."""
     torch = import_or_skip("torch")
     torch.cuda.init()
     torch.empty(1, device="cuda")

@@ -15,7 +15,7 @@ THREADS = 16
 
 @pytest.fixture
 def nvmath():
-    """nvmath-python, or skip."""
+    """Return nvmath-python, or skip."""
     return import_or_skip("nvmath")
 
 

@@ -19,7 +19,7 @@ def summary(device=0):
 
 
 def assert_adds_up(device):
-    """Each number is the sum of its parts."""
+    """Check that each number is the sum of its parts."""
     known = device.reserved_bytes + device.handle_bytes + device.workspace_bytes
     assert device.used_bytes == device.total_bytes - device.free_bytes
     assert known + device.other_bytes == device.used_bytes, device

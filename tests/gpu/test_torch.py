@@ -14,7 +14,7 @@ SLEEP_CYCLES = 40_000_000
 
 @pytest.fixture
 def torch():
-    """PyTorch with its context made, or skip."""
+    """Return PyTorch with its context made, or skip."""
     torch = import_or_skip("torch")
     try:
         gpupool.torch.mem_pool()

@@ -32,7 +32,7 @@ def _no_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """The test starts without cached memory, and leaves none."""
+    """Start the test without cached memory, and check that it leaves none."""
     gc.collect()
     gpupool.empty_cache()
     before = gpupool.memory_stats()

@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""
+    """Write a snapshot: PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""
     history = [
         entry("segment_alloc", 32 * MIB, 20 * MIB),
         entry("alloc", 32 * MIB, 3 * MIB, 1),
@@ -176,7 +176,7 @@ def test_reserved_over_events():
 
 @pytest.fixture
 def long_replay():
-    """A replay that takes longer than anybody waits for, unless it is stopped."""
+    """Return a replay that takes longer than anybody waits for, unless it is stopped."""
     events = [event for slot in range(200_000) for event in ((slot, 512), (slot | _trace.FREE, 0))]
     arguments = packed(events)
     yield lambda watch: _native.replay(*arguments, 128, "gpupool", watch)

@@ -52,7 +52,7 @@ def forget():
 
 @pytest.fixture
 def current(monkeypatch):
-    """CuPy's current stream; set its ``ptr``."""
+    """Stand in for CuPy's current stream; set its ``ptr``."""
     streams = Streams()
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device=-1: streams)
     forget()
@@ -90,7 +90,7 @@ def buffer_of(array):
 
 
 def as_numpy(array):
-    """The bytes of an array, which are this process's here."""
+    """Return the bytes of an array, which are this process's here."""
     memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
     return numpy.frombuffer(memory, array.dtype).reshape(array.shape)
 
@@ -440,7 +440,7 @@ def test_a_limit_of_the_environment_that_cannot_be(monkeypatch, text):
 
 @pytest.fixture
 def bindings(monkeypatch):
-    """CuPy's bindings of a library, which cannot be imported without it, over gpupool's simulated handles."""
+    """Stand in for CuPy's bindings, which cannot be imported without their library, over simulated handles."""
     own = iter(range(1, 100))
     destroyed = []
     module = SimpleNamespace(__file__="cublas.so", create=lambda: next(own), destroy=destroyed.append)

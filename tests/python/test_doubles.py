@@ -31,7 +31,7 @@ WRONG = {
 
 
 def assert_aborts(machine, call, said):
-    """The double ends the process at a call, and says why."""
+    """Check that the double ends the process at a call, and says why."""
     done = machine.start("platforms/wrong_calls.py", *call, FAKE_VMM="1")
     assert done.returncode == -6, done.stderr
     assert done.stderr.startswith(f"double: {said}")

@@ -7,7 +7,7 @@ from running import run_bare_program
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with a driver of one device, and cuSPARSE."""
+    """Return a machine with a driver of one device, and cuSPARSE."""
     machine = Machine("cuda", tmp_path)
     machine.build()
     machine.install("cusparse")

@@ -12,7 +12,7 @@ from waiting import wait_for
 
 
 def handle_stream(handle):
-    """The stream that is set on a handle of the simulated library."""
+    """Return the stream that is set on a handle of the simulated library."""
     return _native.host_stream_of(handle)
 
 

@@ -8,7 +8,7 @@ from running import run_bare_program
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with HIP."""
+    """Return a machine with HIP."""
     machine = Machine("hip", tmp_path)
     machine.build()
     return machine

@@ -39,7 +39,7 @@ def command(tmp_path):
 
 
 def shown(start, **variables):
-    """The exit code and the lines of `gpupool info`, every one of them fit for a terminal of 100 columns."""
+    """Return the exit code and the lines of `gpupool info`, every one of them fit for a terminal of 100 columns."""
     done = start("info", **{**UNSET, **variables})
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -249,7 +249,7 @@ def test_one_copy_is_no_second_one(tmp_path):
 
 @pytest.fixture
 def cuda(tmp_path):
-    """A machine with a driver of NVIDIA's and cuSPARSE."""
+    """Return a machine with a driver of NVIDIA's and cuSPARSE."""
     machine = Machine("cuda", tmp_path)
     machine.build()
     machine.install("cusparse")
@@ -258,7 +258,7 @@ def cuda(tmp_path):
 
 @pytest.fixture
 def hip(tmp_path):
-    """A machine with HIP and MIOpen."""
+    """Return a machine with HIP and MIOpen."""
     machine = Machine("hip", tmp_path)
     machine.build()
     machine.install("miopen")
@@ -266,7 +266,7 @@ def hip(tmp_path):
 
 
 def told(machine, **variables):
-    """The exit code and the answer of `gpupool info --json` on a machine."""
+    """Return the exit code and the answer of `gpupool info --json` on a machine."""
     done = machine.start_command("info", "--json", **{**UNSET, **variables})
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)

@@ -8,7 +8,7 @@ from programs.shared.libraries import LIBRARIES
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with cuDSS."""
+    """Return a machine with cuDSS."""
     machine = Machine("cuda", tmp_path)
     machine.build()
     machine.install("cudss")

@@ -13,7 +13,7 @@ from running import run_bare_program
 
 @pytest.fixture
 def site_packages(tmp_path):
-    """An empty site-packages, for PYTHONPATH."""
+    """Return an empty site-packages, for PYTHONPATH."""
     folder = tmp_path / "lib" / "python3" / "site-packages"
     folder.mkdir(parents=True)
     return folder
@@ -200,7 +200,7 @@ def test_a_library_that_is_missing_is_told_from_one_that_cannot_be_used(site_pac
 
 
 def real_cudnn():
-    """The file of the real cuDNN in this environment, if there is one."""
+    """Return the file of the real cuDNN in this environment, if there is one."""
     files = [file for root in sys.path for file in Path(root).glob("nvidia/cudnn*/lib/libcudnn.so.9")]
     if not files:
         pytest.skip("needs a cuDNN wheel")

@@ -7,7 +7,7 @@ from machines import Machine
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with HIP and MIOpen."""
+    """Return a machine with HIP and MIOpen."""
     machine = Machine("hip", tmp_path)
     machine.build()
     machine.install("miopen")

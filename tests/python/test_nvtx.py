@@ -25,13 +25,13 @@ class Profiler:
         return run_program("telling/nvtx_ranges.py", what, **{**self.variables, **variables})
 
     def lines(self, kind: str) -> list[str]:
-        """What it was told of this kind."""
+        """Return what it was told of this kind."""
         all_ = self.told.read_text().splitlines()
         assert not [line for line in all_ if line.startswith("wrong")]
         return [line.removeprefix(f"{kind} ") for line in all_ if line.startswith(f"{kind} ")]
 
     def ranges(self) -> list[str]:
-        """Every range with those that it is in, in order; each began and ended on its thread."""
+        """Return every range with those that it is in, in order; each began and ended on its thread."""
         open_: dict[str, list[str]] = {}
         found = []
         for line in self.told.read_text().splitlines():
@@ -49,7 +49,7 @@ class Profiler:
 
 @pytest.fixture
 def profiler(tmp_path):
-    """A profiler that programs find."""
+    """Return a profiler that programs find."""
     return Profiler(tmp_path)
 
 

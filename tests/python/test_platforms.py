@@ -20,7 +20,7 @@ def platform_of(name):
 
 @pytest.fixture
 def machine(request, tmp_path):
-    """A machine of the platform or with the library that the test is parametrised with."""
+    """Return a machine of the platform or with the library that the test is parametrised with."""
     name = request.param
     machine = Machine(platform_of(name) if name in LIBRARIES else name, tmp_path)
     machine.build()
@@ -30,7 +30,7 @@ def machine(request, tmp_path):
 
 
 def file_of(machine, name):
-    """The library that is installed on a machine."""
+    """Return the library that is installed on a machine."""
     return machine.site_packages / LIBRARIES[name].file
 
 

@@ -33,7 +33,7 @@ def draw():
 
 
 def page(path):
-    """The data of a page."""
+    """Return the data of a page."""
     text = Path(path).read_text(encoding="utf-8")
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
@@ -43,13 +43,13 @@ def steps(line):
 
 
 def rows(chart):
-    """The chart's areas: time and the bytes of each."""
+    """Return the chart's areas: time and the bytes of each."""
     return list(zip(chart.x, *(area.y for area in chart.areas), strict=True))
 
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """Two pools, a block from before, a waiting one, a failure, handles, and a second device."""
+    """Write two pools, a block from before, a waiting one, a failure, handles, and a second device."""
     history = [
         entry("free_completed", 0x1_0000, 4 * KIB, 10),
         entry("segment_alloc", 0x80_0000, 2 * MIB, 20, pool_id=(0, 1)),

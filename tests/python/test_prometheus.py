@@ -15,18 +15,18 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 @pytest.fixture
 def client():
-    """prometheus_client, which only these tests need."""
+    """Return prometheus_client, which only these tests need, or skip."""
     return pytest.importorskip("prometheus_client")
 
 
 def parsed(text):
-    """Families by name, as prometheus_client reads them."""
+    """Return families by name, as prometheus_client reads them."""
     parser = importlib.import_module("prometheus_client.parser")
     return {family.name: family for family in parser.text_string_to_metric_families(text)}
 
 
 def values(text, name, **labels):
-    """The samples of one metric with these labels: what is left of the labels, and the value."""
+    """Return the samples of one metric with these labels: what is left of the labels, and the value."""
     found = {}
     for family in parsed(text).values():
         for sample in family.samples:
@@ -38,7 +38,7 @@ def values(text, name, **labels):
 
 @pytest.fixture
 def busy(nothing_left):
-    """Memory in a pool with a limit and in the default one, on two streams, and handles."""
+    """Use memory in a pool with a limit and in the default one, on two streams, and handles."""
     gc.collect()
     streams = [gpupool.Stream(), gpupool.Stream()]
     pool = gpupool.MemPool(limit=64 * MIB)

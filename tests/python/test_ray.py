@@ -63,7 +63,7 @@ def make_actor():
 
 
 def is_dead(actor):
-    """Whether Ray knows that an actor is dead."""
+    """Return whether Ray knows that an actor is dead."""
     try:
         ray.get(actor.warm.remote(), timeout=100)
     except ray.exceptions.ActorUnavailableError:

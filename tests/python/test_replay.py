@@ -66,7 +66,7 @@ def test_device_that_is_too_small():
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """The arguments of the replays that were asked for; each gives the same result."""
+    """Return the arguments of the replays that were asked for; each gives the same result."""
     calls = []
 
     def replay(*arguments):
@@ -83,7 +83,7 @@ def replayed(monkeypatch):
 
 @pytest.fixture
 def trace(tmp_path):
-    """The path of a small trace: 2 GiB on two streams."""
+    """Return the path of a small trace: 2 GiB on two streams."""
     path = tmp_path / "small.csv"
     lines = ["allocate,a,1073741824,0", "allocate,b,1073741824,3", "free,a,0,0"]
     path.write_text("Thread,Time,Action,Pointer,Size,Stream\n" + "".join(f"0,0,{line}\n" for line in lines))

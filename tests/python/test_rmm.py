@@ -94,7 +94,7 @@ def test_threads_allocate_at_once():
 
 @pytest.fixture
 def disabled():
-    """The resources that RMM has, and no adapter afterwards."""
+    """Return the resources that RMM has, and no adapter afterwards."""
     yield [rmm.mr.get_per_device_resource(device) for device in range(2)]
     adapter.disable()
 

@@ -152,7 +152,7 @@ def test_nothing_is_touched_by_a_snapshot_of_nothing():
 
 @pytest.fixture
 def dumped(recorded, stream, tmp_path):
-    """A file with some of everything."""
+    """Return a file with some of everything."""
     buffers = [gpupool.empty(size, stream) for size in (100, 100, 70000, 3 << 20, 300 << 20)]
     del buffers[1:3]
     gpupool.host.lease(stream).release()

@@ -27,7 +27,7 @@ def check(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _no_handles_left():
-    """Other tests' idle handles go, so that each handle's bytes are what was measured."""
+    """Destroy other tests' idle handles, so that each handle's bytes are what was measured."""
     gc.collect()
     gpupool.host.trim()
     yield
@@ -51,7 +51,7 @@ def of_library(name, device=0):
 
 
 def assert_adds_up(device):
-    """Each number is the sum of its parts."""
+    """Check that each number is the sum of its parts."""
     known = device.reserved_bytes + device.handle_bytes + device.workspace_bytes
     assert device.used_bytes == known + device.other_bytes == device.total_bytes - device.free_bytes
     for held in (device, *device.pools):

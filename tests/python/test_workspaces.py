@@ -8,7 +8,7 @@ from programs.shared.libraries import LIBRARIES
 
 @pytest.fixture
 def machine(tmp_path):
-    """A machine with cuBLAS."""
+    """Return a machine with cuBLAS."""
     machine = Machine("cuda", tmp_path)
     machine.build()
     machine.install("cublaslt")

@@ -35,7 +35,7 @@ USES = {"gpupool": use_gpupool, "cupy": use_cupy, "torch": use_torch}
 
 
 def main(order, *libraries):
-    """Libraries by their names and the stems of their files, as in cublas=libcublas."""
+    """Take libraries by their names and the stems of their files, as in cublas=libcublas."""
     stems = dict(library.split("=") for library in libraries)
     for framework in order.split("-"):
         USES[framework](stems)

@@ -36,29 +36,29 @@ def slow_copy(out, source, milliseconds):
 
 
 def blocks(array):
-    """How many blocks of 256 threads an array needs."""
+    """Return how many blocks of 256 threads an array needs."""
     return (array.size + 255) // 256
 
 
 def address(array):
-    """Where an array is."""
+    """Return where an array is."""
     return array.__cuda_array_interface__["data"][0]
 
 
 def manager():
-    """What numba.cuda allocates with."""
+    """Return what numba.cuda allocates with."""
     return cuda.current_context().memory_manager
 
 
 def live():
-    """How many blocks are alive once Numba has freed what died."""
+    """Return how many blocks are alive once Numba has freed what died."""
     gc.collect()
     manager().deallocations.clear()
     return gpupool.memory_stats(0).live_blocks
 
 
 def assert_reserved_nothing(stats):
-    """Neither for a pool nor for the device."""
+    """Check that a pool, or the device, has no memory left."""
     assert stats.reserved_bytes == 0, f"memory is left: {stats}"
 
 

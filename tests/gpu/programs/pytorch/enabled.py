@@ -13,15 +13,15 @@ SLEEP_CYCLES = 40_000_000
 
 
 def totals():
-    """The statistics of device 0."""
+    """Return the statistics of device 0."""
     return gpupool.memory_stats(0)
 
 
 def filled(value, count=MIB):
-    """A tensor of so many of the same integers."""
+    """Return a tensor of so many of the same integers."""
     return torch.full((count,), value, dtype=torch.int32, device="cuda")
 
 
 def all_are(tensor, value):
-    """Whether a tensor has this value everywhere."""
+    """Return whether a tensor has this value everywhere."""
     return bool((tensor == value).all())

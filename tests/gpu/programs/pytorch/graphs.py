@@ -7,7 +7,7 @@ from enabled import MIB, torch, totals
 
 
 def not_a_number(*shape):
-    """A tensor that says if anybody computes with it, or writes into it."""
+    """Return a tensor that says if anybody computes with it, or writes into it."""
     return torch.full(shape, float("nan"), device="cuda")
 
 

@@ -12,7 +12,7 @@ from errors import assert_says, raised
 
 
 def train(steps):
-    """The losses of a small model's training."""
+    """Return the losses of a small model's training."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)).cuda()
     optimiser = torch.optim.Adam(model.parameters())
@@ -123,7 +123,7 @@ def serves_many_threads():
 
 
 def shares_memory_between_streams():
-    """PyTorch's own streams are known to last, external ones are not."""
+    """Use PyTorch's own streams, which are known to last, and external ones, which are not."""
 
     def work(stream):
         with torch.cuda.stream(stream):

@@ -16,7 +16,7 @@ def assert_told(name, uses_gpupool, allocator):
 
 
 def own(nbytes):
-    """A program's own allocator for CuPy."""
+    """Refuse to allocate, as a program's own allocator for CuPy."""
     raise MemoryError
 
 

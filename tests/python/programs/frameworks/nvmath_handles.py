@@ -21,7 +21,7 @@ lent = []
 
 
 def has_own_memory(handle):
-    """Whether a handle has a handler of memory; if not, nvmath's is set."""
+    """Return whether a handle has a handler of memory; if not, nvmath's is set."""
     return not cudss.set_async_workspace_allocator(handle, 0)
 
 
@@ -78,7 +78,7 @@ def keep_the_pool_s_memory_and_lose_nvmath_s_own():
 
 
 def with_a_threading_layer_are_retired(name, layer, expected):
-    """One that was given a layer, "none" is no layer, is not lent again; so many are retired."""
+    """Lend a handle with a layer, "none" is no layer, and count how many are not lent again."""
     with gpupool.nvmath.options(getattr(gpupool, name), stream, multithreading_lib=None if layer == "none" else layer):
         pass
     retired = getattr(gpupool, name).stats().retired

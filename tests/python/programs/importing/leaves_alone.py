@@ -9,7 +9,7 @@ import gpupool
 
 
 def these_modules(touched, *names):
-    """After these of gpupool's names were looked at, separated by commas, these modules are not imported."""
+    """Look at these of gpupool's names, separated by commas, which imports none of these modules."""
     for name in touched.split(","):
         if name:
             operator.attrgetter(name)(gpupool)
@@ -18,25 +18,25 @@ def these_modules(touched, *names):
 
 
 def pytorch():
-    """Neither does taking leave of it."""
+    """Take leave of it, which does not import it either."""
     gpupool.torch.disable()
     assert "torch" not in sys.modules, "gpupool.torch imports torch"
 
 
 def distributed():
-    """Though gpupool.dask has a class that is derived from one of it."""
+    """See that gpupool.dask has a class that is derived from one of it."""
     assert "Plugin" in gpupool.dask.__all__, "gpupool.dask has no Plugin"
     assert "distributed" not in sys.modules, "gpupool.dask imports distributed"
 
 
 def ray():
-    """Though gpupool.ray makes a hook for it."""
+    """Have gpupool.ray make a hook for it."""
     assert callable(gpupool.ray.setup()), "gpupool.ray makes no hook"
     assert "ray" not in sys.modules, "gpupool.ray imports ray"
 
 
 def gpu_libraries():
-    """Though a pool tells its name and its numbers."""
+    """Ask a pool for its name and its numbers."""
     assert gpupool.cudnn.name == "cudnn", "the pool has another name"
     assert gpupool.cudnn.stats().created == 0, "the pool has handles"
     maps = Path("/proc/self/maps").read_text()

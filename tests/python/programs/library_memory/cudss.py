@@ -28,7 +28,7 @@ class Handler(ctypes.Structure):
 
 
 def allocate(handle, mib=1):
-    """The address of memory that the library takes by a handle, None if it gets none."""
+    """Return the address of memory that the library takes by a handle, None if it gets none."""
     place = at()
     status = library.double_allocate(at(int(handle)), ctypes.byref(place), ctypes.c_size_t(mib * MIB))
     assert (status == 0) == (place.value is not None), f"status {status} with the address {place.value}"
@@ -36,7 +36,7 @@ def allocate(handle, mib=1):
 
 
 def free(handle, address, mib=1):
-    """The status of giving memory back by a handle."""
+    """Return the status of giving memory back by a handle."""
     return library.double_free(at(int(handle)), at(address), ctypes.c_size_t(mib * MIB))
 
 
@@ -52,28 +52,28 @@ def set_handler(handle, handler):
 
 
 def handler_of(handle):
-    """A handle's handler, if it has one."""
+    """Return a handle's handler, if it has one."""
     handler = Handler()
     status = library.cudssGetDeviceMemHandler(at(int(handle)), ctypes.byref(handler))
     return handler if status == 0 else None
 
 
 def name_of(handle):
-    """The name of a handle's handler, if it has one."""
+    """Return the name of a handle's handler, if it has one."""
     handler = handler_of(handle)
     return handler and handler.name.decode()
 
 
 def names_of(*handles):
-    """The names of handles' handlers."""
+    """Return the names of handles' handlers."""
     return [name_of(handle) for handle in handles]
 
 
 def live(mem_pool):
-    """The MiB that are taken of a pool."""
+    """Return the MiB that are taken of a pool."""
     return mem_pool.stats().live_bytes // MIB
 
 
 def used():
-    """The MiB that are taken of the driver."""
+    """Return the MiB that are taken of the driver."""
     return driver.double_used(0) // MIB

@@ -102,7 +102,7 @@ def threads_that_end_leave_their_memory_and_their_handles():
 
 
 def a_handle_that_is_destroyed_gives_its_own_back_though_its_stream_is_gone(then):
-    """With the library told of the pool still, or of none."""
+    """Destroy it while the library is told of the pool still, or of none."""
     mine = gpupool.MemPool()
     start, last = used(), gpupool.Stream(0)
     with pool.lease(stream) as handle:

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def refusal(name, **named):
-    """The type and the text of the error where there should be no handle."""
+    """Return the type and the text of the error where there should be no handle."""
     error = raised(gpupool.Error, getattr(gpupool, name).handle, **named)
     return f"{type(error).__name__} {error}"
 
@@ -22,7 +22,7 @@ def gives_a_handle(name):
 
 
 def gives_none(name, start, *said):
-    """The error starts so, and says all this."""
+    """Check that the error starts so, and says all this."""
     message = refusal(name)
     # Names are quoted one way or the other.
     assert message.replace('"', "'").startswith(start), message
@@ -66,7 +66,7 @@ def refuses_a_stream_that_it_does_not_know():
 
 
 def is_asked_what_its_pool_has():
-    """By a replay. The double's pool says 64 MiB; what cuMemAlloc takes beyond what is asked for, no driver tells."""
+    """Replay. The double's pool says 64 MiB; what cuMemAlloc takes beyond what is asked for, no driver tells."""
     slots, sizes, streams = (number.to_bytes(width, "little") for number, width in ((0, 4), (MIB, 8), (0, 4)))
     for allocator, expected in (("driver", MIB), ("async", 64 * MIB)):
         peak = _native.replay(slots, sizes, streams, 1, 1, allocator).peak_reserved

@@ -11,12 +11,12 @@ from errors import assert_says, raised
 
 
 def not_found(name):
-    """The error where a library is not found."""
+    """Return the error where a library is not found."""
     return raised(gpupool.LibraryNotFound, lambda: getattr(gpupool, name).path)
 
 
 def is_found(name, file, *loaded_first):
-    """The library is this file, also when others were loaded first."""
+    """Find the library as this file, also when others were loaded first."""
     for other in loaded_first:
         ctypes.CDLL(other)
     path = getattr(gpupool, name).path
@@ -24,34 +24,34 @@ def is_found(name, file, *loaded_first):
 
 
 def is_of_version(name, version):
-    """It tells its version, and that no handle can be made without a GPU."""
+    """Tell the version, and that no handle can be made without a GPU."""
     pool = getattr(gpupool, name)
     assert ".".join(map(str, pool.version)) == version, f"{name} is of version {pool.version}, not {version}"
     assert not pool.available, f"{name} is available without a GPU"
 
 
 def is_refused(name, *said):
-    """It is not found, and the error says all this."""
+    """Find no library, and say all this in the error."""
     message = str(not_found(name))
     assert message.startswith(f"{name} was not found."), message
     assert_says(message, *said)
 
 
 def is_tried_only_as(name, said):
-    """It is not found, and only this was tried."""
+    """Find no library, and say that only this was tried."""
     message = str(not_found(name))
     assert message.count("tried") == 1, f"more than one place was tried: {message}"
     assert f"tried {said}" in message, message
 
 
 def is_never_tried_as(name, pattern):
-    """It is not found, and what was tried is none of these."""
+    """Find no library, and try none of these."""
     message = str(not_found(name))
     assert not re.search(pattern, message), f"another major version was tried: {message}"
 
 
 def is_the_copy_that_is_loaded(name, file):
-    """A copy that the process has is taken, and no other loaded."""
+    """Take a copy that the process has, and load no other."""
     ctypes.CDLL(file)
     path = getattr(gpupool, name).path
     assert path == file, f"{name} is {path}, not the copy that is loaded"
@@ -60,14 +60,14 @@ def is_the_copy_that_is_loaded(name, file):
 
 
 def is_too_old_as_loaded(name, file, symbol):
-    """A copy that the process has is taken also if it cannot be used."""
+    """Take a copy that the process has also if it cannot be used."""
     ctypes.CDLL(file)
     message = str(not_found(name))
     assert f"{file} (already loaded): lacks the symbol {symbol}, so it is too old" in message, message
 
 
 def is_found_once_it_is_installed(name, template, target):
-    """It is looked for anew as long as it is not found."""
+    """Look for a library anew as long as it is not found."""
     not_found(name)
     Path(target).parent.mkdir(parents=True)
     shutil.copy(template, target)
@@ -75,19 +75,19 @@ def is_found_once_it_is_installed(name, template, target):
 
 
 def has_origin(origin, *names):
-    """Libraries, asked in this order, say that they were found so."""
+    """Ask libraries, in this order, how they were found."""
     for name in names:
         assert getattr(gpupool, name).origin == origin, f"{name}: {getattr(gpupool, name).origin}, not {origin}"
 
 
 def loaded_has_origin(origin, name, file):
-    """A library that was loaded first says that it was found so."""
+    """Have a library that was loaded first say that it was found so."""
     ctypes.CDLL(file)
     has_origin(origin, name)
 
 
 def is_loaded_when_first_used():
-    """A pool tells whether its library is loaded, and loads none for that."""
+    """Tell whether a pool's library is loaded, and load none for that."""
     pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
     assert [gpupool.cusparse.loaded, gpupool.cusparse.loaded] == [False, False], "asking whether it is loaded loads it"
     assert gpupool.cusparse.version == (1, 2, 3), f"the version is {gpupool.cusparse.version}"
@@ -101,7 +101,7 @@ def is_loaded_when_first_used():
 
 
 def is_present(whether, remedy):
-    """The error tells a library that is missing from one that cannot be used, and always what helps."""
+    """Tell a library that is missing from one that cannot be used, and always what helps."""
     error = not_found("cusparse")
     assert error.is_present == (whether == "present"), f"is_present is {error.is_present}: {error}"
     assert error.library == "cusparse", f"the library is {error.library}"
@@ -110,7 +110,7 @@ def is_present(whether, remedy):
 
 
 def gives_no_handle_without_a_gpu(*said):
-    """The error says why."""
+    """Say in the error why."""
     message = str(raised(gpupool.RuntimeUnavailable, gpupool.cudnn.handle))
     start = "the cuda runtime is unavailable: no NVIDIA driver was found (libcuda.so.1: "
     assert message.startswith(start), message

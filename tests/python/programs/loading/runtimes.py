@@ -14,7 +14,7 @@ def is_chosen(name):
 
 
 def cannot_be_had(start, *said):
-    """The error starts so, and says all this."""
+    """Check that the error starts so, and says all this."""
     message = str(raised(gpupool.RuntimeUnavailable, gpupool.runtime))
     assert message.startswith(start), message
     assert_says(message, *said)

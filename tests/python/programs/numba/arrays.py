@@ -11,7 +11,7 @@ from errors import assert_says, raised
 
 
 def waiting():
-    """How many allocations Numba has yet to free, by its own list."""
+    """Return how many allocations Numba has yet to free, by its own list."""
     return len(manager().deallocations)
 
 

@@ -11,15 +11,15 @@ CudaAPIError = importlib.import_module("numba.cuda.cudadrv.driver").CudaAPIError
 
 
 def manager():
-    """What numba.cuda allocates with."""
+    """Return what numba.cuda allocates with."""
     return cuda.current_context().memory_manager
 
 
 def bytes_array(nbytes):
-    """A device array of bytes."""
+    """Return a device array of bytes."""
     return cuda.device_array(nbytes, np.uint8)
 
 
 def address_of(array):
-    """Where an array is."""
+    """Return where an array is."""
     return array.__cuda_array_interface__["data"][0]

@@ -29,7 +29,7 @@ class Producer:
 
 
 def foreign_stream():
-    """The address of a stream that gpupool did not make."""
+    """Return the address of a stream that gpupool did not make."""
     context, stream = ctypes.c_void_p(), ctypes.c_void_p()
     driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
     driver.cuCtxSetCurrent(context)
@@ -53,7 +53,7 @@ def a_consumer_waits_for_the_producer_and_the_memory_for_the_consumer():
 
 
 def nothing_waits(consumer):
-    """Where the consumer is on the same stream, or sees to the order itself."""
+    """Have a consumer on the same stream, or one that sees to the order itself."""
     producer = Producer()
     share = producer.buffer.__dlpack__(stream={"same": producer.stream.ptr, "none": -1}[consumer])
     del share, producer.buffer

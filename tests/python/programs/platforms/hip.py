@@ -20,7 +20,7 @@ def assert_no_error_is_left():
 
 
 def current_device():
-    """HIP's own answer."""
+    """Return HIP's own answer."""
     current = ctypes.c_int()
     assert driver.hipGetDevice(ctypes.byref(current)) == 0, "hipGetDevice failed"
     return current.value
@@ -79,7 +79,7 @@ def the_current_device_is_the_callers_again():
 
 
 def default_streams_are_given_as_every_version_knows_them():
-    """The double aborts at hipStreamLegacy, which came with HIP 6.2, and at asking for a default stream's device."""
+    """Use default streams; the double aborts at hipStreamLegacy, which came with HIP 6.2, and at their device."""
     for stream in (0, 1, 2):
         buffer = gpupool.empty(MIB, stream)
         buffer.record_stream(gpupool.Stream())
@@ -147,7 +147,7 @@ def a_forked_child_is_refused():
 
 
 def nothing_is_called_when_the_process_ends():
-    """Whatever gives memory back fails from here on, which would be complained of."""
+    """Make calls fail that give memory back, which would be complained of."""
     stream = gpupool.Stream()
     kept.extend([stream, gpupool.empty(30 * MIB, stream)])
     pool = gpupool.MemPool()

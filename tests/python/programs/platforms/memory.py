@@ -14,12 +14,12 @@ def fill(buffer, number):
 
 
 def is_full_of(buffer, number):
-    """Whether that byte is there still."""
+    """Return whether that byte is there still."""
     return ctypes.string_at(buffer.ptr, buffer.nbytes) == bytes([number]) * buffer.nbytes
 
 
 def write_on(device):
-    """Whether buffers of many sizes can be written, each apart from the others."""
+    """Return whether buffers of many sizes can be written, each apart from the others."""
     stream = gpupool.Stream(device)
     buffers = [gpupool.empty(nbytes, stream) for nbytes in (1, 512, 70_000, 3 * MIB, 20 * MIB)]
     for number, buffer in enumerate(buffers):

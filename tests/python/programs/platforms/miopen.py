@@ -15,7 +15,7 @@ def is_itself():
 
 
 def gives_no_handle(start, *said):
-    """The error starts so, and says all this."""
+    """Check that the error starts so, and says all this."""
     message = error_of(gpupool.miopen.handle)
     assert message.startswith(start), message
     assert_says(message, *said)

@@ -13,12 +13,12 @@ one, two = gpupool.Stream(0), gpupool.Stream(0)
 
 
 def workspace(stream):
-    """The workspace on a stream, 0 where it is the library's own."""
+    """Return the workspace on a stream, 0 where it is the library's own."""
     return library.workspace_of(pool.handle(stream))
 
 
 def in_capture(stream):
-    """The workspace in a capture of the stream."""
+    """Return the workspace in a capture of the stream."""
     set_capture(stream.ptr, 1)
     try:
         return workspace(stream)
@@ -66,7 +66,7 @@ def every_stream_and_every_graph_has_one():
 
 
 def one_is_this_large(mib):
-    """None at all is the library's own."""
+    """Compare its size; none at all is the library's own."""
     assert (workspace(one) != 0) == (int(mib) > 0), "there is one, or none, though the other is asked for"
     assert_mib(int(mib))
 

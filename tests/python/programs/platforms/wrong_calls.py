@@ -15,14 +15,14 @@ scope.__enter__()
 
 
 def made(function, *arguments):
-    """What a function of the driver makes."""
+    """Return what a function of the driver makes."""
     place = ctypes.c_void_p()
     assert driver[function](ctypes.byref(place), *arguments) == 0, f"{function} failed"
     return place
 
 
 def a_driver_s(function, *arguments):
-    """With no memory, stream, event or context at these addresses."""
+    """Call a function with addresses at which no memory, stream, event or context is."""
     driver[function](*(at(int(argument)) for argument in arguments))
 
 

@@ -83,7 +83,7 @@ def at_once():
 
 
 def after_a_fork():
-    """Of the child too, whose threads end, and with it what it inherited."""
+    """End the child too, with threads of its own and what it inherited."""
     held.append(take())
     child = os.fork()
     if child == 0:

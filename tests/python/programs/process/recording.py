@@ -13,7 +13,7 @@ kept = []
 
 
 def trace():
-    """The events of device 0."""
+    """Return the events of device 0."""
     return gpupool.memory_snapshot()["device_traces"][0]
 
 

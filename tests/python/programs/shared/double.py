@@ -21,7 +21,7 @@ def fail(what: str | None = None) -> None:
 
 
 def calls(name: str, library: ctypes.CDLL = driver) -> int:
-    """How often a function was called."""
+    """Return how often a function was called."""
     return library.double_calls(name.encode())
 
 
@@ -31,18 +31,18 @@ def set_capture(stream: int, state: int) -> None:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream at this address is in a capture that nothing has spoilt."""
+    """Return whether the stream at this address is in a capture that nothing has spoilt."""
     return driver.double_capture(ctypes.c_void_p(stream)) == 1
 
 
 def live() -> int:
-    """How many blocks are alive on device 0, once the garbage collector was there."""
+    """Return how many blocks are alive on device 0, once the garbage collector was there."""
     gc.collect()
     return gpupool.memory_stats(0).live_blocks
 
 
 def error_of(function: Callable[..., object], *arguments: object, **named: object) -> str:
-    """The type and the text of gpupool's error from a call, or "no error"."""
+    """Return the type and the text of gpupool's error from a call, or "no error"."""
     try:
         function(*arguments, **named)
     except gpupool.Error as error:

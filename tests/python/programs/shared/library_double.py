@@ -29,7 +29,7 @@ class LibraryDouble:
         return calls(self.told.destroy, self.file)
 
     def stream_of(self, handle: int) -> int:
-        """The address of a handle's stream."""
+        """Return the address of a handle's stream."""
         return self.file.double_stream_of(int(handle)) or 0
 
     def set_stream(self, handle: int, stream: int) -> None:
@@ -38,14 +38,14 @@ class LibraryDouble:
         assert function(ctypes.c_void_p(int(handle)), ctypes.c_void_p(stream)) == 0, "the double refused a stream"
 
     def workspace_of(self, handle: int) -> int:
-        """The address of the workspace that a handle was given."""
+        """Return the address of the workspace that a handle was given."""
         return self.file.double_workspace_of(int(handle)) or 0
 
     def is_destroyed(self, handle: int) -> bool:
-        """Whether a handle was destroyed."""
+        """Return whether a handle was destroyed."""
         return bool(self.file.double_is_destroyed(int(handle)))
 
     def leased(self, count: int) -> tuple[list[gpupool.Lease], list[int]]:
-        """Leases on device 1, and their handles."""
+        """Return leases on device 1, and their handles."""
         leases = [self.pool.lease(device=1) for _ in range(count)]
         return leases, [int(lease) for lease in leases]

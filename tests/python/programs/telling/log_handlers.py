@@ -61,7 +61,7 @@ def a_record_tells_when_and_on_which_thread_it_was_made():
 
 
 def a_c_caller_never_waits_for_one(interface):
-    """The handler wants what the caller holds, as a framework's allocation holds that framework's locks."""
+    """Have a handler that wants what the caller holds, as a framework's allocation holds that framework's locks."""
     prototype = {"without the GIL": ctypes.CFUNCTYPE, "with the GIL": ctypes.PYFUNCTYPE}[interface]
     malloc = prototype(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(gpupool.c_api.malloc)
     locked = threading.Lock()
@@ -100,7 +100,7 @@ def one_may_use_gpupool():
 
 
 def one_that_raises_stops_nothing():
-    """Its error is told on stderr, once, as logging does."""
+    """Have one fail, which is told on stderr, once, as logging does."""
 
     class Raising(logging.Filter):
         """Fails."""

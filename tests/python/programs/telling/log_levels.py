@@ -27,7 +27,7 @@ def levels_count_whoever_sets_them_at_any_time():
         gpupool.HandlePool(name, lambda: 1, lambda handle: None).lease().release()
 
     def is_told():
-        """Whether the record of a creation comes before that of the next one, which is wanted whatever is set."""
+        """Return whether the record of a creation comes before that of the next, which is wanted whatever is set."""
         make("first")
         level, disabled = handle.level, root.manager.disable
         handle.setLevel(logging.INFO)

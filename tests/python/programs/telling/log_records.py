@@ -22,7 +22,7 @@ def listen(level, name="gpupool"):
 
 
 def next_record(what="the next record"):
-    """The next record, which is about to come."""
+    """Return the next record, which is about to come."""
     try:
         return records.get(timeout=LONG)
     except queue.Empty:
@@ -30,7 +30,7 @@ def next_record(what="the next record"):
 
 
 def wait_for_record(text):
-    """The next record that says this; those before it are dropped."""
+    """Return the next record that says this; those before it are dropped."""
     while text not in (record := next_record(f"a record that says {text!r}")).getMessage():
         pass
     return record

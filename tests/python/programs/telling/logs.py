@@ -44,7 +44,7 @@ def find_memory_after_all():
 
 
 def fail_to_make_a_handle():
-    """Once for want of memory, which is given back for it, and once for another reason."""
+    """Fail once for want of memory, which is given back for it, and once for another reason."""
     _native.host_inject("HandleCreate", "out_of_memory", 0, 1)
     gpupool.host.handle()
     _native.host_inject("HandleCreate", "other", 0, 1)
@@ -52,7 +52,7 @@ def fail_to_make_a_handle():
 
 
 def wait_at_a_limit():
-    """Once in vain, and once not."""
+    """Wait once in vain, and once not."""
     gpupool.host.limit = 1
     with gpupool.host.lease():
         raised(gpupool.PoolExhausted, gpupool.host.lease, timeout=0.0)
@@ -77,7 +77,7 @@ def make_many_handles():
 
 
 def nothing_unless_asked_for(set_up):
-    """Then no thread is started either."""
+    """Check that no thread is started either."""
     before = set(os.listdir("/proc/self/task"))
     if set_up == "for warnings":
         logging.basicConfig()

@@ -36,7 +36,7 @@ def grow():
 
 
 def fail():
-    """In every way that a range may end."""
+    """Fail in every way that a range may end."""
 
     def no_handle():
         raise RuntimeError("no handle")
@@ -66,7 +66,7 @@ def wait_at_a_limit():
 
 
 def hit():
-    """Which tells nothing."""
+    """Make requests that tell nothing."""
     hits()
     told = Path(os.environ["NVTX_DOUBLE"])
     before = told.read_text()
@@ -80,7 +80,7 @@ def make_a_handle_in_the_background():
 
 
 def load_a_library():
-    """And print the address of a stream, which has a name."""
+    """Load a library, and print the address of a stream, which has a name."""
     stream = gpupool.Stream()
     gpupool.cublas.handle(stream)
     print(stream.ptr)
@@ -93,7 +93,7 @@ def go_on_without():
 
 
 def go_on_and_say_why():
-    """That no profiler can be used, on stdout."""
+    """Say on stdout that no profiler can be used."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
     gpupool.host.handle()
     kept.append(gpupool.empty(1 << 20))

@@ -7,7 +7,7 @@ from gpupool import _summary
 
 
 def is_of_every_device_in_use():
-    """Without a device, and of the current one where none is in use."""
+    """Ask without a device; where none is in use it is of the current one."""
 
     def assert_devices(*expected):
         found = tuple(device.device for device in gpupool.memory_summary().devices)
@@ -37,7 +37,7 @@ def of_nothing_imports_and_starts_nothing():
 
 
 def is_tables_for_people():
-    """Printed, of two pools and eleven streams."""
+    """Print it, of two pools and eleven streams."""
     streams = [gpupool.Stream() for _ in range(11)]
     pool = gpupool.MemPool(limit=1 << 30)
     kept = gpupool.empty(1536 << 10)

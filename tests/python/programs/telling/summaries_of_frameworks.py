@@ -35,7 +35,7 @@ def torch_like(**cuda):
 
 
 def assert_told(expected, device=0):
-    """What each framework is told to have, in MiB."""
+    """Check what each framework is told to have, in MiB."""
     frameworks = gpupool.memory_summary(device).devices[0].frameworks
     told = {each.framework: each.reserved_bytes >> 20 for each in frameworks}
     assert told == expected, f"of device {device} is told {told}, not {expected}"
