@@ -31,5 +31,6 @@ def start_python(
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     """Return what a process printed; it must have ended as it should and complained of nothing."""
+    __tracebackhide__ = True
     assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
