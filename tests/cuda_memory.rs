@@ -3,19 +3,21 @@
 //!
 //! `GPUPOOL_SOAK_OPERATIONS` sets how long the soak is, `GPUPOOL_REPLAYS` how often a graph is replayed.
 
+mod common;
 mod driver;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use common::wait_until;
 use cudarc::driver::sys;
 use driver::{
     DEVICE, Filled, Kernels, MIB, Random, bind, instantiate, ok, raw, read, setting, synchronize, word, write,
 };
 use gpupool::memory::{get_per_process_memory_fraction, reset_peak_memory_stats, set_per_process_memory_fraction};
-use gpupool::runtime::{self, BoundDevice};
+use gpupool::runtime::{self, BoundDevice, RelaxedCapture};
 use gpupool::{
     CaptureStatus, Device, ErrorKind, Event, MemPool, Stream, empty, empty_cache, enable_peer_access, memory_snapshot,
     memory_stats,
@@ -464,7 +466,11 @@ fn other_threads_use_memory_during_a_capture() {
                 step("a second stream", shared.record_stream(busy));
                 step("freeing after it", shared.free_on(busy));
                 step("asking for that block", empty(64 * MIB, other).map(drop));
-                thread::sleep(Duration::from_nanos(2 * SPIN));
+                wait_until("the kernel on the busy stream is done", || {
+                    // A plain question from any thread could spoil a capture in global mode.
+                    let _relaxed = RelaxedCapture::new(runtime::get().unwrap()).unwrap();
+                    busy.query().unwrap()
+                });
                 step("giving back what is done", empty_cache().map(drop));
                 step("statistics", memory_stats(DEVICE).map(drop));
                 step("a snapshot", memory_snapshot().map(drop));

@@ -28,7 +28,7 @@ class Sample:
 
 
 def samples(page: str) -> list[Sample]:
-    """Every sample of a page, a path from the repository's root."""
+    """Return every sample of a page, a path from the repository's root."""
     text = (ROOT / page).read_text()
     return [
         Sample(
@@ -42,7 +42,7 @@ def samples(page: str) -> list[Sample]:
 
 
 def programs(on_gpu: bool) -> dict[str, list[Sample]]:
-    """The programs of all pages, by page and line; without a GPU, of what needs none."""
+    """Return the programs of all pages, by page and line; without a GPU, of what needs none."""
     pages = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
     found: dict[str, list[Sample]] = {}
     for page in pages:
@@ -58,7 +58,7 @@ def programs(on_gpu: bool) -> dict[str, list[Sample]]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether it could be imported."""
+    """Return whether it could be imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -67,7 +67,7 @@ def is_installed(package: str) -> bool:
 
 
 def missing(program: list[Sample]) -> list[str]:
-    """The packages that a program needs and this interpreter lacks."""
+    """Return the packages that a program needs and this interpreter lacks."""
     needs = {word.removeprefix("needs ") for sample in program for word in sample.told if word.startswith("needs ")}
     return sorted(name for name in needs if not is_installed(name))
 

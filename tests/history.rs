@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use common::{device, host, on_thread, stream};
+use common::{device, host, on_thread, stream, wait_until};
 use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, deallocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
 use gpupool::{
@@ -387,9 +387,9 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
             Undone::all(&snapshot, 0);
             // So that the threads get on, however slow the machine is.
             let before = snapshot.events.last().map_or(0, MemoryEvent::unix_micros);
-            while taken().events.iter().filter(|event| event.unix_micros() > before).count() < 200 {
-                thread::yield_now();
-            }
+            wait_until("the threads have recorded 200 more events", || {
+                taken().events.iter().filter(|event| event.unix_micros() > before).count() >= 200
+            });
         }
         assert!(events > 20_000, "{events}");
     });

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use common::{assert_none_lost, device, host, on_thread, stream};
+use common::{assert_none_lost, device, host, on_thread, stream, wait_until};
 use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
@@ -131,9 +131,7 @@ fn a_request_over_the_limit_waits_for_a_lease_to_end() {
     let lease = pool.lease(&stream).unwrap();
     let shared = stream.clone();
     let waiting = thread::spawn(move || pool.lease_within(&shared, LONG).map(|lease| address(&lease)).unwrap());
-    while pool.stats(None).unwrap().waits == 0 {
-        thread::yield_now();
-    }
+    wait_until("the other thread waits for a lease", || pool.stats(None).unwrap().waits > 0);
     let first = address(&lease);
     drop(lease);
     assert_eq!(waiting.join().unwrap(), first);
@@ -219,9 +217,7 @@ fn those_who_wait_are_served_in_order() {
                 order.lock().unwrap().push(number);
                 drop(lease);
             });
-            while pool.stats(None).unwrap().waits <= number {
-                thread::yield_now();
-            }
+            wait_until("this thread waits for a lease too", || pool.stats(None).unwrap().waits > number);
             thread
         })
         .collect();

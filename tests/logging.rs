@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::{device, host, on_thread, stream};
+use common::{device, host, on_thread, stream, wait_until};
 use gpupool::runtime::host::{Call, Fault, inject};
 use gpupool::{HandlePool, HostHandles, MemPool, Pooled, StatusKind, empty};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -69,9 +69,7 @@ fn a_logger_may_use_gpupool_at_every_record() {
     let told = told(LevelFilter::Trace, || {
         let lease = pool.lease(&stream(0)).unwrap();
         let waiting = std::thread::spawn(move || pool.lease_within(&stream(0), Duration::from_secs(600)).map(drop));
-        while pool.stats(None).unwrap().waits == 0 {
-            std::thread::yield_now();
-        }
+        wait_until("the other thread waits for a lease", || pool.stats(None).unwrap().waits > 0);
         drop(lease);
         waiting.join().unwrap().unwrap();
         pool.trim(None).unwrap();

@@ -4,6 +4,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use gpupool::library::host::{set_create_cost, set_handle_bytes, set_keeps_scratch};
 use gpupool::runtime::host::{clear_faults, simulate};
@@ -18,7 +19,7 @@ pub(crate) fn host() -> MutexGuard<'static, ()> {
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     simulate(2, MEMORY).expect("no other runtime was chosen");
     clear_faults();
-    set_create_cost(std::time::Duration::ZERO);
+    set_create_cost(Duration::ZERO);
     set_handle_bytes(1 << 20);
     set_keeps_scratch(false);
     guard
@@ -30,6 +31,16 @@ pub(crate) fn device(ordinal: u32) -> Device {
 
 pub(crate) fn stream(ordinal: u32) -> Stream {
     Stream::new(device(ordinal)).expect("a stream")
+}
+
+/// Waits until the condition holds; `what` says which it is, for the panic that comes if it never does.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(120), "waited in vain until {what}");
+        thread::yield_now();
+    }
 }
 
 /// Runs `f` on a thread that has ended when this returns, its thread-locals destroyed.

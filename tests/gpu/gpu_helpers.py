@@ -2,19 +2,19 @@
 
 import ctypes
 import importlib
-import os
-import subprocess
-import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import gpupool
 import pytest
+from processes import start_python, succeeded
+from waiting import LONG, PATIENCE, wait_until
 
-# How many times as long as usual things may take: under compute-sanitizer everything is slow.
-PATIENCE = float(os.environ.get("GPUPOOL_TESTS_PATIENCE", "1"))
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+EXAMPLES = HERE.parents[1] / "examples"
 
 POOLS = ["cudnn", "cusparse", "cudss", "cublas", "cublaslt", "cusolver"]
 
@@ -74,17 +74,9 @@ def set_stream(pool, handle, address):
     assert stream_of(pool, handle) == address
 
 
-def wait_until(condition, what):
-    """Wait for something that is about to happen. It is an error if it does not."""
-    deadline = time.monotonic() + 60 * PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        os.sched_yield()
-
-
 def in_threads(count, work):
     """Run work(0), work(1), ... in that many threads, all alive until the last is done. Return the results."""
-    all_done = threading.Barrier(count, timeout=60 * PATIENCE)
+    all_done = threading.Barrier(count, timeout=LONG)
 
     def run(number):
         try:
@@ -97,17 +89,21 @@ def in_threads(count, work):
 
 
 def in_threads_until_returned(pool, count, work):
-    """As `in_threads`, and wait until the threads' handles are back: Python joins a thread a little before it ends."""
+    """Do as `in_threads`, and wait until the handles are back: Python joins a thread a little before it ends."""
     held = pool.stats().held
     results = in_threads(count, work)
-    wait_until(lambda: pool.stats().held == held, f"{pool.name} handles to come back")
+    wait_until(lambda: pool.stats().held == held, f"{pool.name} handles are back")
     return results
 
 
-def run_python(*arguments):
+def run_python(*arguments, **variables):
     """Run Python in a process of its own, which must succeed and write nothing to stderr. Return its stdout."""
     # faulthandler says where a crash was; warnings of other people's packages are not what is tested.
-    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110 * PATIENCE, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    options = ("-X", "faulthandler", "-W", "ignore")
+    timeout = 110 * PATIENCE
+    return succeeded(start_python(*options, *arguments, folders=[HERE, EXAMPLES], timeout=timeout, **variables))
+
+
+def run_program(name, *arguments, **variables):
+    """Run one of the programs of this folder, as `run_python` does."""
+    return run_python(PROGRAMS / name, *arguments, **variables)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, run_python
+from gpu_helpers import cupy, import_or_skip, run_program
 
 MIB = 1 << 20
 
@@ -186,33 +186,7 @@ def test_disabled_it_is_cuda_cores_own_again(device):
     assert type(device.memory_resource) is gpupool.cuda_core.MemoryResource
 
 
-EXIT = """
-import sys
-for name in sys.argv[1].split():
-    __import__(name)
-import gpupool, threading
-from cuda.core import Device
-device = Device(0)
-device.set_current()
-gpupool.cuda_core.enable()
-stream = device.create_stream()
-alive = [device.allocate(100000, stream=stream) for _ in range(30)]
-alive.append(gpupool.cuda_core.to_buffer(gpupool.empty(1000)))
-for buffer in alive[:5]:
-    buffer.fill(1, stream=stream)
-
-def work(started):
-    alive.append(device.memory_resource.allocate(1000, stream=stream))
-    started.set()
-    threading.Event().wait()
-
-started = threading.Event()
-threading.Thread(target=work, args=(started,), daemon=True).start()
-assert started.wait(60)
-"""
-
-
 @pytest.mark.parametrize("order", ["gpupool cuda.core cupy", "cupy cuda.core gpupool", "cuda.core gpupool cupy"])
 def test_exits_cleanly_with_live_buffers(order):
     import_or_skip("cuda.core")
-    run_python("-c", EXIT, order)
+    run_program("ends/with_cuda_core_buffers.py", order)

@@ -6,14 +6,14 @@ import importlib
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_python, stream_of
+from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program, run_python, stream_of
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture
 def enabled():
-    """CuPy over gpupool, and no memory left."""
+    """Put CuPy over gpupool, and check that no memory is left."""
     gpupool.cupy.enable()
     before = settled()
     yield
@@ -22,7 +22,7 @@ def enabled():
 
 
 def settled():
-    """How many blocks live once everything is done."""
+    """Return how many blocks live once everything is done."""
     gc.collect()
     cupy.cuda.Device().synchronize()
     gpupool.empty_cache()
@@ -44,12 +44,12 @@ def test_a_stream_for_each_piece_of_work_takes_the_memory_of_those_before():
 
 
 def buffer_of(array):
-    """The gpupool.DeviceBuffer that an array is in."""
+    """Return the gpupool.DeviceBuffer that an array is in."""
     return array.data.mem._owner
 
 
 def compute(seed):
-    """What CuPy programs do, with temporaries of many sizes. Return how far it is from NumPy's."""
+    """Do what CuPy programs do, with temporaries of many sizes. Return how far it is from NumPy's."""
     values = np.random.default_rng(seed).standard_normal((200 + seed, 300))
     a = cupy.asarray(values)
     expected = np.sort(np.abs(values @ values.T + 1), axis=1).cumsum(axis=1)
@@ -221,218 +221,27 @@ def test_handles_follow_cupys_stream():
         assert gpupool.empty(10).stream == stream.ptr
 
 
-PER_THREAD = """
-import os
-os.environ["CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"] = "1"
-import threading
-from concurrent.futures import ThreadPoolExecutor
-import cupy
-import gpupool
-
-gpupool.cupy.enable()
-together = threading.Barrier(16, timeout=60)
-
-def work(number):
-    together.wait()
-    for turn in range(50):
-        array = cupy.full(100_000, number, dtype=cupy.int64)
-        assert array.data.mem._owner.stream == 2
-        assert int((array * 2 + turn).sum()) == (2 * number + turn) * 100_000
-    # Freed by another thread than the one whose stream it is.
-    return array
-
-with ThreadPoolExecutor(16) as executor:
-    arrays = list(executor.map(work, range(16)))
-assert [int(array.sum()) for array in arrays] == [number * 100_000 for number in range(16)]
-del arrays
-cupy.cuda.Device().synchronize()
-gpupool.empty_cache()
-assert gpupool.memory_stats().live_blocks == 0
-"""
-
-
 def test_each_threads_default_stream_is_its_own():
-    run_python("-c", PER_THREAD)
-
-
-LIMIT = """
-import os
-os.environ["CUPY_GPU_MEMORY_LIMIT"] = "1%"
-import cupy
-import gpupool
-
-gpupool.cupy.enable()
-total = cupy.cuda.runtime.memGetInfo()[1]
-try:
-    cupy.empty(total // 50, dtype=cupy.uint8)
-except cupy.cuda.memory.OutOfMemoryError as error:
-    assert "limit set to" in str(error)
-else:
-    raise AssertionError
-gpupool.cupy.disable()
-gpupool.cupy.enable()
-gpupool.cupy.disable()
-assert gpupool.get_per_process_memory_fraction() == 1
-"""
+    run_program("frameworks/cupy_default_streams.py", CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1")
 
 
 def test_the_limit_of_the_environment_is_kept():
-    run_python("-c", LIMIT)
-
-
-HANDLES = """
-import os
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-import cupy
-import cupyx.scipy.sparse
-import gpupool
-import numpy
-from cupy_backends.cuda.libs import cublas
-
-gpupool.cupy.enable(handles=True)
-pools = [gpupool.cublas, gpupool.cusolver, gpupool.cusparse]
-threads = int(sys.argv[1])
-together = threading.Barrier(threads, timeout=60)
-
-def work(seed):
-    a = numpy.random.default_rng(seed).standard_normal((64, 64))
-    s = a @ a.T + 64 * numpy.eye(64)
-    together.wait()
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        on_gpu = cupy.asarray(a)
-        product = on_gpu @ on_gpu.T + 64 * cupy.eye(64)
-        factor = cupy.linalg.cholesky(product)
-        sums = cupyx.scipy.sparse.csr_matrix(product) @ cupy.ones(64)
-        assert numpy.allclose(product.get(), s)
-        assert numpy.allclose(factor.get(), numpy.linalg.cholesky(s))
-        assert numpy.allclose(sums.get(), s.sum(axis=1))
-        stream.synchronize()
-    assert gpupool.cublas.stats().leased >= 1
-    together.wait()
-
-def wave():
-    with ThreadPoolExecutor(threads) as executor:
-        list(executor.map(work, range(threads)))
-
-for _ in range(3):
-    wave()
-for pool in pools:
-    # Python joins a thread a little before it ends.
-    while pool.stats().leased:
-        os.sched_yield()
-    stats = pool.stats()
-    assert 1 <= stats.created <= threads and stats.idle == stats.created, (pool.name, stats)
-
-# Whoever makes a handle has it for itself.
-first, second = cublas.create(), cublas.create()
-assert first != second
-cublas.destroy(first)
-cublas.destroy(second)
-assert gpupool.cublas.stats().leased == 0
-
-gpupool.cupy.disable()
-created = gpupool.cublas.stats().created
-thread = threading.Thread(target=lambda: cupy.ones((8, 8)) @ cupy.ones((8, 8)))
-thread.start()
-thread.join()
-assert gpupool.cublas.stats().created == created
-gpupool.cupy.enable(handles=True)
-# The main thread has one when the process ends.
-assert float((cupy.eye(8) @ cupy.eye(8)).sum()) == 8
-assert gpupool.cublas.stats().leased == 1
-"""
+    run_program("frameworks/cupy_limit.py", CUPY_GPU_MEMORY_LIMIT="1%")
 
 
 @pytest.mark.parametrize("threads", ["1", "16"])
 def test_handles_of_threads_go_back_to_the_pool(threads):
     import_or_skip("scipy.sparse")
-    run_python("-c", HANDLES, threads)
-
-
-CAPTURE = """
-import threading
-import cupy
-import gpupool
-
-gpupool.cupy.enable(handles=True)
-step = cupy.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x + 1", "gpupool_step")
-other = cupy.cuda.Stream(non_blocking=True)
-products = []
-
-def multiply():
-    with other:
-        products.append(a @ a)
-
-def in_thread():
-    thread = threading.Thread(target=multiply)
-    thread.start()
-    thread.join()
-
-with cupy.cuda.Stream(non_blocking=True) as stream:
-    a, x, y = cupy.eye(64), cupy.arange(1000.0), cupy.zeros(1000)
-    step(x, y)
-    stream.synchronize()
-    # Loads the kernels, which no capture survives.
-    in_thread()
-    cupy.cuda.Device().synchronize()
-    y.fill(0)
-    stream.synchronize()
-    stream.begin_capture(mode=cupy.cuda.runtime.streamCaptureModeGlobal)
-    step(x, y)
-    # CuPy's own handle would be destroyed as the thread ends, and the capture with it.
-    in_thread()
-    graph = stream.end_capture()
-    graph.launch(stream)
-    stream.synchronize()
-    other.synchronize()
-    assert (y.get() == 2 * x.get() + 1).all()
-    assert all((product.get() == a.get()).all() for product in products)
-assert gpupool.cublas.stats().created == 1
-"""
+    run_program("frameworks/cupy_handles.py", threads)
 
 
 def test_captures_survive_the_end_of_a_thread_that_had_a_handle():
-    run_python("-c", CAPTURE)
-
-
-EXIT = """
-import sys
-for name in sys.argv[1].split("-"):
-    __import__(name)
-import cupy
-import gpupool
-import threading
-
-gpupool.cupy.enable(handles=True)
-pool = gpupool.MemPool()
-scope = gpupool.cupy.using(pool)
-scope.__enter__()
-inside = cupy.arange(1000)
-cycle = [inside + 1]
-cycle.append(cycle)
-stream = cupy.cuda.Stream(non_blocking=True)
-with stream:
-    product = cupy.eye(64) @ cupy.eye(64)
-
-def work(started):
-    array = cupy.arange(1000) + 1
-    with cupy.cuda.Stream(non_blocking=True):
-        b = cupy.eye(8) @ cupy.eye(8)
-    started.set()
-    threading.Event().wait()
-
-for _ in range(4):
-    started = threading.Event()
-    threading.Thread(target=work, args=(started,), daemon=True).start()
-    assert started.wait(60)
-"""
+    run_program("captures/end_of_a_thread_with_cupys_handle.py")
 
 
 @pytest.mark.parametrize("order", ["cupy-gpupool", "gpupool-cupy"])
 def test_exits_cleanly_with_live_arrays_and_handles(order):
-    run_python("-c", EXIT, order)
+    run_program("ends/with_cupy_arrays.py", order)
 
 
 def test_the_example_runs_with_and_without(examples):

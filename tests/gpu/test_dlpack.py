@@ -15,7 +15,7 @@ SLEEP_CYCLES = 1_000_000_000
 
 @pytest.fixture
 def torch():
-    """PyTorch with its context made, or skip."""
+    """Return PyTorch with its context made, or skip."""
     torch = import_or_skip("torch")
     torch.empty(1, device="cuda")
     return torch
@@ -23,7 +23,7 @@ def torch():
 
 @pytest.fixture
 def jax():
-    """JAX, which leaves the GPU's memory to others as well."""
+    """Return JAX, which leaves the GPU's memory to others as well, or skip."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = import_or_skip("jax")
     if jax.default_backend() != "gpu":
@@ -43,7 +43,7 @@ def sleep(torch, stream):
 
 
 def settled():
-    """How many blocks live, those that waited for streams left out."""
+    """Return how many blocks live, those that waited for streams left out."""
     cupy.cuda.Device().synchronize()
     gpupool.empty_cache()
     return gpupool.memory_stats().live_blocks

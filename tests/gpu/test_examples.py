@@ -5,7 +5,8 @@ import importlib.util
 
 import gpupool
 import pytest
-from gpu_helpers import import_or_skip, pool_or_skip, run_python, wait_until
+from gpu_helpers import import_or_skip, pool_or_skip, run_python
+from waiting import wait_until
 
 # What each example needs.
 EXAMPLES = {
@@ -27,7 +28,7 @@ def run_waves(name, wave, threads):
     for _ in range(WAVES):
         results += wave(threads)
         for pool in pools:
-            wait_until(lambda pool=pool: pool.stats().held == before[pool].held, f"{pool.name} handles to come back")
+            wait_until(lambda pool=pool: pool.stats().held == before[pool].held, f"{pool.name} handles are back")
     for pool in pools:
         after = pool.stats()
         assert after.created - before[pool].created == threads
@@ -43,7 +44,7 @@ def example(name):
 
 
 def assert_all_differ(handles, threads):
-    """Threads of one wave live at once, so no two of them may have the same handle."""
+    """Check that no two threads of a wave, which live at once, have the same handle."""
     for first in range(0, len(handles), threads):
         assert len(set(handles[first : first + threads])) == threads
     assert len(set(handles)) == threads

@@ -8,11 +8,11 @@ import sys
 
 import gpupool
 import pytest
-from gpu_helpers import POOLS, cupy, import_or_skip, pool_or_skip, run_python
+from gpu_helpers import POOLS, cupy, import_or_skip, pool_or_skip, run_program
 
 
 def told(*arguments):
-    """The exit code and the output of the command line."""
+    """Return the exit code and the output of the command line."""
     command = [sys.executable, "-m", "gpupool", "info", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
@@ -68,15 +68,7 @@ def test_the_uuid_is_that_of_cuda_core():
 
 
 def test_an_answer_makes_no_context():
-    code = """
-import gpupool
-print([device.free_bytes for device in gpupool.info().devices] == [None] * gpupool.device_count())
-stream = gpupool.Stream(0)
-info = gpupool.info()
-print(0 < info.devices[0].free_bytes < info.devices[0].total_bytes)
-print([device.free_bytes for device in info.devices[1:]] == [None] * (gpupool.device_count() - 1))
-"""
-    assert run_python("-c", code) == "True\nTrue\nTrue\n"
+    run_program("telling/info_without_a_context.py")
 
 
 def test_an_answer_spoils_no_capture():
@@ -94,36 +86,10 @@ def test_libraries_are_the_copies_of_the_frameworks():
 
 
 def test_frameworks_say_whose_their_memory_is():
-    code = """
-import cupy, gpupool
-
-def ask(name):
-    (found,) = [each for each in gpupool.info().frameworks if each.name == name]
-    return found.allocator, found.uses_gpupool
-
-cupy.zeros(10)
-print(ask("cupy"))
-gpupool.cupy.enable()
-print(ask("cupy"))
-"""
-    assert run_python("-c", code) == "(\"CuPy's own pool\", False)\n('gpupool', True)\n"
+    run_program("telling/cupys_allocator.py")
 
 
 def test_pytorch_says_whose_its_memory_is():
     if not import_or_skip("torch").cuda.is_available():
         pytest.skip("needs a PyTorch with CUDA")
-    code = """
-import torch, gpupool
-
-def ask():
-    (found,) = [each for each in gpupool.info().frameworks if each.name == "torch"]
-    return found.allocator, found.uses_gpupool
-
-print(ask())
-gpupool.torch.enable()
-print(ask(), torch.cuda.get_allocator_backend())
-torch.zeros(10, device="cuda")
-print(ask())
-"""
-    own = '("PyTorch\'s own (native)", False)'
-    assert run_python("-c", code) == f"{own}\n('gpupool', True) pluggable\n('gpupool', True)\n"
+    run_program("telling/pytorchs_allocator.py")

@@ -5,7 +5,7 @@ import threading
 
 import gpupool
 import pytest
-from gpu_helpers import POOLS, cupy, in_threads, pool_or_skip, run_python, stream_of
+from gpu_helpers import POOLS, cupy, in_threads, pool_or_skip, run_program, stream_of
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -107,112 +107,16 @@ def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
     assert (waits, is_busy) == (False, True)
 
 
-CAPTURE = """
-import sys
-import threading
-
-import cupy
-import gpupool
-
-names, mode = sys.argv[1].split(","), getattr(cupy.cuda.runtime, "streamCaptureMode" + sys.argv[2])
-pools = [getattr(gpupool, name) for name in names]
-step = cupy.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x + 1", "step")
-failed, ready, trimmed = [], threading.Barrier(18), threading.Event()
-
-def ask(number):
-    try:
-        ready.wait()
-        stream = gpupool.Stream()
-        for pool in pools[number % len(pools):] + pools[:number % len(pools)]:
-            assert pool.handle(stream) != 0
-            with pool.lease(stream) as lease:
-                assert int(lease) != 0
-    except BaseException as error:
-        failed.append(error)
-
-def trim():
-    ready.wait()
-    while not trimmed.is_set():
-        for pool in pools:
-            pool.trim()
-
-captured = gpupool.Stream()
-with cupy.cuda.ExternalStream(captured.ptr) as stream:
-    x, y, z = cupy.arange(1000.0), cupy.zeros(1000), cupy.zeros(1000)
-    step(x, z)
-    z.fill(0)
-    stream.synchronize()
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
-    trimmer = threading.Thread(target=trim)
-    stream.begin_capture(mode=mode)
-    for thread in [*threads, trimmer]:
-        thread.start()
-    step(x, y)
-    ready.wait()
-    for pool in pools:
-        with pool.lease(captured) as lease:
-            assert int(lease) != 0
-    for thread in threads:
-        thread.join()
-    trimmed.set()
-    trimmer.join()
-    step(y, z)
-    graph = stream.end_capture()
-    assert not failed, failed
-    for _ in range(3):
-        graph.launch(stream)
-        stream.synchronize()
-        assert (z.get() == 4 * x.get() + 3).all(), "replayed work is wrong"
-        x += 1
-assert [pool.stats().leased for pool in pools] == [0] * len(pools)
-"""
-
-
 @pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
 def test_a_capture_survives_first_handles_leases_and_trims_in_many_threads(mode):
     names = [name for name in POOLS if getattr(gpupool, name).available]
-    run_python("-c", CAPTURE, ",".join(names), mode)
-
-
-# A capture that nobody told gpupool of, on a stream that only its owner knows.
-FOREIGN = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-
-import cupy
-import gpupool
-
-pool = getattr(gpupool, sys.argv[1])
-step = cupy.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x + 1", "step")
-
-def use(_):
-    # A stream that is gone when the next thread gets the handle.
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with pool.lease(stream) as lease:
-        assert int(lease) != 0
-    return stream.ptr
-
-with cupy.cuda.Stream(non_blocking=True) as stream:
-    x, y = cupy.arange(1000.0), cupy.zeros(1000)
-    step(x, y)
-    y.fill(0)
-    use(0)
-    stream.synchronize()
-    stream.begin_capture(mode=cupy.cuda.runtime.streamCaptureModeGlobal)
-    step(x, y)
-    with ThreadPoolExecutor(1) as executor:
-        list(executor.map(use, range(3)))
-    graph = stream.end_capture()
-    graph.launch(stream)
-    stream.synchronize()
-    assert (y.get() == 2 * x.get() + 1).all()
-"""
+    run_program("captures/many_threads.py", ",".join(names), mode)
 
 
 @pytest.mark.parametrize("name", POOLS)
 def test_hand_overs_spoil_no_capture_of_somebody_else(name):
     pool_or_skip(name)
-    run_python("-c", FOREIGN, name)
+    run_program("captures/of_somebody_else.py", name)
 
 
 def test_a_limit_holds_for_real_handles():

@@ -2,9 +2,6 @@
 
 import ctypes
 import importlib.metadata
-import json
-import os
-import re
 from pathlib import Path
 
 import gpupool
@@ -16,10 +13,10 @@ from gpu_helpers import (
     in_threads,
     in_threads_until_returned,
     pool_or_skip,
-    run_python,
+    run_program,
     stream_of,
-    wait_until,
 )
+from waiting import wait_until
 
 # The file's stem, and the wheel that brings it.
 FILES = {
@@ -91,7 +88,7 @@ def test_warm_and_trim(name):
     assert pool.stats().destroyed == before.destroyed + 2
     # Warming in the background fills the pool too.
     pool.warm(1, background=True)
-    wait_until(lambda: pool.stats().idle == 1, "a handle made in the background")
+    wait_until(lambda: pool.stats().idle == 1, "the handle was made in the background")
 
 
 @every_pool
@@ -120,67 +117,15 @@ def test_torch_sees_the_same_cudnn():
     assert torch.backends.cudnn.version() == major * 10_000 + minor * 100 + patch
 
 
-COPIES = """
-import json, re, sys
-
-def use_gpupool():
-    import gpupool
-    for name in sys.argv[2:]:
-        getattr(gpupool, name).handle()
-
-def use_cupy():
-    import cupy
-    import cupyx.scipy.sparse
-    a = cupy.eye(64)
-    cupy.linalg.cholesky(a @ a)
-    cupyx.scipy.sparse.csr_matrix(a) @ a[0]
-    cupy.cuda.get_current_stream().synchronize()
-
-def use_torch():
-    import torch
-    a = torch.eye(64, device="cuda")
-    torch.linalg.cholesky(a @ a)
-    a.to_sparse_csr() @ a[0]
-    torch.nn.functional.conv2d(a.view(1, 1, 64, 64), a[:3, :3].reshape(1, 1, 3, 3).contiguous())
-    torch.cuda.synchronize()
-
-for framework in sys.argv[1].split("-"):
-    {"gpupool": use_gpupool, "cupy": use_cupy, "torch": use_torch}[framework]()
-
-import gpupool
-with open("/proc/self/maps") as maps:
-    loaded = sorted(set(re.findall(r"(/\\S*\\.so\\S*)", maps.read())))
-print(json.dumps([loaded, {name: getattr(gpupool, name).path for name in sys.argv[2:]}]))
-"""
-
-
 @pytest.mark.parametrize("order", ["gpupool-cupy-torch", "cupy-torch-gpupool", "torch-gpupool-cupy"])
 def test_one_copy_of_each_library(order):
     import_or_skip("torch")
-    names = [name for name in POOLS if getattr(gpupool, name).available]
-    loaded, paths = json.loads(run_python("-c", COPIES, order, *names))
-    for name in names:
-        copies = [path for path in loaded if os.path.basename(path).startswith(f"{FILES[name][0]}.so")]
-        assert [os.path.realpath(copy) for copy in copies] == [os.path.realpath(paths[name])], name
-
-
-IMPORT = """
-import re
-
-def loaded():
-    with open("/proc/self/maps") as maps:
-        return set(re.findall(r"/(lib[^/\\s]*\\.so\\S*)", maps.read()))
-
-before = loaded()
-import gpupool
-repr([gpupool.cudnn, gpupool.cusparse, gpupool.cudss, gpupool.cublas, gpupool.cublaslt, gpupool.cusolver])
-print(*sorted(loaded() - before))
-"""
+    files = [f"{name}={FILES[name][0]}" for name in POOLS if getattr(gpupool, name).available]
+    run_program("frameworks/copies_of_libraries.py", order, *files)
 
 
 def test_import_loads_no_gpu_library():
-    loaded = run_python("-c", IMPORT).split()
-    assert [name for name in loaded if re.match("lib(cu|nv)", name)] == []
+    run_program("frameworks/imports_no_library.py")
 
 
 def current_context():

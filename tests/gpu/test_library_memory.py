@@ -2,12 +2,13 @@
 
 import ctypes
 import importlib
-from contextlib import ExitStack
 from ctypes import c_void_p
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip, run_python, wait_until
+from cudss_system import System
+from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip, run_program
+from waiting import wait_until
 
 MIB = 1 << 20
 THREADS = 16
@@ -15,7 +16,7 @@ THREADS = 16
 
 @pytest.fixture
 def cudss():
-    """The example's way to call cuDSS. Afterwards handles are as if no MemPool had been set."""
+    """Return the example's way to call cuDSS. Afterwards handles are as if no MemPool had been set."""
     pool_or_skip("cudss")
     import_or_skip("scipy.sparse.linalg")
     gpupool.cudss.trim()
@@ -24,49 +25,8 @@ def cudss():
     gpupool.cudss.trim()
 
 
-class System:
-    """Equations in cuDSS's hands, on CuPy's current stream, until they are freed."""
-
-    def __init__(self, cudss, handle, matrix):
-        self.example, self.handle, self.matrix = cudss, handle, matrix
-        self.api, self.cleanup = cudss.load(), ExitStack()
-        self.b = cupy.random.default_rng(7).standard_normal(matrix.unknowns)
-        self.x = cupy.zeros_like(self.b)
-        self.config, self.data, *self.operands = (c_void_p() for _ in range(5))
-        self.api.cudssConfigCreate(ctypes.byref(self.config))
-        self.cleanup.callback(self.api.cudssConfigDestroy, self.config)
-        self.api.cudssDataCreate(handle, ctypes.byref(self.data))
-        self.cleanup.callback(lambda: self.api.cudssDataDestroy(self.handle, self.data))
-        a_is, x_is, b_is = self.operands
-        n = matrix.unknowns
-        arrays = matrix.offsets.data.ptr, None, matrix.columns.data.ptr, matrix.values.data.ptr
-        self.api.cudssMatrixCreateCsr(ctypes.byref(a_is), n, n, matrix.values.size, *arrays, *cudss.csr_types())
-        self.cleanup.callback(self.api.cudssMatrixDestroy, a_is)
-        for dense, array in ((x_is, self.x), (b_is, self.b)):
-            layout = cudss.CUDA_R_64F, cudss.CUDSS_LAYOUT_COL_MAJOR
-            self.api.cudssMatrixCreateDn(ctypes.byref(dense), n, 1, n, array.data.ptr, *layout)
-            self.cleanup.callback(self.api.cudssMatrixDestroy, dense)
-
-    def execute(self, *phases):
-        for phase in phases:
-            self.api.cudssExecute(self.handle, phase, self.config, self.data, *self.operands)
-
-    def factorise(self):
-        self.execute(self.example.CUDSS_PHASE_ANALYSIS, self.example.CUDSS_PHASE_FACTORIZATION)
-
-    def residual(self):
-        """Solve, and say how far off the solution is."""
-        self.x.fill(0)
-        self.execute(self.example.CUDSS_PHASE_SOLVE)
-        b = self.b.get()
-        return float(abs(self.matrix.on_cpu @ self.x.get() - b).max() / abs(b).max())
-
-    def free(self):
-        self.cleanup.close()
-
-
 def name_of_handler(handle):
-    """What the handler of the handle's device memory is called; None if it is cuDSS's own."""
+    """Return what the handler of the handle's device memory is called; None if it is cuDSS's own."""
     library = ctypes.CDLL(gpupool.cudss.path)
     # Context, two functions, and 64 bytes of a name.
     handler = (ctypes.c_char * 88)()
@@ -91,7 +51,7 @@ def wait_for_all_back(*mem_pools, live_bytes=0):
         gpupool.empty_cache()
         return sum(mem_pool.stats().live_bytes for mem_pool in mem_pools) == live_bytes
 
-    wait_until(is_back, "memory to come back")
+    wait_until(is_back, "the memory is back")
 
 
 def test_what_cudss_allocates_is_counted_used_again_and_given_back(cudss):
@@ -114,7 +74,7 @@ def test_what_cudss_allocates_is_counted_used_again_and_given_back(cudss):
             assert mem_pool.stats().live_bytes == kept
             assert mem_pool.stats().reserved_bytes < 2 * reserved
         wait_for_all_back(mem_pool)
-    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().reserved_bytes == 0, "pages to be given back")
+    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().reserved_bytes == 0, "the pages are given back")
     assert gpupool.memory_stats().live_bytes == before
 
 
@@ -188,9 +148,7 @@ def test_a_pool_that_is_dropped_stays_while_cudss_has_its_memory(cudss):
         system.free()
         stream.synchronize()
     gpupool.cudss.trim()
-    wait_until(
-        lambda: gpupool.empty_cache() >= 0 and gpupool.memory_stats().live_bytes == before, "memory to come back"
-    )
+    wait_until(lambda: gpupool.empty_cache() >= 0 and gpupool.memory_stats().live_bytes == before, "the memory is back")
 
 
 def test_a_limit_fails_the_call_and_nothing_else(cudss):
@@ -225,29 +183,7 @@ def test_without_it_handles_have_cudss_s_own(cudss):
         assert (int(lease), name_of_handler(lease)) == (handle, None)
 
 
-EXIT = """
-import importlib, sys
-sys.path[:0] = sys.argv[2:]
-for name in sys.argv[1].split(","):
-    importlib.import_module(name)
-import cupy, gpupool
-import solve_cudss
-from test_library_memory import System
-
-mem_pool = gpupool.MemPool()
-gpupool.cudss.set_mem_pool(mem_pool)
-stream = cupy.cuda.Stream(non_blocking=True)
-with stream:
-    system = System(solve_cudss, gpupool.cudss.handle(stream), solve_cudss.Poisson(64))
-    system.factorise()
-    assert system.residual() < 1e-10
-assert mem_pool.stats().live_bytes > 0
-print("alive")
-"""
-
-
 @pytest.mark.parametrize("order", ["gpupool,cupy", "cupy,gpupool"])
 @pytest.mark.usefixtures("cudss")
-def test_a_process_ends_well_with_factors_alive(order, examples):
-    here = str(examples.parent / "tests" / "gpu")
-    assert run_python("-c", EXIT, order, str(examples), here) == "alive\n"
+def test_a_process_ends_well_with_factors_alive(order):
+    run_program("ends/with_cudss_factors.py", order)

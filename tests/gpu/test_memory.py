@@ -4,7 +4,8 @@ import gc
 
 import gpupool
 import pytest
-from gpu_helpers import PATIENCE, cupy, import_or_skip, run_python
+from gpu_helpers import cupy, import_or_skip, run_program
+from waiting import PATIENCE
 
 # The whole file waits for the memory API of the module.
 pytestmark = pytest.mark.skipif(not hasattr(gpupool, "empty"), reason="needs gpupool.empty")
@@ -15,14 +16,14 @@ SLEEP_CYCLES = int(40_000_000 * PATIENCE)
 
 
 def totals():
-    """The statistics of device 0, all pools together."""
+    """Return the statistics of device 0, all pools together."""
     stats = gpupool.memory_stats(0)
     return getattr(stats, "total", stats)
 
 
 @pytest.fixture
 def torch():
-    """PyTorch with its context made, or skip."""
+    """Return PyTorch with its context made, or skip."""
     torch = import_or_skip("torch")
     torch.cuda.init()
     torch.empty(1, device="cuda")
@@ -109,111 +110,15 @@ def test_cupy_allocates_from_gpupool():
     assert totals().live_blocks == before
 
 
-TORCH_POOL = """
-import gc
-
-import gpupool
-import torch
-
-make = getattr(torch._C, "_cuda_customAllocator", None)
-if make is None:
-    print("no function")
-    raise SystemExit
-torch.empty(1, device="cuda")
-allocator = make(gpupool.c_api.malloc, gpupool.c_api.free)
-pool = torch.cuda.MemPool(allocator)
-
-def totals():
-    stats = gpupool.memory_stats(0)
-    return getattr(stats, "total", stats)
-
-before = totals().live_bytes
-with torch.cuda.use_mem_pool(pool):
-    tensors = [torch.full((1 << 20,), index, dtype=torch.int32, device="cuda") for index in range(32)]
-assert totals().live_bytes >= before + 32 * (4 << 20)
-assert all(int(tensor.sum()) == index << 20 for index, tensor in enumerate(tensors))
-# Beside it PyTorch's own memory is what it was.
-assert torch.cuda.memory_allocated() > 0
-del tensors
-del pool
-gc.collect()
-torch.cuda.empty_cache()
-torch.cuda.synchronize()
-assert totals().live_bytes == before, totals()
-print("ok")
-"""
-
-
 def test_torch_allocates_a_pool_from_gpupool():
-    import_or_skip("torch")
-    answer = run_python("-c", TORCH_POOL).strip()
-    if answer == "no function":
+    if not hasattr(import_or_skip("torch")._C, "_cuda_customAllocator"):
         pytest.skip("this PyTorch takes no allocator by its address")
-    assert answer == "ok"
-
-
-GRAPH = """
-import gc
-
-import gpupool
-import torch
-
-MIB = 1 << 20
-torch.empty(1, device="cuda")
-pool = gpupool.MemPool()
-stream = torch.cuda.Stream()
-source = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
-# Loads the kernels, which no capture survives.
-with torch.cuda.stream(stream):
-    (source + 1).add_(1)
-torch.cuda.synchronize()
-
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph, stream=stream), pool.capture(stream) as memory:
-    first, second = gpupool.empty(MIB, stream), gpupool.empty(MIB, stream)
-    one, two = (torch.as_tensor(buffer, device="cuda") for buffer in (first, second))
-    one.copy_(source)
-    one.add_(1)
-    two.copy_(one)
-    two.mul_(2)
-
-addresses = first.ptr, second.ptr
-for value in range(20):
-    source.fill_(value)
-    torch.cuda.synchronize()
-    graph.replay()
-    # Others use memory meanwhile, and are given none of the graph's.
-    others = [gpupool.empty(MIB) for _ in range(20)]
-    assert not {other.ptr for other in others} & set(addresses)
-    torch.cuda.synchronize()
-    assert int(two.sum(dtype=torch.int64)) == 2 * (value + 1) * MIB
-# What is freed stays the graph's.
-del one, two, first, second, others
-gc.collect()
-with gpupool.use_mem_pool(pool):
-    other = gpupool.empty(MIB, stream)
-assert other.ptr not in addresses
-reserved = pool.stats().reserved_bytes
-pool.trim()
-assert pool.stats().reserved_bytes >= 2 * MIB
-graph.replay()
-torch.cuda.synchronize()
-del graph, other
-if hasattr(memory, "reset"):
-    memory.reset()
-del memory
-gc.collect()
-pool.trim()
-torch.cuda.synchronize()
-pool.trim()
-assert pool.stats().reserved_bytes == 0, (reserved, pool.stats())
-assert pool.use_count() == 1
-"""
+    run_program("pytorch/pool.py")
 
 
 def test_torch_graph_over_a_pool():
     import_or_skip("torch")
-    run_python("-c", GRAPH)
+    run_program("pytorch/graph_over_a_pool.py")
 
 
 def test_scopes_route_into_a_pool():

@@ -5,7 +5,9 @@ import os
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_python, wait_until
+from equations import poisson
+from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program
+from waiting import wait_until
 
 MIB = 1 << 20
 THREADS = 16
@@ -13,7 +15,7 @@ THREADS = 16
 
 @pytest.fixture
 def nvmath():
-    """nvmath-python, or skip."""
+    """Return nvmath-python, or skip."""
     return import_or_skip("nvmath")
 
 
@@ -37,22 +39,10 @@ def advanced(nvmath):
     gpupool.cudss.trim()
 
 
-def poisson(side):
-    """The 5-point Laplacian on a square grid, and a right-hand side."""
-    scipy = import_or_skip("scipy.sparse")
-    sparse = import_or_skip("cupyx.scipy.sparse")
-    line = scipy.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side))
-    a = sparse.csr_matrix(scipy.csr_matrix(scipy.kronsum(line, line, format="csr")))
-    b = cupy.random.default_rng(5).standard_normal(side * side)
-    # Streams of other threads are going to read them.
-    cupy.cuda.runtime.deviceSynchronize()
-    return a, b
-
-
 def wait_for_all_back(mem_pool):
     """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
     gpupool.cudss.trim()
-    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().live_bytes == 0, "memory to come back")
+    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().live_bytes == 0, "the memory is back")
 
 
 def solve(advanced, a, b, stream, **others):
@@ -204,29 +194,7 @@ def test_the_memory_manager_works_on_nvmath_s_streams(nvmath):
         manager.memalloc_async(1 << 50, stream)
 
 
-EXIT = """
-import importlib, logging, sys
-# nvmath warns on stderr of a library that would make it quicker.
-logging.disable(logging.WARNING)
-sys.path[:0] = [sys.argv[2]]
-for name in sys.argv[1].split(","):
-    importlib.import_module(name)
-import cupy, gpupool
-from nvmath.sparse.advanced import DirectSolver
-from test_nvmath import poisson
-
-gpupool.cudss.set_mem_pool(gpupool.MemPool())
-lent = gpupool.nvmath.options(gpupool.cudss)
-a, b = poisson(32)
-solver = DirectSolver(a, b, options=lent.__enter__())
-solver.plan()
-solver.factorize()
-assert float(abs(a @ solver.solve() - b).max()) < 1e-10
-print("alive")
-"""
-
-
 @pytest.mark.parametrize("order", ["gpupool,nvmath", "nvmath,gpupool"])
 @pytest.mark.usefixtures("advanced")
-def test_a_process_ends_well_with_a_solver_alive(order, examples):
-    assert run_python("-c", EXIT, order, str(examples.parent / "tests" / "gpu")) == "alive\n"
+def test_a_process_ends_well_with_a_solver_alive(order):
+    run_program("ends/with_an_nvmath_solver.py", order)

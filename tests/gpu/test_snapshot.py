@@ -4,7 +4,7 @@ import pickle
 
 import gpupool
 import pytest
-from gpu_helpers import import_or_skip, run_python
+from gpu_helpers import import_or_skip, run_program
 
 MIB = 1 << 20
 
@@ -72,28 +72,9 @@ def test_keys_are_those_of_this_pytorch(recorded):
     assert (tensor.nbytes, buffer.nbytes) == (4 * MIB, MIB)
 
 
-def test_tensors_in_our_memory_show(viz):
-    code = """
-import gpupool, pickle, torch
-gpupool.record_memory_history()
-gpupool.torch.enable()
-from torch.cuda import _memory_viz as viz
-tensors = [torch.empty(1 << 20, device="cuda") for _ in range(10)]
-side = torch.cuda.Stream()
-tensors[0].record_stream(side)
-with torch.cuda.stream(side):
-    tensors[0].zero_()
-del tensors[:5]
-torch.cuda.synchronize()
-more = torch.empty(100 << 20, device="cuda")
-snapshot = gpupool.memory_snapshot()
-viz.segsum(snapshot), viz.trace(snapshot), viz.trace_plot(snapshot), viz.segment_plot(snapshot)
-actions = [entry["action"] for entry in snapshot["device_traces"][0]]
-print(actions.count("alloc") >= 11, actions.count("free_requested") >= 5, "segment_map" in actions)
-# PyTorch lets go of the GIL: no frames, and no wait for it.
-print(all(entry["frames"] == [] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"))
-"""
-    assert run_python("-c", code).splitlines() == ["True True True", "True"]
+@pytest.mark.usefixtures("viz")
+def test_tensors_in_our_memory_show():
+    run_program("telling/snapshot_of_tensors.py")
 
 
 def test_a_dump_at_out_of_memory(recorded, tmp_path):

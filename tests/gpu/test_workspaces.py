@@ -6,7 +6,8 @@ import threading
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, in_threads_until_returned, pool_or_skip, wait_until
+from gpu_helpers import cupy, in_threads_until_returned, pool_or_skip
+from waiting import wait_until
 
 # A product that cuBLAS splits over its workspace: many terms, few results. Where two at once share one, most are wrong.
 M, K, TURNS = 64, 200_000, 20
@@ -105,7 +106,7 @@ def test_a_graph_keeps_its_own_when_thread_and_handle_are_gone(pool, stream):
     for address in junk:
         cupy.cuda.runtime.free(address)
     del graph
-    wait_until(lambda: (pool.trim(), pool.stats().workspace_bytes)[1] == before, "the graph's workspace")
+    wait_until(lambda: (pool.trim(), pool.stats().workspace_bytes)[1] == before, "the graph's workspace is given back")
 
 
 def test_graphs_that_are_gone_leave_theirs_to_the_next(pool, stream):

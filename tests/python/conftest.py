@@ -2,10 +2,7 @@
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -37,20 +34,8 @@ def _no_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code in a new interpreter, with the variables given added to the environment; None removes one."""
-
-    def run(code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        changed = {**os.environ, **variables}
-        environment = {name: value for name, value in changed.items() if value is not None}
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-
-    return run
-
-
-@pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """The test starts without cached memory, and leaves none."""
+    """Start the test without cached memory, and check that it leaves none."""
     gc.collect()
     gpupool.empty_cache()
     before = gpupool.memory_stats()
@@ -63,25 +48,6 @@ def nothing_left() -> Iterator[None]:
     assert after.live_blocks <= before.live_blocks
     assert after.reserved_bytes <= before.reserved_bytes
     assert after.pools <= before.pools
-
-
-# What could lead the loader to libraries of this machine.
-PLACES = ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")
-
-
-@pytest.fixture
-def run_bare_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code as `run_python` does, but with no package there other than gpupool and those of PYTHONPATH."""
-
-    def run(code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        changed = {**os.environ, **dict.fromkeys(PLACES), **variables}
-        folders = [str(Path(gpupool.__file__).parents[1]), changed.get("PYTHONPATH")]
-        changed["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder)
-        environment = {name: value for name, value in changed.items() if value is not None}
-        command = [sys.executable, "-S", "-c", code]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-    return run
 
 
 @pytest.fixture

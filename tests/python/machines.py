@@ -1,11 +1,12 @@
 """Machines that are not there: doubles of a driver and its libraries, and a Python with nothing but gpupool."""
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from abi import build_driver, build_hip, build_wheel
+from processes import succeeded
+from running import start_bare_command, start_bare_program
 
 
 @dataclass
@@ -14,15 +15,27 @@ class Machine:
 
     platform: str
     folder: Path
-    run_bare_python: Callable[..., subprocess.CompletedProcess[str]]
 
     @property
     def driver(self) -> Path:
+        """The file of its driver."""
         return self.folder / "driver" / {"cuda": "libcuda.so.1", "hip": "libamdhip64.so.7"}[self.platform]
 
     @property
     def site_packages(self) -> Path:
+        """The folder of what is installed."""
         return self.folder / "site"
+
+    @property
+    def variables(self) -> dict[str, str | None]:
+        """The environment of a process on it."""
+        return {
+            "GPUPOOL_RUNTIME": None,
+            "FAKE_DEVICES": "2",
+            "DOUBLE_DRIVER": self.driver.name,
+            "LD_LIBRARY_PATH": str(self.driver.parent),
+            "PYTHONPATH": str(self.site_packages),
+        }
 
     def build(self, *flags: str) -> None:
         """Build the driver, in place of the one that is there."""
@@ -35,48 +48,14 @@ class Machine:
         """Install a library."""
         return build_wheel(name, self.site_packages)
 
-    def start(self, code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        """Run code in a new process."""
-        places = {"LD_LIBRARY_PATH": str(self.driver.parent), "PYTHONPATH": str(self.site_packages)}
-        code = PRELUDE.format(driver=self.driver.name) + code
-        return self.run_bare_python(code, **{"GPUPOOL_RUNTIME": None, "FAKE_DEVICES": "2", **places, **variables})
+    def start(self, name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a program on it."""
+        return start_bare_program(name, *arguments, **{**self.variables, **variables})
 
-    def run(self, code: str, **variables: str | None) -> str:
-        """What code prints that ends as it should and complains of nothing."""
-        done = self.start(code, **variables)
-        assert (done.stderr, done.returncode) == ("", 0), f"{done.stdout}{done.stderr}exit code {done.returncode}"
-        return done.stdout
+    def run(self, name: str, *arguments: object, **variables: str | None) -> str:
+        """Run a program on it, which must succeed and complain of nothing; return what it printed."""
+        return succeeded(self.start(name, *arguments, **variables))
 
-
-# What the code of every test has: the driver, to ask it things, and a way to make calls fail and to count them.
-PRELUDE = """
-import ctypes, gpupool, os, sys, threading
-
-driver = ctypes.CDLL({driver!r})
-driver.double_used.restype = ctypes.c_ulong
-
-def fail(what=None):
-    os.environ.pop("FAKE_FAIL", None)
-    if what:
-        os.environ["FAKE_FAIL"] = what
-
-def calls(name, library=driver):
-    return library.double_calls(name.encode())
-
-def in_thread(function, *arguments):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function(*arguments)))
-    thread.start()
-    thread.join()
-    # Python no longer waits for what ends with the thread itself, which gives its handles back.
-    while os.path.exists(f"/proc/self/task/{{thread.native_id}}"):
-        os.sched_yield()
-    return result[0]
-
-def error_of(function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except gpupool.Error as error:
-        return f"{{type(error).__name__}} {{error}}"
-    return "no error"
-"""
+    def start_command(self, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run gpupool's command line on it."""
+        return start_bare_command(*arguments, **{**self.variables, **variables})

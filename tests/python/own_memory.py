@@ -46,7 +46,7 @@ def allocate_in(pool, nbytes, stream=None):
 
 @contextmanager
 def capturing(pool, stream):
-    """A capture of the stream into the pool, which nothing in the block may spoil."""
+    """Capture the stream into the pool, which nothing in the block may spoil."""
     _native.host_begin_capture(stream)
     try:
         with pool.capture(stream) as memory:
@@ -57,14 +57,14 @@ def capturing(pool, stream):
 
 @contextmanager
 def other_thread():
-    """A function that runs another one on a second thread, always the same, and answers what that returns."""
+    """Give a function that runs another one on a second thread, always the same, and answers what that returns."""
     with ThreadPoolExecutor(1) as executor:
         yield lambda work, *arguments: executor.submit(work, *arguments).result()
 
 
 @contextmanager
 def entered_elsewhere(*scopes):
-    """The scopes are entered on another thread meanwhile; work can be done there."""
+    """Enter the scopes on another thread meanwhile, and give a function that does work there."""
     with other_thread() as run:
         for scope in scopes:
             run(scope.__enter__)

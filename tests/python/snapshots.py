@@ -13,23 +13,23 @@ FRAMES = [
 
 
 def entry(action: str, address: int, size: int, time: int = 0, **more: Any) -> dict[str, Any]:
-    """An entry of the history; time in microseconds from ZERO."""
+    """Return an entry of the history; time in microseconds from ZERO."""
     return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": ZERO + time, "frames": [], **more}
 
 
 def handle(time: int, library: str, action: str, number: int, device: int = 0) -> dict[str, Any]:
-    """What became of a library handle."""
+    """Return what became of a library handle."""
     told = {"library": library, "device": device, "action": action, "handle": number, "thread": 1}
     return {"time_us": ZERO + time, **told}
 
 
 def block(size: int, state: str = "inactive", requested: int = 0, **more: Any) -> dict[str, Any]:
-    """A block of a segment."""
+    """Return a block of a segment."""
     return {"size": size, "requested_size": requested, "state": state, "frames": [], **more}
 
 
 def segment(address: int, *blocks: dict[str, Any], pool: tuple[int, int] = (0, 0), **more: Any) -> dict[str, Any]:
-    """A segment of the blocks, one behind the other."""
+    """Return a segment of the blocks, one behind the other."""
     at = address
     for part in blocks:
         part["address"] = at

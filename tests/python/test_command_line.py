@@ -5,14 +5,11 @@ import re
 import gpupool
 import pytest
 from gpupool.__main__ import main
+from running import start_command
 
 
-def run(run_python, *arguments):
-    return run_python(f"import gpupool.__main__, sys; sys.exit(gpupool.__main__.main({list(arguments)!r}))")
-
-
-def test_demo_shows_fewer_handles_than_threads(run_python):
-    done = run(run_python, "demo", "--threads", "4", "--waves", "8")
+def test_demo_shows_fewer_handles_than_threads():
+    done = start_command("demo", "--threads", "4", "--waves", "8")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("No GPU: the host runtime simulates one")
@@ -21,16 +18,14 @@ def test_demo_shows_fewer_handles_than_threads(run_python):
     assert 4 <= int(row[1]) < 32
 
 
-def test_demo_that_fails_says_why(run_python):
-    done = run_python(
-        "import gpupool.__main__, sys; sys.exit(gpupool.__main__.main(['demo']))", GPUPOOL_HOST_MEMORY="1000000"
-    )
+def test_demo_that_fails_says_why():
+    done = start_command("demo", GPUPOOL_HOST_MEMORY="1000000")
     assert done.returncode == 1
     assert done.stderr.startswith("gpupool: out of memory on device 0: host: allocate failed")
 
 
-def test_wrong_numbers(run_python):
-    done = run(run_python, "demo", "--threads", "0")
+def test_wrong_numbers():
+    done = start_command("demo", "--threads", "0")
     assert done.returncode == 2
     assert "--threads and --waves must be at least 1" in done.stderr
 

@@ -16,6 +16,7 @@ from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._traces import progress as _progress
 from gpupool._traces import trace as _trace
+from running import PROGRAMS
 from snapshots import block, entry, segment, write
 from test_plot import page
 
@@ -26,7 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""
+    """Write a snapshot: PyTorch reserved 20 MiB for 3 MiB, then 40 MiB for 6, and gave 20 back."""
     history = [
         entry("segment_alloc", 32 * MIB, 20 * MIB),
         entry("alloc", 32 * MIB, 3 * MIB, 1),
@@ -177,7 +178,7 @@ def test_reserved_over_events():
 
 @pytest.fixture
 def long_replay():
-    """A replay that takes longer than anybody waits for, unless it is stopped."""
+    """Return a replay that takes longer than anybody waits for, unless it is stopped."""
     events = [event for slot in range(200_000) for event in ((slot, 512), (slot | _trace.FREE, 0))]
     arguments = packed(events)
     yield lambda watch: _native.replay(*arguments, 128, "gpupool", watch)
@@ -223,11 +224,8 @@ def test_replay_that_fails_frees_its_blocks():
 
 def test_ctrl_c_ends_a_replay():
     seen, terminal = pty.openpty()
-    code = (
-        "import sys; from gpupool import __main__; from gpupool._traces import progress; "
-        "progress.DELAY = 0; sys.exit(__main__.main())"
-    )
-    command = [sys.executable, "-c", code, "replay", LOG, "--threads", "128"]
+    program = PROGRAMS / "command_line" / "eager_progress.py"
+    command = [sys.executable, str(program), "replay", LOG, "--threads", "128"]
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, env=environment) as running:
         os.close(terminal)

@@ -17,6 +17,7 @@ import pytest
 from gpupool import _native
 from gpupool._frameworks import cupy_handles as _cupy_handles
 from own_memory import MIB, capturing, leave
+from running import run_bare_program, run_program
 
 cupy = pytest.importorskip("cupy")
 adapter = gpupool.cupy
@@ -52,7 +53,7 @@ def forget():
 
 @pytest.fixture
 def current(monkeypatch):
-    """CuPy's current stream; set its ``ptr``."""
+    """Stand in for CuPy's current stream; set its ``ptr``."""
     streams = Streams()
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device=-1: streams)
     forget()
@@ -90,7 +91,7 @@ def buffer_of(array):
 
 
 def as_numpy(array):
-    """The bytes of an array, which are this process's here."""
+    """Return the bytes of an array, which are this process's here."""
     memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
     return numpy.frombuffer(memory, array.dtype).reshape(array.shape)
 
@@ -440,7 +441,7 @@ def test_a_limit_of_the_environment_that_cannot_be(monkeypatch, text):
 
 @pytest.fixture
 def bindings(monkeypatch):
-    """CuPy's bindings of a library, which cannot be imported without it, over gpupool's simulated handles."""
+    """Stand in for CuPy's bindings, which cannot be imported without their library, over simulated handles."""
     own = iter(range(1, 100))
     destroyed = []
     module = SimpleNamespace(__file__="cublas.so", create=lambda: next(own), destroy=destroyed.append)
@@ -516,46 +517,14 @@ def test_a_function_is_found_through_what_a_library_needs():
     assert _cupy_handles._address(extension, "malloc") != _cupy_handles._address("libc.so.6", "free")
 
 
-EXIT = """
-import atexit, sys
-for name in sys.argv_names:
-    __import__(name)
-import cupy, gpupool
-
-class Null:
-    ptr = 0
-
-cupy.cuda.get_current_stream = lambda device=-1: Null
-gpupool.cupy.enable()
-pool = gpupool.MemPool()
-scope = gpupool.cupy.using(pool)
-scope.__enter__()
-inside = cupy.empty(1000)
-cycle = [cupy.empty(1000)]
-cycle.append(cycle)
-
-class Late:
-    def __del__(self, empty=cupy.empty):
-        self.array = empty(10)
-
-late = Late()
-atexit.register(cupy.empty, 1000)
-print(gpupool.memory_stats().live_blocks)
-"""
+@pytest.mark.parametrize("order", [("cupy", "gpupool"), ("gpupool", "cupy")])
+def test_exits_cleanly_with_live_arrays(order):
+    run_program("frameworks/cupy_exit.py", *order)
 
 
-@pytest.mark.parametrize("order", [["cupy", "gpupool"], ["gpupool", "cupy"]])
-def test_exits_cleanly_with_live_arrays(run_python, order):
-    done = run_python(EXIT.replace("sys.argv_names", repr(order)))
-    assert (done.stdout, done.stderr, done.returncode) == ("2\n", "", 0)
+def test_the_adapter_imports_no_cupy():
+    run_program("importing/leaves_alone.py", "these_modules", "cupy,rmm", "cupy", "rmm", "cuda")
 
 
-def test_the_adapter_imports_no_cupy(run_python):
-    done = run_python("import sys, gpupool.cupy, gpupool.rmm; print({'cupy', 'rmm', 'cuda'} & {*sys.modules})")
-    assert (done.stdout, done.stderr) == ("set()\n", "")
-
-
-def test_without_cupy_that_is_said(run_bare_python):
-    done = run_bare_python("import gpupool; gpupool.cupy.enable()")
-    assert "LibraryNotFound: cupy cannot be imported" in done.stderr
-    assert "pip install 'cupy-cuda13x>=13'" in done.stderr
+def test_without_cupy_that_is_said():
+    run_bare_program("importing/missing.py", "cupy", "cupy cannot be imported", "pip install 'cupy-cuda13x>=13'")

@@ -9,6 +9,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool.worker import Settings, SetUpFailed
+from running import run_bare_program
 
 distributed = pytest.importorskip("distributed")
 Client, LocalCluster = distributed.Client, distributed.LocalCluster
@@ -189,14 +190,6 @@ def test_the_example_runs_without_a_gpu():
     assert all("  host  peak reserved" in line and "handles created" in line for line in workers)
 
 
-def test_the_module_imports_no_dask_and_says_what_brings_it(run_bare_python):
-    code = """
-import gpupool, sys
-assert "Plugin" in gpupool.dask.__all__ and "distributed" not in sys.modules
-try:
-    gpupool.dask.Plugin
-except gpupool.LibraryNotFound as error:
-    print(error)
-"""
-    done = run_bare_python(code)
-    assert "pip install 'distributed>=2023.10'" in done.stdout, done.stderr
+def test_the_module_imports_no_dask_and_says_what_brings_it():
+    run_bare_program("importing/leaves_alone.py", "distributed")
+    run_bare_program("importing/missing.py", "distributed", "pip install 'distributed>=2023.10'")

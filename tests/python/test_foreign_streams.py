@@ -22,7 +22,7 @@ def reserved():
 
 @pytest.fixture(autouse=True)
 def looked_for(nothing_left):
-    """A request has passed over memory of a foreign stream."""
+    """See that a request has passed over memory of a foreign stream."""
     streams = [Stream(), Stream()]
     for stream in streams:
         gpupool.empty(4 * MIB, stream.ptr).free()

@@ -9,6 +9,7 @@ import weakref
 import gpupool
 import pytest
 from gpupool import _native
+from running import run_program
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -277,66 +278,13 @@ def test_many_stacks_are_kept_and_those_that_nothing_names_are_dropped(record, s
     assert all(entry["frames"][0]["name"] == "made" for entry in entries("alloc"))
 
 
-def test_a_forked_child_does_not_record_and_ends(run_python):
-    code = """
-import gpupool, os, threading
-stream = gpupool.Stream()
-gpupool.record_memory_history()
-gpupool.host.handle()
-kept, lent = gpupool.empty(1000, stream), gpupool.host.lease()
-child = os.fork()
-if child == 0:
-    for call in (gpupool.record_memory_history, gpupool.memory_snapshot, lambda: gpupool.record_memory_history(None)):
-        try:
-            call()
-            os._exit(2)
-        except gpupool.Forked:
-            pass
-    lent.release()
-    del kept
-    thread = threading.Thread(target=lambda: None)
-    thread.start(); thread.join()
-    raise SystemExit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(gpupool.memory_snapshot()["device_traces"][0]) > 0)
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("0 True\n", "")
+def test_a_forked_child_does_not_record_and_ends():
+    run_program("process/recording.py", "a_forked_child_does_not_record_and_ends")
 
 
-def test_a_child_forked_before_the_first_use_records(run_python):
-    code = """
-import gpupool, os
-gpupool.record_memory_history()
-child = os.fork()
-kept = gpupool.empty(1000)
-found = [entry["action"] for entry in gpupool.memory_snapshot()["device_traces"][0]]
-assert found == ["segment_map", "alloc", "snapshot"], found
-if child:
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("0\n", "")
+def test_a_child_forked_before_the_first_use_records():
+    run_program("process/recording.py", "a_child_forked_before_the_first_use_records")
 
 
-def test_exit_while_threads_record(run_python):
-    code = """
-import gpupool, threading
-gpupool.record_memory_history()
-stream = gpupool.Stream()
-kept = [gpupool.empty(1000, stream) for _ in range(1000)]
-ready = threading.Barrier(5)
-
-def work():
-    ready.wait()
-    gpupool.host.handle()
-    while True:
-        gpupool.empty(1000, stream)
-
-for _ in range(4):
-    threading.Thread(target=work, daemon=True).start()
-ready.wait()
-while len(gpupool.memory_snapshot()["device_traces"][0]) < 5000:
-    pass
-"""
-    done = run_python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_exit_while_threads_record():
+    run_program("process/recording.py", "the_process_ends_while_threads_record")

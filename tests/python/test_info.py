@@ -16,9 +16,9 @@ from gpupool import _native
 from gpupool._report import info as _info
 from gpupool._report.info import frameworks, libraries, text, variables
 from machines import Machine
+from running import run_bare_program, run_program, start_bare_command, start_program
 
 ROOT = Path(__file__).parents[2]
-MAIN = "import sys, gpupool.__main__; sys.exit(gpupool.__main__.main(['info', *{arguments}]))"
 # What leads gpupool elsewhere on the machine that the tests run on.
 UNSET = dict.fromkeys(
     name for name in os.environ if name.startswith(("GPUPOOL_", "CUDA_", "CUPY_", "NUMBA_", "HIP_", "ROCR_"))
@@ -27,21 +27,21 @@ without_gpu = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there
 
 
 @pytest.fixture
-def command(run_bare_python, tmp_path):
+def command(tmp_path):
     """Return what runs `gpupool info --json` where nothing but gpupool is installed: the exit code and the answer."""
 
     def run(*arguments, **variables):
         variables = {**UNSET, "GPUPOOL_RUNTIME": "host", "PYTHONPATH": str(tmp_path), **variables}
-        done = run_bare_python(MAIN.format(arguments=["--json", *arguments]), **variables)
+        done = start_bare_command("info", "--json", *arguments, **variables)
         assert done.stderr == ""
         return done.returncode, json.loads(done.stdout)
 
     return run
 
 
-def shown(machine_or_run, arguments=(), **variables):
-    """The exit code and the lines of `gpupool info`, every one of them fit for a terminal of 100 columns."""
-    done = machine_or_run(MAIN.format(arguments=list(arguments)), **variables)
+def shown(start, **variables):
+    """Return the exit code and the lines of `gpupool info`, every one of them fit for a terminal of 100 columns."""
+    done = start("info", **{**UNSET, **variables})
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
@@ -64,8 +64,8 @@ def warnings(info):
 
 
 @without_gpu
-def test_without_a_gpu_it_says_so_and_what_is_simulated_and_that_is_no_failure(run_bare_python):
-    code, lines = shown(run_bare_python, **UNSET)
+def test_without_a_gpu_it_says_so_and_what_is_simulated_and_that_is_no_failure():
+    code, lines = shown(start_bare_command)
     said = " ".join(line.strip() for line in lines)
     assert code == 0
     assert "host: no GPU was found. Devices and one library are simulated in plain memory" in said
@@ -74,12 +74,12 @@ def test_without_a_gpu_it_says_so_and_what_is_simulated_and_that_is_no_failure(r
     assert "Problems none" in said
 
 
-def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(command, run_bare_python):
+def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(command):
     code, info = command()
     cusparse = by_name(info["libraries"])["cusparse"]
     assert (code, info["ok"], cusparse["state"]) == (0, True, "missing")
     assert cusparse["remedy"].startswith("Install it with: pip install nvidia-cusparse\n")
-    _, lines = shown(run_bare_python, **UNSET)
+    _, lines = shown(start_bare_command)
     assert "  cusparse  missing: pip install nvidia-cusparse" in lines
 
 
@@ -105,16 +105,8 @@ def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
     assert found["host"]["handles"] == {}
 
 
-def test_an_answer_in_a_program_imports_and_loads_nothing(run_python):
-    code = """
-import gpupool, sys
-info = gpupool.info()
-maps = open("/proc/self/maps").read()
-print({"torch", "cupy", "rmm", "numba", "cuda", "ray", "distributed"} & sys.modules.keys(), "libcudnn" in maps)
-print(info.ok, gpupool.handle_stats(), gpupool.memory_stats().allocations, "gpupool.info(smoke_test=True)" in str(info))
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("set() False\nTrue {} 0 True\n", "")
+def test_an_answer_in_a_program_imports_and_loads_nothing():
+    run_program("telling/info.py", "imports_and_loads_nothing")
 
 
 # What is broken.
@@ -188,20 +180,8 @@ def test_a_library_whose_own_needs_are_missing_is_a_failure(command, tmp_path):
     assert "libcublas.so.13: cannot open shared object file" in errors(info)[0]
 
 
-def test_a_forked_child_says_so(run_python):
-    code = """
-import gpupool, os
-gpupool.host.handle()
-if child := os.fork():
-    sys_exit = os.waitpid(child, 0)
-else:
-    info = gpupool.info(smoke_test=True)
-    print(info.process.forked, info.ok, info.devices, "forked after the GPU was first used" in str(info), flush=True)
-    os._exit(0)
-print(gpupool.info().process.forked)
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("True False [] True\nFalse\n", "")
+def test_a_forked_child_says_so():
+    run_program("telling/info.py", "says_that_a_child_is_forked")
 
 
 # Environment variables.
@@ -242,8 +222,8 @@ def test_those_that_matter_are_listed_if_they_are_set(command):
     assert listed == {"GPUPOOL_RUNTIME": "host", **named}
 
 
-def test_a_value_that_is_no_text_can_be_printed(run_bare_python):
-    code, lines = shown(run_bare_python, **{**UNSET, "GPUPOOL_RUNTIME": "host", "LD_LIBRARY_PATH": "/not-utf8-\udcff"})
+def test_a_value_that_is_no_text_can_be_printed():
+    code, lines = shown(start_bare_command, GPUPOOL_RUNTIME="host", LD_LIBRARY_PATH="/not-utf8-\udcff")
     assert code == 0
     assert "  LD_LIBRARY_PATH=/not-utf8-?" in lines
 
@@ -251,63 +231,44 @@ def test_a_value_that_is_no_text_can_be_printed(run_bare_python):
 # Libraries.
 
 
-def test_a_second_copy_in_the_process_is_pointed_out(run_bare_python, tmp_path):
+def test_a_second_copy_in_the_process_is_pointed_out(tmp_path):
     ours = build_library("cusparse", tmp_path / "nvidia/cu13/lib/libcusparse.so.12")
     theirs = build_library("cusparse", tmp_path / "theirs/libcusparse-0a1b2c3d.so.11")
-    code = f"""
-import ctypes, gpupool
-ctypes.CDLL({str(theirs)!r})
-assert gpupool.info().loaded_files == {{"cusparse": [{str(theirs)!r}]}}
-gpupool.cusparse.path
-info = gpupool.info()
-cusparse = next(each for each in info.libraries if each.name == "cusparse")
-print(cusparse.state, cusparse.version, cusparse.path, cusparse.origin, *cusparse.other_copies)
-print(info.ok, *[problem.what for problem in info.problems])
-"""
-    done = run_bare_python(code, PYTHONPATH=str(tmp_path))
-    first, second = done.stdout.splitlines()
-    assert first == f"loaded 1.2.3 {ours} wheel {theirs}"
-    assert second.startswith(f"True the process has 2 copies of libcusparse: {ours}, {theirs}")
+    run_bare_program("telling/info.py", "points_out_a_second_copy", ours, theirs, PYTHONPATH=str(tmp_path))
 
 
-def test_one_copy_is_no_second_one(run_bare_python, tmp_path):
+def test_one_copy_is_no_second_one(tmp_path):
     file = build_library("cusparse", tmp_path / "real/libcusparse.so.12")
     link = tmp_path / "nvidia/cu13/lib/libcusparse.so.12"
     link.parent.mkdir(parents=True)
     link.symlink_to(file)
-    code = f"""
-import ctypes, gpupool
-ctypes.CDLL({str(link)!r})
-gpupool.cusparse.path
-info = gpupool.info()
-print(info.loaded_files, info.problems, *[each.other_copies for each in info.libraries if each.name == "cusparse"])
-"""
-    done = run_bare_python(code, PYTHONPATH=str(tmp_path))
-    assert done.stdout == f"{ {'cusparse': [str(file)]} } [] []\n"
+    run_bare_program("telling/info.py", "takes_a_link_for_no_second_copy", file, link, PYTHONPATH=str(tmp_path))
 
 
 # Drivers.
 
 
 @pytest.fixture
-def cuda(tmp_path, run_bare_python):
-    machine = Machine("cuda", tmp_path, run_bare_python)
+def cuda(tmp_path):
+    """Return a machine with a driver of NVIDIA's and cuSPARSE."""
+    machine = Machine("cuda", tmp_path)
     machine.build()
     machine.install("cusparse")
     return machine
 
 
 @pytest.fixture
-def hip(tmp_path, run_bare_python):
-    machine = Machine("hip", tmp_path, run_bare_python)
+def hip(tmp_path):
+    """Return a machine with HIP and MIOpen."""
+    machine = Machine("hip", tmp_path)
     machine.build()
     machine.install("miopen")
     return machine
 
 
 def told(machine, **variables):
-    """The exit code and the answer of `gpupool info --json` on a machine."""
-    done = machine.start(MAIN.format(arguments=["--json"]), **{**UNSET, **variables})
+    """Return the exit code and the answer of `gpupool info --json` on a machine."""
+    done = machine.start_command("info", "--json", **{**UNSET, **variables})
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -340,7 +301,7 @@ def test_what_cudas_driver_tells_of_a_device(cuda):
 
 
 def test_the_text_has_the_same(cuda):
-    code, lines = shown(cuda.start, **UNSET)
+    code, lines = shown(cuda.start_command)
     assert code == 0
     assert re.fullmatch(r"  cuda: CUDA 13\.0(, kernel driver [\d.]+)?", lines[lines.index("Runtime") + 1])
     assert re.fullmatch(
@@ -359,24 +320,11 @@ def test_a_mig_instance(cuda):
 
 
 def test_an_answer_in_a_program_makes_no_context_and_leaves_the_threads_own(cuda):
-    code = """
-before = [(device.free_bytes, device.total_bytes) for device in gpupool.info().devices]
-print(before, calls("cuDevicePrimaryCtxRetain"), calls("cuMemAlloc_v2"))
-stream = gpupool.Stream(1)
-with gpupool.stream(gpupool.Stream(0)):
-    print([device.free_bytes is not None for device in gpupool.info().devices], gpupool.current_device())
-"""
-    total = 1 << 30
-    assert cuda.run(code) == f"[(None, {total}), (None, {total})] 0 0\n[True, True] 0\n"
+    cuda.run("telling/info_on_a_driver.py", "makes_no_context_and_leaves_the_threads_own")
 
 
 def test_an_answer_spoils_no_capture(cuda):
-    code = """
-stream = gpupool.Stream()
-driver.double_set_capture(ctypes.c_void_p(stream.ptr), 1)
-print(gpupool.info().ok, driver.double_capture(ctypes.c_void_p(stream.ptr)))
-"""
-    assert cuda.run(code) == "True 1\n"
+    cuda.run("telling/info_on_a_driver.py", "spoils_no_capture")
 
 
 @pytest.mark.parametrize("function", ["cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2"])
@@ -441,15 +389,7 @@ def test_a_device_of_amds_without_a_serial_number_has_no_uuid(hip):
 
 
 def test_hip_leaves_the_current_device(hip):
-    code = """
-for wanted in (0, 1):
-    driver.hipSetDevice(wanted)
-    gpupool.info()
-    current = ctypes.c_int()
-    driver.hipGetDevice(ctypes.byref(current))
-    print(current.value, driver.hipPeekAtLastError())
-"""
-    assert hip.run(code) == "0 0\n1 0\n"
+    hip.run("telling/info_on_a_driver.py", "leaves_hips_current_device")
 
 
 # Frameworks.
@@ -505,103 +445,37 @@ def test_a_framework_that_is_not_imported_has_no_allocator(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, run_python):
-    """Return what runs code with real frameworks over a double of the driver."""
-    machine = framework_machine(tmp_path, run_python)
-    return lambda code: machine(ASK + code)
-
-
-ASK = """
-import gpupool
-
-def ask(name):
-    (found,) = [each for each in gpupool.info().frameworks if each.name == name]
-    return found.uses_gpupool, found.allocator
-"""
+def run(tmp_path):
+    """Return what runs a program with real frameworks over a double of the driver."""
+    return framework_machine(tmp_path)
 
 
 def test_cupys_allocator(run):
     cupy = pytest.importorskip("cupy")
-    code = """
-import cupy
-print(ask("cupy"))
-with gpupool.cupy.using():
-    print(ask("cupy"))
-gpupool.cupy.enable()
-print(ask("cupy"))
-gpupool.cupy.disable()
-print(ask("cupy"))
-def own(nbytes):
-    raise MemoryError
-cupy.cuda.set_allocator(own)
-print(ask("cupy"))
-"""
-    own = '(False, "CuPy\'s own pool")\n'
-    expected = f"{own}(True, 'gpupool')\n(True, 'gpupool')\n{own}(False, '__main__.own')\n"
-    assert run(code) == expected
+    run("frameworks/allocators.py", "cupys")
     packages = framework("cupy").packages
     assert cupy.__version__ in packages.values()
 
 
 def test_rmms_resources(run):
     pytest.importorskip("rmm")
-    code = """
-import rmm
-print(ask("rmm"))
-gpupool.rmm.enable()
-print(ask("rmm"))
-rmm.mr.set_per_device_resource(1, rmm.mr.StatisticsResourceAdaptor(rmm.mr.get_per_device_resource(1)))
-print(ask("rmm"))
-"""
-    assert run(code) == (
-        "(False, 'CudaMemoryResource')\n(True, 'gpupool')\n"
-        "(True, 'gpupool on device 0, StatisticsResourceAdaptor over gpupool on device 1')\n"
-    )
+    run("frameworks/allocators.py", "rmms")
 
 
 def test_numbas_memory_manager(run):
     pytest.importorskip("numba_cuda")
-    code = """
-import numba
-print(ask("numba"))
-from numba import cuda
-print(ask("numba"))
-gpupool.numba.enable()
-print(ask("numba"))
-gpupool.numba.disable()
-print(ask("numba"))
-"""
-    assert run(code) == (
-        "(False, 'not chosen yet: numba.cuda is not imported')\n"
-        '(False, "not chosen yet; at the first use of a GPU it will be Numba\'s own")\n'
-        "(True, 'gpupool')\n(False, \"Numba's own\")\n"
-    )
+    run("frameworks/allocators.py", "numbas")
 
 
 def test_cuda_cores_resources_are_each_threads_own(run):
     pytest.importorskip("cuda.core")
-    code = """
-import cuda.core, threading
-print(ask("cuda.core"))
-gpupool.cuda_core.enable(1)
-print(ask("cuda.core"))
-gpupool.cuda_core.enable(0)
-print(ask("cuda.core"))
-thread = threading.Thread(target=lambda: print(ask("cuda.core")))
-thread.start()
-thread.join()
-"""
-    own = '(False, "cuda.core\'s own, in this thread")\n'
-    assert run(code) == (
-        f'{own}(False, "cuda.core\'s own on device 0, gpupool on device 1, in this thread")\n'
-        f"(True, 'gpupool, in this thread')\n{own}"
-    )
+    run("frameworks/allocators.py", "cuda_cores")
 
 
 # The answer's form.
 
 
-def test_json_has_the_same_as_the_object(run_python):
+def test_json_has_the_same_as_the_object():
     info = gpupool.info()
     assert json.loads(info.to_json()) == json.loads(json.dumps(info.to_dict()))
     assert info.to_dict()["ok"] is info.ok
@@ -643,14 +517,6 @@ def test_a_path_that_fits_no_line_is_cut_after_a_folder():
     assert "".join(line.strip() for line in folded("x" * 250, "  ")) == "x" * 250
 
 
-def test_a_pipe_that_was_closed_is_no_crash(run_python):
-    code = """
-import os, sys
-read, write = os.pipe()
-os.close(read)
-os.dup2(write, 1)
-import gpupool.__main__
-sys.exit(gpupool.__main__.main(["info"]))
-"""
-    done = run_python(code)
+def test_a_pipe_that_was_closed_is_no_crash():
+    done = start_program("command_line/info_into_a_closed_pipe.py")
     assert (done.returncode, done.stderr) == (1, "")

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
+from waiting import wait_until
 
 
 def test_a_lease_is_a_handle_for_a_block(make_pool):
@@ -91,8 +92,7 @@ def test_those_who_wait_go_on_when_a_lease_ends(make_pool):
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while pool.stats().waits < 4:
-        pass
+    wait_until(lambda: pool.stats().waits == 4, "four threads wait for the handle")
     handle = int(lease)
     lease.release()
     for thread in threads:

@@ -2,15 +2,14 @@
 
 import ctypes
 import gc
-import os
 import sys
 import threading
-from pathlib import Path
 
 import gpupool
 import pytest
 from gpupool import _native
 from own_memory import MIB, Allocator
+from waiting import wait_for_end
 
 
 @pytest.fixture(autouse=True)
@@ -500,10 +499,7 @@ def test_a_thread_that_ends_inside_a_scope_leaves_it():
     counts = []
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join()
-    # Python no longer waits for what ends with the thread itself.
-    while Path(f"/proc/self/task/{thread.native_id}").exists():
-        os.sched_yield()
+    wait_for_end(thread)
     assert (counts, pool.use_count()) == ([3], 1)
     # What is dropped without having been left on its own thread is left there too.
     dropped = gpupool.use_mem_pool(pool)

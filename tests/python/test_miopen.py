@@ -6,104 +6,84 @@ from machines import Machine
 
 
 @pytest.fixture
-def machine(tmp_path, run_bare_python):
-    """A machine with HIP and MIOpen."""
-    machine = Machine("hip", tmp_path, run_bare_python)
+def machine(tmp_path):
+    """Return a machine with HIP and MIOpen."""
+    machine = Machine("hip", tmp_path)
     machine.build()
     machine.install("miopen")
     return machine
 
 
-FOUND = "print(gpupool.miopen.path)"
+@pytest.fixture
+def check(machine):
+    """Run one of the programs about MIOpen there."""
+    return lambda what, *arguments, **variables: machine.run("platforms/miopen.py", what, *arguments, **variables)
 
 
-def test_it_is_found_in_the_wheel_of_any_gpu_family(machine):
-    file = machine.install("miopen")
-    assert machine.run(FOUND) == f"{file}\n"
-    code = "print(gpupool.miopen.available, gpupool.miopen.name, gpupool.miopen.version)"
-    assert machine.run(code) == "True miopen (1, 2, 3)\n"
+@pytest.fixture
+def is_found(machine):
+    """Check that MIOpen is found there, as this file."""
+    return lambda file, **variables: machine.run("loading/libraries.py", "is_found", "miopen", file, **variables)
 
 
-def test_it_is_found_in_pytorchs_wheel(machine, tmp_path):
+def test_it_is_found_in_the_wheel_of_any_gpu_family(machine, is_found, check):
+    is_found(machine.install("miopen"))
+    check("is_itself")
+
+
+def test_it_is_found_in_pytorchs_wheel(is_found, tmp_path):
     file = build_library("miopen", tmp_path / "other/torch/lib/libMIOpen.so")
-    assert machine.run(FOUND, PYTHONPATH=str(tmp_path / "other")) == f"{file}\n"
+    is_found(file, PYTHONPATH=str(tmp_path / "other"))
 
 
-def test_it_is_found_in_the_toolkit(machine, tmp_path):
+def test_it_is_found_in_the_toolkit(is_found, tmp_path):
     file = build_library("miopen", tmp_path / "rocm/lib/libMIOpen.so.1")
-    assert machine.run(FOUND, PYTHONPATH=None, ROCM_PATH=str(tmp_path / "rocm")) == f"{file}\n"
+    is_found(file, PYTHONPATH=None, ROCM_PATH=str(tmp_path / "rocm"))
 
 
-def test_the_environment_names_it(machine, tmp_path):
+def test_the_environment_names_it(is_found, tmp_path):
     file = build_library("miopen", tmp_path / "mine/MIOpen.so")
-    assert machine.run(FOUND, GPUPOOL_MIOPEN_PATH=str(file)) == f"{file}\n"
+    is_found(file, GPUPOOL_MIOPEN_PATH=str(file))
 
 
-def test_where_it_is_missing_every_place_is_told(machine):
-    message = machine.run("print(error_of(gpupool.miopen.handle))", PYTHONPATH=None, ROCM_PATH="/nowhere")
-    assert message.startswith("LibraryNotFound miopen was not found.")
-    for place in ("/nowhere/lib/libMIOpen.so.1", "libMIOpen.so.1: ", "/opt/rocm/lib/libMIOpen.so.1"):
-        assert f"tried {place}" in message
-    assert "rocm[libraries]" in message
-    assert "GPUPOOL_MIOPEN_PATH" in message
-    assert "CUDA" not in message
+def test_where_it_is_missing_every_place_is_told(check):
+    places = ("/nowhere/lib/libMIOpen.so.1", "libMIOpen.so.1: ", "/opt/rocm/lib/libMIOpen.so.1")
+    said = [*(f"tried {place}" for place in places), "rocm[libraries]", "GPUPOOL_MIOPEN_PATH"]
+    check("is_missing", *said, PYTHONPATH=None, ROCM_PATH="/nowhere")
 
 
-def test_a_symbol_that_it_lacks_is_told(machine):
+def test_a_symbol_that_it_lacks_is_told(machine, check):
     old = build_library(
         "miopen", machine.site_packages / "_rocm_sdk_libraries/lib/libMIOpen.so.1", without="GET_STREAM"
     )
-    message = machine.run("print(error_of(gpupool.miopen.handle))", GPUPOOL_MIOPEN_PATH=str(old))
-    assert f"{old} (loaded): lacks the symbol miopenGetStream, so it is too old" in message
+    said = f"{old} (loaded): lacks the symbol miopenGetStream, so it is too old"
+    check("gives_no_handle", "LibraryNotFound", said, GPUPOOL_MIOPEN_PATH=str(old))
 
 
-def test_an_nvidia_gpu_gives_no_handle_of_it(machine):
+def test_an_nvidia_gpu_gives_no_handle_of_it(machine, check):
     build_driver(machine.driver.parent)
-    code = "print(gpupool.runtime(), gpupool.miopen.available, error_of(gpupool.miopen.handle))"
-    message = machine.run(code)
-    assert message.startswith(
-        "cuda False RuntimeUnavailable the hip runtime is unavailable: this process uses runtime cuda"
-    )
-    assert "set GPUPOOL_RUNTIME=hip before it starts" in message
+    check("gives_no_handle_on_an_nvidia_gpu")
 
 
-def test_an_amd_gpu_gives_no_handle_of_an_nvidia_library(machine):
+def test_an_amd_gpu_gives_no_handle_of_an_nvidia_library(machine, check):
     machine.install("cublas")
-    message = machine.run("print(gpupool.cublas.available, error_of(gpupool.cublas.handle))")
-    assert message.startswith("False RuntimeUnavailable the cuda runtime is unavailable: this process uses runtime hip")
+    check("nvidias_library_gives_no_handle_on_an_amd_gpu")
 
 
-def test_simulated_devices_give_none_and_say_why(machine):
-    message = machine.run("print(error_of(gpupool.miopen.handle))", FAKE_FAIL="hipInit=100")
-    assert "the hip runtime is unavailable: HIP sees no device" in message
-    assert "gpupool simulates devices here (runtime host)" in message
+def test_simulated_devices_give_none_and_say_why(check):
+    said = ("the hip runtime is unavailable: HIP sees no device", "gpupool simulates devices here (runtime host)")
+    check("gives_no_handle", "RuntimeUnavailable", *said, FAKE_FAIL="hipInit=100")
 
 
-def test_the_stream_is_asked_for_and_set_only_if_it_differs(machine):
-    code = """
-library = ctypes.CDLL(gpupool.miopen.path)
-stream = gpupool.Stream(1)
-for _ in range(10):
-    gpupool.miopen.handle(stream)
-print(calls("miopenSetStream", library), calls("miopenGetStream", library), calls("miopenCreate", library))
-"""
-    assert machine.run(code) == "1 10 1\n"
+def test_the_stream_is_asked_for_and_set_only_if_it_differs(check):
+    check("the_stream_is_asked_for_and_set_only_if_it_differs")
 
 
-def test_it_may_run_out_of_memory(machine):
-    message = machine.run("print(error_of(gpupool.miopen.handle))", FAKE_FAIL="miopenCreate=4", FAKE_FREE_MIB="0")
-    assert message.startswith(
-        "OutOfMemory out of memory on device 0: miopen: miopenCreate failed with miopenStatusAllocF"
-    )
-    assert "Free: 0.0 MiB of 1.0 GiB" in message
+def test_it_may_run_out_of_memory(check):
+    start = "OutOfMemory out of memory on device 0: miopen: miopenCreate failed with miopenStatusAllocF"
+    variables = {"FAKE_FAIL": "miopenCreate=4", "FAKE_FREE_MIB": "0"}
+    check("gives_no_handle", start, "Free: 0.0 MiB of 1.0 GiB", **variables)
 
 
-def test_a_version_that_is_refused_is_told(machine):
-    code = """
-fail("miopenGetVersion=7")
-try:
-    gpupool.miopen.version
-except gpupool.LibraryError as error:
-    print(error.library, error.function, error.status, error.code, error.path == gpupool.miopen.path)
-"""
-    assert machine.run(code) == "miopen miopenGetVersion miopenStatusUnknownError 7 True\n"
+def test_a_version_that_is_refused_is_told(check):
+    check("a_version_that_is_refused_is_told")

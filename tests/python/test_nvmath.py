@@ -10,6 +10,7 @@ import gpupool
 import pytest
 from abi import build_library
 from machines import Machine
+from running import run_bare_program, run_program
 
 nvmath = pytest.importorskip("nvmath")
 LOGGER = logging.getLogger("test_nvmath")
@@ -111,150 +112,66 @@ def test_a_pool_whose_handles_nvmath_does_not_take_is_refused():
         pass
 
 
-def test_importing_it_imports_no_nvmath(run_python):
-    done = run_python(
-        "import gpupool, sys; gpupool.nvmath.options; print('nvmath' in sys.modules, 'cuda' in sys.modules)"
-    )
-    assert (done.stdout, done.stderr) == ("False False\n", "")
+def test_importing_it_imports_no_nvmath():
+    run_program("importing/leaves_alone.py", "these_modules", "nvmath.options", "nvmath", "cuda")
 
 
-@pytest.mark.parametrize(("version", "said"), [(None, "cannot be imported"), ("0.8.1", "nvmath 0.8.1 is too old")])
-def test_without_nvmath_it_says_what_is_missing(tmp_path, run_bare_python, version, said):
+@pytest.mark.parametrize(("version", "said"), [(None, "cannot be imported"), ("0.8.1", "0.8.1 is too old")])
+def test_without_nvmath_it_says_what_is_missing(tmp_path, version, said):
     if version:
         (tmp_path / "nvmath.py").write_text(f"__version__ = {version!r}")
-    code = "import gpupool\nwith gpupool.nvmath.options(gpupool.cudss): pass"
-    done = run_bare_python(code, PYTHONPATH=str(tmp_path))
-    assert f"LibraryNotFound: nvmath {said}".replace("nvmath nvmath", "nvmath") in done.stderr
-    assert "pip install 'nvmath-python>=0.9'" in done.stderr
-
-
-PRELUDE = """
-from nvmath.bindings import cudss
-from nvmath.linalg.advanced import MatmulOptions
-from nvmath.sparse.advanced import DirectSolverOptions
-
-pool, stream = gpupool.cudss, gpupool.Stream(0)
-scope = gpupool.stream(stream)
-scope.__enter__()
-double = ctypes.CDLL(pool.path)
-double.double_stream_of.restype = ctypes.c_void_p
-
-def has_own_memory(handle):
-    return not cudss.set_async_workspace_allocator(handle, 0)
-"""
+    expected = (f"nvmath {said}", "pip install 'nvmath-python>=0.9'")
+    run_bare_program("importing/missing.py", "nvmath", *expected, PYTHONPATH=str(tmp_path))
 
 
 @pytest.fixture
-def machine(tmp_path, run_bare_python):
-    machine = Machine("cuda", tmp_path, run_bare_python)
+def run(tmp_path):
+    """Run a program on a machine with cuDSS, where the packages of this interpreter are to be found too."""
+    machine = Machine("cuda", tmp_path)
     machine.build()
     for name in ("cublaslt", "cublas", "cudss"):
         machine.install(name)
-    return machine
-
-
-@pytest.fixture
-def run(machine):
-    """Run code, after what is to come first, where the packages of this interpreter are to be found too."""
     packages = os.pathsep.join([str(machine.site_packages), sysconfig.get_path("purelib")])
 
-    def run(code, first="", **variables):
-        return machine.run(first + PRELUDE + code, FAKE_VMM="1", PYTHONPATH=packages, **variables)
+    def run(name, *arguments, **variables):
+        machine.run(f"frameworks/{name}", *arguments, FAKE_VMM="1", PYTHONPATH=packages, **variables)
 
     return run
 
 
 def test_options_lend_a_handle_and_take_it_back(run):
-    run(
-        """
-with gpupool.nvmath.options(pool, stream, blocking=True) as options:
-    handle = options["handle"]
-    assert DirectSolverOptions(**options) == DirectSolverOptions(handle=handle, blocking=True)
-    assert double.double_stream_of(ctypes.c_void_p(handle)) == stream.ptr
-    assert pool.stats().leased == 1
-try:
-    with gpupool.nvmath.options(pool, stream) as options:
-        assert options == {"handle": handle}
-        raise ArithmeticError
-except ArithmeticError:
-    pass
-stats = pool.stats()
-assert (stats.created, stats.leased, stats.idle, stats.retired) == (1, 0, 1, 0)
-
-mine = gpupool.nvmath.MemoryManager(0)
-with gpupool.nvmath.options(gpupool.cublaslt, sm_count_target=4) as options:
-    assert isinstance(MatmulOptions(**options).allocator, gpupool.nvmath.MemoryManager)
-    assert options["allocator"].device_id == 0 and options["sm_count_target"] == 4
-with gpupool.nvmath.options(gpupool.cublaslt, device=1, allocator=mine) as options:
-    assert options["allocator"] is mine
-with gpupool.nvmath.options(gpupool.cublaslt, device=1) as options:
-    assert options["allocator"].device_id == 1
-"""
-    )
+    run("nvmath_handles.py", "are_lent_and_taken_back")
+    run("nvmath_handles.py", "come_with_gpupool_s_memory")
 
 
 def test_a_process_may_end_within_the_block(run):
-    run("lent = gpupool.nvmath.options(pool, stream)\nassert lent.__enter__()['handle'] != 0")
+    run("nvmath_handles.py", "may_be_lent_as_the_process_ends")
 
 
 def test_nvmath_leaves_the_pool_s_memory_alone_and_its_own_goes_with_the_lease(run):
-    run(
-        """
-with gpupool.nvmath.options(pool, stream) as options:
-    assert not has_own_memory(options["handle"]) and has_own_memory(options["handle"])
-mine = gpupool.MemPool()
-pool.set_mem_pool(mine)
-with gpupool.nvmath.options(pool, stream) as options:
-    handle = ctypes.c_void_p(options["handle"])
-    assert has_own_memory(handle.value)
-    place = ctypes.c_void_p()
-    assert double.double_allocate(handle, ctypes.byref(place), ctypes.c_size_t(1 << 20)) == 0
-    assert mine.stats().live_bytes == 1 << 20
-    assert double.double_free(handle, place, ctypes.c_size_t(1 << 20)) == 0
-assert pool.stats().created == 1
-"""
-    )
+    run("nvmath_handles.py", "keep_the_pool_s_memory_and_lose_nvmath_s_own")
 
 
 def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
     layer = tmp_path / "libcudss_mtlayer_gomp.so.0"
     layer.touch()
-    lend = (
-        "with gpupool.nvmath.options(pool, stream, multithreading_lib={library!r}): pass\nprint(pool.stats().retired)\n"
-    )
-    assert run(lend.format(library=str(layer))) == "1\n"
-    assert run(lend.format(library=None), CUDSS_THREADING_LIB=str(layer)) == "1\n"
-    assert run(lend.format(library="nothing"), CUDSS_THREADING_LIB=str(layer)) == "0\n"
-    assert run(lend.format(library=None), CUDSS_THREADING_LIB="nothing") == "0\n"
-    assert run(lend.format(library=None).replace("cudss", "cublaslt"), CUDSS_THREADING_LIB=None) == "0\n"
+
+    def are_retired(number, name, asked_for, in_environment):
+        program = ("nvmath_handles.py", "with_a_threading_layer_are_retired")
+        run(*program, name, asked_for, number, CUDSS_THREADING_LIB=in_environment)
+
+    are_retired(1, "cudss", layer, None)
+    are_retired(1, "cudss", "none", str(layer))
+    are_retired(0, "cudss", "nothing", str(layer))
+    are_retired(0, "cudss", "none", "nothing")
+    are_retired(0, "cudss", "none", None)
+    are_retired(0, "cublaslt", "none", str(layer))
 
 
 def test_threads_share_handles(run):
-    run(
-        """
-from concurrent.futures import ThreadPoolExecutor
-
-turns = threading.Semaphore(2)
-
-def work(number):
-    with turns, gpupool.nvmath.options(pool, gpupool.Stream(0)) as options:
-        cudss.set_stream(options["handle"], stream.ptr)
-        return options["handle"]
-
-with ThreadPoolExecutor(16) as executor:
-    handles = set(executor.map(work, range(200)))
-# Two work at once; a third may be giving its handle back.
-assert len(handles) <= 3 and pool.stats().leased == 0
-"""
-    )
+    run("nvmath_handles.py", "are_shared_by_threads")
 
 
 def test_two_copies_of_a_library_are_refused(run, tmp_path):
-    for folder in ("one", "two"):
-        build_library("cudss", tmp_path / folder / "libcudss.so.1")
-    code = f"""
-error = error_of(lambda: gpupool.nvmath.options(pool, stream).__enter__())
-assert "gpupool has loaded {tmp_path}/two/libcudss.so.1 and nvmath {tmp_path}/one/libcudss.so.1" in error, error
-assert "GPUPOOL_CUDSS_PATH={tmp_path}/one/libcudss.so.1" in error and pool.stats().created == 0
-"""
-    run(code, first=f"ctypes.CDLL('{tmp_path}/one/libcudss.so.1')\n", GPUPOOL_CUDSS_PATH=str(tmp_path / "two"))
+    theirs, ours = (build_library("cudss", tmp_path / folder / "libcudss.so.1") for folder in ("one", "two"))
+    run("nvmath_copies.py", theirs, ours, GPUPOOL_CUDSS_PATH=str(ours.parent))

@@ -15,6 +15,7 @@ from gpupool._plot import output as _output
 from gpupool._plot import picture as _picture
 from gpupool._plot import sampling as _sampling
 from gpupool._traces import trace as _trace
+from running import run_program
 from snapshots import FRAMES, ZERO, block, entry, handle, segment, write
 
 DATA = Path(__file__).parents[1] / "data"
@@ -32,7 +33,7 @@ def draw():
 
 
 def page(path):
-    """The data of a page."""
+    """Return the data of a page."""
     text = Path(path).read_text(encoding="utf-8")
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
@@ -42,13 +43,13 @@ def steps(line):
 
 
 def rows(chart):
-    """The chart's areas: time and the bytes of each."""
+    """Return the chart's areas: time and the bytes of each."""
     return list(zip(chart.x, *(area.y for area in chart.areas), strict=True))
 
 
 @pytest.fixture
 def snapshot(tmp_path):
-    """Two pools, a block from before, a waiting one, a failure, handles, and a second device."""
+    """Write two pools, a block from before, a waiting one, a failure, handles, and a second device."""
     history = [
         entry("free_completed", 0x1_0000, 4 * KIB, 10),
         entry("segment_alloc", 0x80_0000, 2 * MIB, 20, pool_id=(0, 1)),
@@ -454,19 +455,8 @@ def test_log_has_no_devices(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("a.csv: a log does not name devices; leave --device out\n")
 
 
-def test_own_snapshot(run_python, tmp_path):
-    code = f"""
-import gpupool, gpupool.__main__, pickle
-kept = [gpupool.empty(1 << 20) for _ in range(3)]
-pool = gpupool.MemPool()
-with gpupool.use_mem_pool(pool):
-    private = gpupool.empty(5 << 20)
-with open({str(tmp_path / "own.pickle")!r}, "wb") as file:
-    pickle.dump(gpupool.memory_snapshot(), file)
-raise SystemExit(gpupool.__main__.main(["plot", {str(tmp_path / "own.pickle")!r}, "-o", {str(tmp_path / "o.html")!r}]))
-"""
-    done = run_python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_own_snapshot(tmp_path):
+    run_program("command_line/plot_of_its_own_snapshot.py", tmp_path / "own.pickle", tmp_path / "o.html")
     (found,) = page(tmp_path / "o.html")["panels"]
     assert [name for name, _, _ in found["names"]] == ["default pool", "pool (0, 1)"] or [
         name for name, _, _ in found["names"]
@@ -475,13 +465,8 @@ raise SystemExit(gpupool.__main__.main(["plot", {str(tmp_path / "own.pickle")!r}
     assert sorted(live) == [1 << 20, 1 << 20, 1 << 20, 5 << 20]
 
 
-def test_nothing_is_imported_for_a_page(run_python, snapshot, tmp_path):
-    arguments = ["plot", snapshot, "-o", str(tmp_path / "x.html")]
-    done = run_python(
-        f"import gpupool.__main__, sys; gpupool.__main__.main({arguments!r}); "
-        "assert not {'matplotlib', 'numpy'} & set(sys.modules)"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_nothing_is_imported_for_a_page(snapshot, tmp_path):
+    run_program("command_line/plot_imports_little.py", snapshot, tmp_path / "x.html")
 
 
 def test_segments_at_one_address_are_no_obstacle(draw, tmp_path):

@@ -121,7 +121,7 @@ def test_blocks_of_several_streams_come_back_inside_a_pool():
 
 
 def comes_back_after_another_stream():
-    """Whether a block that another stream used serves again as soon as that stream is done, and not before."""
+    """Return whether a block that another stream used serves again as soon as that stream is done, and not before."""
     stream, side = gpupool.Stream(), gpupool.Stream()
     buffer = gpupool.empty(4 * MIB, stream)
     address = buffer.ptr

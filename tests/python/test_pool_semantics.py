@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def address_of(pool, nbytes, stream=None):
-    """Where the pool puts a buffer, which is freed at once."""
+    """Return where the pool puts a buffer, which is freed at once."""
     return allocate_in(pool, nbytes, stream).ptr
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool import prometheus
+from running import run_bare_program, run_program
 
 MIB = 1 << 20
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
@@ -14,18 +15,18 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 @pytest.fixture
 def client():
-    """prometheus_client, which only these tests need."""
+    """Return prometheus_client, which only these tests need, or skip."""
     return pytest.importorskip("prometheus_client")
 
 
 def parsed(text):
-    """Families by name, as prometheus_client reads them."""
+    """Return families by name, as prometheus_client reads them."""
     parser = importlib.import_module("prometheus_client.parser")
     return {family.name: family for family in parser.text_string_to_metric_families(text)}
 
 
 def values(text, name, **labels):
-    """The samples of one metric with these labels: what is left of the labels, and the value."""
+    """Return the samples of one metric with these labels: what is left of the labels, and the value."""
     found = {}
     for family in parsed(text).values():
         for sample in family.samples:
@@ -37,7 +38,7 @@ def values(text, name, **labels):
 
 @pytest.fixture
 def busy(nothing_left):
-    """Memory in a pool with a limit and in the default one, on two streams, and handles."""
+    """Use memory in a pool with a limit and in the default one, on two streams, and handles."""
     gc.collect()
     streams = [gpupool.Stream(), gpupool.Stream()]
     pool = gpupool.MemPool(limit=64 * MIB)
@@ -198,48 +199,18 @@ def test_a_driver_that_does_not_answer_leaves_the_rest(client, busy):
     assert values(text, "gpupool_device_memory_bytes", device="0")[("live",)] > 0
 
 
-def test_a_scrape_starts_no_driver(run_python):
-    code = "import gpupool; print(gpupool.prometheus.text())"
+def test_a_scrape_starts_no_driver():
     # A runtime that cannot be had shows that none is asked for.
-    done = run_python(code, GPUPOOL_RUNTIME="nothing")
-    assert done.stderr == ""
-    assert [line for line in done.stdout.splitlines() if line[:1] != "#"] == [
-        "gpupool_up 1",
-        f'gpupool_info{{version="{gpupool.__version__}",runtime=""}} 1',
-        "",
-    ]
+    run_program("telling/scrapes.py", "starts_no_driver", GPUPOOL_RUNTIME="nothing")
 
 
-def test_a_forked_child_says_that_it_cannot_tell_and_serves_the_rest(client, run_python):
-    code = """
-import gpupool, os, prometheus_client
-prometheus_client.Counter("mine", "The program's own.").inc()
-prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())
-gpupool.host.handle()
-child = os.fork()
-if child == 0:
-    lines = prometheus_client.generate_latest().decode().splitlines()
-    os._exit(0 if "gpupool_up 0.0" in lines and "mine_total 1.0" in lines and "gpupool_handles" not in lines else 3)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("0\n", "")
+def test_a_forked_child_says_that_it_cannot_tell_and_serves_the_rest(client):
+    run_program("telling/scrape_of_a_fork.py")
 
 
-def test_text_needs_no_prometheus_client_and_the_collector_says_how_to_get_it(run_bare_python):
-    code = """
-import gpupool
-gpupool.host.handle()
-print('gpupool_handles{device="0",library="host",state="held"} 1' in gpupool.prometheus.text())
-try:
-    gpupool.prometheus.Collector()
-except gpupool.LibraryNotFound as error:
-    print(error)
-"""
-    done = run_bare_python(code)
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[0] == "True"
-    assert "pip install 'prometheus-client'" in done.stdout
+def test_text_needs_no_prometheus_client_and_the_collector_says_how_to_get_it():
+    run_bare_program("telling/scrapes.py", "needs_no_prometheus_client")
+    run_bare_program("importing/missing.py", "prometheus_client", "pip install 'prometheus-client'")
 
 
 def test_every_metric_is_in_the_documentation():

@@ -10,6 +10,8 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool.worker import Settings
+from running import run_bare_program
+from waiting import wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -60,18 +62,22 @@ def make_actor():
     return Actor.remote()
 
 
+def is_dead(actor):
+    """Return whether Ray knows that an actor is dead."""
+    try:
+        ray.get(actor.warm.remote(), timeout=100)
+    except ray.exceptions.ActorUnavailableError:
+        # The connection is gone; whether the actor is, Ray does not know yet.
+        return False
+    except ray.exceptions.ActorDiedError:
+        return True
+    return False
+
+
 def kill(actor):
     """Kill an actor. `ray.kill` only asks for it, so the actor may answer some calls yet."""
     ray.kill(actor)
-    is_dead = False
-    while not is_dead:
-        try:
-            ray.get(actor.warm.remote(), timeout=100)
-        except ray.exceptions.ActorUnavailableError:
-            # The connection is gone; whether the actor is, Ray does not know yet.
-            continue
-        except ray.exceptions.ActorDiedError:
-            is_dead = True
+    wait_until(lambda: is_dead(actor), "the killed actor is dead")
 
 
 def test_workers_have_what_they_are_to_have():
@@ -150,14 +156,6 @@ def test_the_example_runs_without_a_gpu():
     assert all("peak reserved" in line and line.endswith("handles created 1") for line in actors)
 
 
-def test_the_module_imports_no_ray_and_says_what_brings_it(run_bare_python):
-    code = """
-import gpupool, sys
-assert callable(gpupool.ray.setup()) and "ray" not in sys.modules
-try:
-    gpupool.ray.stats([])
-except gpupool.LibraryNotFound as error:
-    print(error)
-"""
-    done = run_bare_python(code)
-    assert "pip install 'ray>=2.10'" in done.stdout, done.stderr
+def test_the_module_imports_no_ray_and_says_what_brings_it():
+    run_bare_program("importing/leaves_alone.py", "ray")
+    run_bare_program("importing/missing.py", "ray", "pip install 'ray>=2.10'")

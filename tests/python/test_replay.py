@@ -12,6 +12,7 @@ import pytest
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._report import units as _units
+from running import start_command
 
 DATA = Path(__file__).parents[1] / "data"
 TRACES = [str(DATA / "gnn_sampled-1.csv.gz"), str(DATA / "two_streams-1.csv.gz")]
@@ -20,17 +21,16 @@ PEAKS = [22632469400, 4843126792]
 KEYS = ["trace", "events", "peak_live", "peak_reserved", "ratio", "driver_calls", "moved_pages", "cold_ns", "warm_ns"]
 
 
-def run(run_python, *arguments, **variables):
-    code = f"import gpupool.__main__, sys; sys.exit(gpupool.__main__.main({['replay', *arguments]!r}))"
-    return run_python(code, **{"GPUPOOL_HOST_MEMORY": None, **variables})
+def run(*arguments, **variables):
+    return start_command("replay", *arguments, **{"GPUPOOL_HOST_MEMORY": None, **variables})
 
 
 # These replay on the simulated device.
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_json(run_python, threads):
-    done = run(run_python, *TRACES, "--json", "--threads", str(threads))
+def test_json(threads):
+    done = run(*TRACES, "--json", "--threads", str(threads))
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["trace"] for line in lines] == ["gnn_sampled-1.csv.gz", "two_streams-1.csv.gz"]
@@ -45,8 +45,8 @@ def test_json(run_python, threads):
         assert min(line["cold_ns"], line["warm_ns"]) > 0
 
 
-def test_table(run_python):
-    done = run(run_python, *TRACES)
+def test_table():
+    done = run(*TRACES)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "runtime host (simulated device), allocator gpupool, 1 thread"
@@ -56,8 +56,8 @@ def test_table(run_python):
     assert lines[3].startswith("two_streams-1.csv.gz")
 
 
-def test_device_that_is_too_small(run_python):
-    done = run(run_python, TRACES[0], GPUPOOL_HOST_MEMORY=str(1 << 30))
+def test_device_that_is_too_small():
+    done = run(TRACES[0], GPUPOOL_HOST_MEMORY=str(1 << 30))
     assert done.returncode == 1
     assert done.stderr.startswith("gpupool: out of memory")
 
@@ -67,7 +67,7 @@ def test_device_that_is_too_small(run_python):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """The arguments of the replays that were asked for; each gives the same result."""
+    """Return the arguments of the replays that were asked for; each gives the same result."""
     calls = []
 
     def replay(*arguments):
@@ -84,7 +84,7 @@ def replayed(monkeypatch):
 
 @pytest.fixture
 def trace(tmp_path):
-    """The path of a small trace: 2 GiB on two streams."""
+    """Return the path of a small trace: 2 GiB on two streams."""
     path = tmp_path / "small.csv"
     lines = ["allocate,a,1073741824,0", "allocate,b,1073741824,3", "free,a,0,0"]
     path.write_text("Thread,Time,Action,Pointer,Size,Stream\n" + "".join(f"0,0,{line}\n" for line in lines))

@@ -7,6 +7,7 @@ import gpupool
 import pytest
 from gpupool.__main__ import main
 from gpupool._traces import trace as _trace
+from running import run_program
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -144,21 +145,14 @@ def test_pools_are_told_apart(recorded, stream):
     assert segment["frames"] == []
 
 
-def test_nothing_is_touched_by_a_snapshot_of_nothing(run_python):
-    code = """
-import gpupool
-gpupool.record_memory_history()
-print(gpupool.memory_snapshot()["device_traces"], gpupool.memory_snapshot()["segments"])
-gpupool.record_memory_history(None)
-"""
+def test_nothing_is_touched_by_a_snapshot_of_nothing():
     # A runtime that is not there: whoever asked for it would fail.
-    done = run_python(code, GPUPOOL_RUNTIME="cuda")
-    assert (done.stdout, done.stderr) == ("[] []\n", "")
+    run_program("telling/snapshot_of_nothing.py", GPUPOOL_RUNTIME="cuda")
 
 
 @pytest.fixture
 def dumped(recorded, stream, tmp_path):
-    """A file with some of everything."""
+    """Return a file with some of everything."""
     buffers = [gpupool.empty(size, stream) for size in (100, 100, 70000, 3 << 20, 300 << 20)]
     del buffers[1:3]
     gpupool.host.lease(stream).release()

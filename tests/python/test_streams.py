@@ -16,13 +16,13 @@ class Object:
 
 
 def checked_out_stream(stream, **arguments):
-    """The stream that the library sees after a checkout with this argument."""
+    """Return the stream that the library sees after a checkout with this argument."""
     return _native.host_stream_of(gpupool.host.handle(stream, **arguments))
 
 
 @pytest.fixture
 def address():
-    """A live stream's address on device 1."""
+    """Return a live stream's address on device 1."""
     stream = gpupool.Stream(1)
     yield stream.ptr
     assert stream.query()

@@ -8,57 +8,26 @@ import types
 
 import gpupool
 import pytest
+from abi import build_driver
+from running import run_program
 
 MIB = 1 << 20
 
-# A framework's allocator on a device that is simulated does not exist, so the double of the driver stands in.
-FRAMEWORKS = """
-import sys, types, gpupool
-
-class Device:
-    current = 0
-
-    def __init__(self, ordinal):
-        self.ordinal = ordinal
-
-    def __enter__(self):
-        self.before, Device.current = Device.current, self.ordinal
-
-    def __exit__(self, *_):
-        Device.current = self.before
-
-class Pool:
-    def total_bytes(self):
-        return (5 + Device.current) << 20
-
-def torch_like(**cuda):
-    sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(**cuda))
-
-def told(device=0):
-    frameworks = gpupool.memory_summary(device).devices[0].frameworks
-    return {each.framework: each.reserved_bytes >> 20 for each in frameworks}
-"""
-
 
 @pytest.fixture
-def machine(tmp_path, run_python):
-    """What runs code on the double of the CUDA driver with two devices."""
-    from abi import build_driver
+def check(tmp_path):
+    """Run one of the programs about frameworks on the double of the CUDA driver with two devices.
 
+    A framework's allocator on a device that is simulated does not exist.
+    """
     build_driver(tmp_path)
-
-    def run(code, **variables):
-        settings = {"GPUPOOL_RUNTIME": None, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1", "FAKE_DEVICES": "2"}
-        done = run_python(FRAMEWORKS + code, **{**settings, **variables})
-        assert (done.stderr, done.returncode) == ("", 0), f"{done.stdout}{done.stderr}"
-        return done.stdout
-
-    return run
+    driver = {"GPUPOOL_RUNTIME": None, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1", "FAKE_DEVICES": "2"}
+    return lambda what: run_program("telling/summaries_of_frameworks.py", what, **driver)
 
 
 @pytest.fixture(autouse=True)
 def _no_handles_left():
-    """Other tests' idle handles go, so that each handle's bytes are what was measured."""
+    """Destroy other tests' idle handles, so that each handle's bytes are what was measured."""
     gc.collect()
     gpupool.host.trim()
     yield
@@ -82,7 +51,7 @@ def of_library(name, device=0):
 
 
 def assert_adds_up(device):
-    """Each number is the sum of its parts."""
+    """Check that each number is the sum of its parts."""
     known = device.reserved_bytes + device.handle_bytes + device.workspace_bytes
     assert device.used_bytes == known + device.other_bytes == device.total_bytes - device.free_bytes
     for held in (device, *device.pools):
@@ -128,19 +97,8 @@ def test_the_total_is_what_memory_stats_says(nothing_left):
     buffer.free()
 
 
-def test_without_a_device_it_is_every_device_in_use_else_the_current_one(run_python):
-    code = """
-import gpupool
-def devices():
-    return [device.device for device in gpupool.memory_summary().devices]
-print(devices(), gpupool._native.devices_in_use())
-gpupool.host.lease(gpupool.Stream(1)).__enter__()
-print(devices())
-gpupool.empty(1, gpupool.Stream(0)).free()
-print(devices(), gpupool.memory_summary(1).devices[0].reserved_bytes)
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("[0] []\n[1]\n[0, 1] 0\n", "")
+def test_without_a_device_it_is_every_device_in_use_else_the_current_one():
+    run_program("telling/summaries.py", "is_of_every_device_in_use")
 
 
 def test_a_device_that_is_not_there_is_refused():
@@ -164,18 +122,8 @@ def test_it_is_plain_values_too():
     buffer.free()
 
 
-def test_tables_show_it_to_people(run_python):
-    code = """
-import gpupool
-streams = [gpupool.Stream() for _ in range(11)]
-pool = gpupool.MemPool(limit=1 << 30)
-kept = gpupool.empty(1536 << 10)
-with gpupool.use_mem_pool(pool):
-    buffers = [gpupool.empty(2 << 20, stream) for stream in streams]
-gpupool.host.handle()
-print(gpupool.memory_summary(0))
-"""
-    lines = run_python(code, GPUPOOL_HOST_MEMORY=str(16 << 30)).stdout.split("\n")
+def test_tables_show_it_to_people():
+    lines = run_program("telling/summaries.py", "is_tables_for_people", GPUPOOL_HOST_MEMORY=str(16 << 30)).split("\n")
     assert lines[0].endswith("runtime host")
     assert max(map(len, lines)) <= 100
     # Without the spaces that align the columns.
@@ -276,49 +224,16 @@ def test_peaks_are_reset_for_one_pool(nothing_left):
         gpupool.host.reset_peak_stats(7)
 
 
-def test_frameworks_that_are_imported_are_asked(machine):
-    code = """
-sys.modules["cupy"] = types.SimpleNamespace(
-    cuda=types.SimpleNamespace(Device=Device), get_default_memory_pool=lambda: Pool()
-)
-torch_like(is_initialized=lambda: True, memory_reserved=lambda device: (40 + device) << 20)
-print(told(0), told(1), Device.current)
-print([line for line in str(gpupool.memory_summary(0)).splitlines() if line.startswith("other")])
-torch_like(is_initialized=lambda: False)
-print(told())
-"""
-    assert machine(code).splitlines() == [
-        "{'torch': 40, 'cupy': 5} {'torch': 41, 'cupy': 6} 0",
-        "['other                 0 B        of that torch 40.0 MiB, cupy 5.00 MiB']",
-        "{'cupy': 5}",
-    ]
+def test_frameworks_that_are_imported_are_asked(check):
+    check("those_that_are_imported_are_asked")
 
 
-def test_a_framework_that_cannot_answer_keeps_nobody_else_from_it(machine):
-    code = """
-def refuse(device):
-    raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
-
-torch_like(is_initialized=lambda: True, memory_reserved=refuse)
-# Half imported by another thread.
-sys.modules["cupy"] = types.ModuleType("cupy")
-print(told())
-"""
-    assert machine(code) == "{}\n"
+def test_a_framework_that_cannot_answer_keeps_nobody_else_from_it(check):
+    check("one_that_cannot_answer_keeps_nobody_else_from_it")
 
 
-def test_what_gpupool_feeds_pytorch_is_counted_once(machine):
-    code = """
-import ctypes
-pool = gpupool.MemPool()
-malloc, free = gpupool.c_api.feed(pool)
-malloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(malloc)
-malloc(30 << 20, 0, None)
-sys.modules["gpupool.torch"] = types.ModuleType("gpupool.torch")
-torch_like(is_initialized=lambda: True, memory_reserved=lambda device: 42 << 20)
-print(told(), "feeds other allocators" in str(gpupool.memory_summary(0)))
-"""
-    assert machine(code) == "{'torch': 12} True\n"
+def test_what_gpupool_feeds_pytorch_is_counted_once(check):
+    check("what_gpupool_feeds_pytorch_is_counted_once")
 
 
 def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
@@ -330,18 +245,10 @@ def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
     assert of_device(0).frameworks == ()
 
 
-def test_nothing_is_imported_nor_started_by_the_summary_of_nothing(run_python):
-    code = """
-import gpupool, sys
-from gpupool._report import summary as _summary
-print(gpupool._native.devices_in_use(), _summary.gather([]))
-print(_summary.gather([]), {"torch", "cupy", "prometheus_client"} & sys.modules.keys())
-"""
+def test_nothing_is_imported_nor_started_by_the_summary_of_nothing():
     # A runtime that cannot be had shows that none is asked for.
-    done = run_python(code, GPUPOOL_RUNTIME="nothing")
-    assert done.stderr == ""
-    assert done.stdout.endswith("has used no device through gpupool set()\n")
+    run_program("telling/summaries.py", "of_nothing_imports_and_starts_nothing", GPUPOOL_RUNTIME="nothing")
 
 
-def test_importing_gpupool_does_not_import_dataclasses(run_python):
-    assert run_python("import gpupool, sys; print('dataclasses' in sys.modules)").stdout == "False\n"
+def test_importing_gpupool_does_not_import_dataclasses():
+    run_program("importing/leaves_alone.py", "these_modules", "", "dataclasses")

@@ -28,7 +28,7 @@ def read(tmp_path):
 
 
 def events(trace):
-    """The events as a readable list: +slot:size@stream or -slot@stream."""
+    """Return the events as a readable list: +slot:size@stream or -slot@stream."""
     packed = [array(code) for code in "IQI"]
     for numbers, nbytes in zip(packed, (trace.slots, trace.sizes, trace.streams), strict=True):
         numbers.frombytes(nbytes)

@@ -11,6 +11,8 @@ import gpupool
 import pytest
 from gpupool import worker
 from gpupool.worker import Settings, SetUpFailed
+from running import run_program
+from waiting import wait_for
 
 MIB = 1 << 20
 
@@ -101,22 +103,11 @@ def test_memory_is_limited_on_every_device_and_no_longer_after_the_end(nothing_l
         gpupool.empty(16 * MIB, stream).free()
 
 
-def test_limits_start_no_driver_and_hold_for_devices_used_later(run_python):
-    code = """
-import gpupool, os
-from gpupool.worker import Settings, set_up, stats
-set_up(Settings(memory_bytes=8 << 20, handle_limits={"host": 3}, warm={"host": 1}), before_devices=True)
-print(stats()["runtime"], stats()["memory"], stats()["handles"])
-os.environ["GPUPOOL_RUNTIME"] = "host"
-for device in range(2):
-    try:
-        gpupool.empty(16 << 20, gpupool.Stream(device))
-    except gpupool.OutOfMemory:
-        print(stats()["runtime"], list(stats()["memory"]))
-"""
+def test_limits_start_no_driver_and_hold_for_devices_used_later():
     # A runtime that cannot be had shows that none is asked for.
-    done = run_python(code, GPUPOOL_RUNTIME="nothing")
-    assert (done.stdout, done.stderr) == ("None {} {}\nhost [0]\nhost [0, 1]\n", "")
+    run_program(
+        "process/set_up.py", "limits_start_no_driver_and_hold_for_devices_used_later", GPUPOOL_RUNTIME="nothing"
+    )
 
 
 def test_frameworks_are_enabled_in_order_once_and_disabled_in_reverse(frameworks):
@@ -193,7 +184,7 @@ def test_threads_that_set_up_at_once_do_it_once(frameworks, monkeypatch):
     monkeypatch.setattr(worker, "_lock", lock)
 
     def enable():
-        assert lock.all_came.wait(timeout=60)
+        wait_for(lock.all_came, "all threads have come to the lock")
         frameworks.append("enable cupy")
 
     monkeypatch.setattr(sys.modules["gpupool.cupy"], "enable", enable)
@@ -230,39 +221,10 @@ def test_stats_are_plain_values():
     buffer.free()
 
 
-def test_any_launcher_can_set_its_workers_up_by_the_variable(run_python):
-    code = """
-import gpupool, multiprocessing
-with multiprocessing.get_context("spawn").Pool(1, initializer=gpupool.worker.set_up) as pool:
-    stats = pool.apply(gpupool.worker.stats)
-print(stats["settings"]["memory_fraction"], stats["handles"]["host"]["idle"], gpupool.worker.stats()["settings"])
-"""
-    done = run_python(code, GPUPOOL_WORKER=Settings(memory_fraction=0.25, warm={"host": 2}).to_json())
-    # Importing gpupool sets up nothing: the parent has the variable too.
-    assert (done.stdout, done.stderr) == ("0.25 2 None\n", "")
+def test_any_launcher_can_set_its_workers_up_by_the_variable():
+    settings = Settings(memory_fraction=0.25, warm={"host": 2}).to_json()
+    run_program("process/set_up.py", "any_launcher_can_set_its_workers_up_by_the_variable", GPUPOOL_WORKER=settings)
 
 
-def test_a_forked_worker_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu(run_python):
-    code = """
-import gpupool, os
-from gpupool import worker
-settings = worker.Settings(handle_limits={"host": 3}, memory_bytes=1 << 20)
-
-def fork_and_set_up():
-    child = os.fork()
-    if child == 0:
-        assert worker._setup is None
-        try:
-            worker.set_up(settings)
-            os._exit(0)
-        except worker.SetUpFailed as error:
-            os._exit(3 if "limiting memory failed: Forked: " in str(error) and "spawn" in str(error) else 4)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-worker.set_up(settings)
-before_use = fork_and_set_up()
-gpupool.host.handle()
-print(before_use, fork_and_set_up())
-"""
-    done = run_python(code)
-    assert (done.stdout, done.stderr) == ("0 3\n", "")
+def test_a_forked_worker_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
+    run_program("process/set_up.py", "a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu")

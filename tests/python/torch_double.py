@@ -52,7 +52,7 @@ class Allocator:
             raise {1: OutOfMemoryError, 2: RuntimeError}[answer](self._library.torch_text().decode())
 
     def allocate(self, size, device=0, stream=None):
-        """An address, or None."""
+        """Return an address, or None."""
         address = ADDRESS()
         self.malloc(size, device, stream, ctypes.byref(address))
         return address.value

@@ -1,0 +1,36 @@
+"""Programs that tests start in processes of their own.
+
+They are files, in a folder `programs` beside the tests. What they find broken they name themselves, by the assertion
+that fails, so a test asks of most of them only that they end well.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+# Where programs find what they share with tests.
+HERE = Path(__file__).parent
+
+
+def start_python(
+    *arguments: object, folders: Iterable[Path] = (), timeout: float = 60, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter until it ends, with variables added to its environment; None removes one.
+
+    It can import what is where PYTHONPATH says, then what is in the folders.
+    """
+    changed = {**os.environ, **variables}
+    places = [changed.get("PYTHONPATH"), *map(str, folders), str(HERE)]
+    changed["PYTHONPATH"] = os.pathsep.join(place for place in places if place)
+    environment = {name: value for name, value in changed.items() if value is not None}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a process printed; it must have ended as it should and complained of nothing."""
+    __tracebackhide__ = True
+    assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout

@@ -1,0 +1,11 @@
+"""Drawing a page imports none of the packages that a picture as PNG needs."""
+
+import sys
+
+from gpupool.__main__ import main
+
+if __name__ == "__main__":
+    snapshot, picture = sys.argv[1:]
+    assert main(["plot", snapshot, "-o", picture]) == 0, "the page was not drawn"
+    imported = {"matplotlib", "numpy"} & sys.modules.keys()
+    assert not imported, f"a page imports {imported}"

@@ -1,0 +1,107 @@
+"""gpupool as cuda.core's memory resource: of which pools, for which threads, and what it refuses."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import cuda.core
+import gpupool
+from cuda.core import Device
+from cuda_core_device import device, stream
+from double import MIB, live
+from errors import assert_says, raised
+
+
+def honours_pools():
+    gpupool.cuda_core.enable()
+    scoped, fixed = gpupool.MemPool(), gpupool.MemPool()
+    resource = gpupool.cuda_core.MemoryResource(pool=fixed)
+
+    def assert_live(*expected):
+        found = tuple(pool.stats().live_blocks for pool in (scoped, fixed))
+        assert found == expected, f"the scope's pool and the resource's own have {found} blocks, not {expected}"
+
+    with gpupool.use_mem_pool(scoped):
+        one = device.allocate(1000, stream=stream)
+        other = resource.allocate(1000, stream=stream)
+    assert_live(1, 1)
+    outside = device.allocate(1000, stream=stream)
+    assert_live(1, 1)
+    other.close()
+    assert_live(1, 0)
+    assert resource.device_id == 0, f"its device is {resource.device_id}"
+    assert_says(repr(resource), "pool=gpupool.MemPool(id=(0, 2), device=0)")
+    del one, outside
+
+
+def is_enabled_by_using():
+    pool = gpupool.MemPool()
+    with gpupool.cuda_core.using(pool) as entered:
+        buffer = device.allocate(1000, stream=stream)
+    assert entered is pool, f"the block has {entered}"
+    assert pool.stats().live_blocks == 1, "the buffer is not the pool's"
+    buffer.close()
+
+
+def is_enabled_by_each_thread_as_an_initializer_does():
+    gpupool.cuda_core.enable()
+
+    def resource(_):
+        return Device(0).memory_resource
+
+    def work(number):
+        Device(0).set_current()
+        buffers = [Device(0).allocate(1000 + number, stream=stream) for _ in range(100)]
+        return len({int(buffer.handle) for buffer in buffers})
+
+    with ThreadPoolExecutor(16, initializer=gpupool.cuda_core.enable) as executor:
+        assert set(executor.map(resource, range(64))) == {device.memory_resource}, "threads have other resources"
+        assert set(executor.map(work, range(64))) == {100}, "buffers of a thread overlap"
+    assert live() == 0, "buffers of threads are alive"
+
+
+def may_be_enabled_and_disabled_again():
+    gpupool.cuda_core.enable()
+    resource = device.memory_resource
+    gpupool.cuda_core.enable()
+    gpupool.cuda_core.enable(0)
+    gpupool.cuda_core.enable(device)
+    assert device.memory_resource is resource, "enabling again makes another resource"
+    gpupool.cuda_core.enable(1)
+    assert Device(1).memory_resource.device_id == 1, "device 1 has a resource of another device"
+    buffer = device.allocate(1000, stream=stream)
+
+    made = []
+
+    class Own(type(resource)):
+        """cuda.core's own; the double has no memory pools of the driver's."""
+
+        def __init__(self, device):
+            made.append(device)
+            super().__init__(device)
+
+    cuda.core.DeviceMemoryResource = Own
+    gpupool.cuda_core.disable()
+    gpupool.cuda_core.disable()
+    assert made == [device], f"cuda.core's own was made for {made}"
+    assert type(device.memory_resource) is Own, "disabled, the device has not cuda.core's own"
+    other = Device(1).memory_resource
+    assert (other.device_id, type(other) is Own) == (1, False), "device 1 was disabled with device 0"
+    buffer.close()
+    assert live() == 0, "a buffer from before is alive"
+
+
+def refuses_what_cannot_be():
+    gpupool.cuda_core.enable()
+    raised(gpupool.OutOfMemory, device.allocate, 65 * MIB, stream=stream)
+    elsewhere = gpupool.cuda_core.MemoryResource(1)
+    error = raised(gpupool.InvalidValue, elsewhere.allocate, 100, stream=stream)
+    assert_says(error, "memory of device 1")
+    error = raised(gpupool.InvalidValue, gpupool.cuda_core.MemoryResource, 1, gpupool.MemPool(device=0))
+    assert_says(error, "has no memory of device 1")
+    assert live() == 0, "a refusal left memory"
+    found = gpupool.cuda_core.MemoryResource(pool=gpupool.MemPool(device=1)).device_id
+    assert found == 1, f"the resource of a pool of device 1 is of device {found}"
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

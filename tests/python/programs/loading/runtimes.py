@@ -1,0 +1,26 @@
+"""Which runtime is chosen, and why one that is asked for cannot be had."""
+
+import sys
+
+import gpupool
+from errors import assert_says, raised
+
+
+def is_chosen(name):
+    chosen = gpupool.runtime()
+    assert chosen == name, f"the runtime is {chosen}, not {name}"
+    # A stream is the first thing that needs a device of it.
+    gpupool.Stream()
+
+
+def cannot_be_had(start, *said):
+    """Check that the error starts so, and says all this."""
+    message = str(raised(gpupool.RuntimeUnavailable, gpupool.runtime))
+    assert message.startswith(start), message
+    assert_says(message, *said)
+    of_a_stream = str(raised(gpupool.RuntimeUnavailable, gpupool.Stream))
+    assert of_a_stream == message, f"a stream is refused otherwise: {of_a_stream}"
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

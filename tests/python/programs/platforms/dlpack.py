@@ -1,0 +1,115 @@
+"""The order of streams between a buffer and its DLPack consumers, as the array API has them.
+
+A consumer asks on a stream of its own, and lets go whenever it likes.
+"""
+
+import ctypes
+import sys
+
+import gpupool
+from double import MIB, calls, driver, error_of
+from waiting import in_thread
+
+driver.cuCtxSetCurrent.argtypes = driver.cuStreamDestroy_v2.argtypes = [ctypes.c_void_p]
+
+
+class Producer:
+    """A buffer on a stream, and how often the driver was asked for order since it was there."""
+
+    def __init__(self):
+        self.stream = gpupool.Stream()
+        self.buffer = gpupool.empty(MIB, self.stream)
+        self.waits, self.records = calls("cuStreamWaitEvent"), calls("cuEventRecord")
+
+    def assert_ordered(self, waits, records, waiting_blocks):
+        found = calls("cuStreamWaitEvent") - self.waits, calls("cuEventRecord") - self.records
+        assert found == (waits, records), f"waits and events: {found}, not {(waits, records)}"
+        found = gpupool.memory_stats().waiting_blocks
+        assert found == waiting_blocks, f"{found} blocks wait, not {waiting_blocks}"
+
+
+def foreign_stream():
+    """Return the address of a stream that gpupool did not make."""
+    context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    driver.cuCtxSetCurrent(context)
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0, "the double made no stream"
+    return stream.value
+
+
+def assert_nothing_is_left():
+    gpupool.empty_cache()
+    stats = gpupool.memory_stats()
+    assert (stats.waiting_blocks, stats.live_blocks) == (0, 0), f"blocks are left: {stats}"
+
+
+def a_consumer_waits_for_the_producer_and_the_memory_for_the_consumer():
+    producer, other = Producer(), gpupool.Stream()
+    share = producer.buffer.__dlpack__(stream=other.ptr)
+    producer.assert_ordered(1, 1, waiting_blocks=0)
+    del share, producer.buffer
+    producer.assert_ordered(1, 2, waiting_blocks=1)
+    assert_nothing_is_left()
+
+
+def nothing_waits(consumer):
+    """Have a consumer on the same stream, or one that sees to the order itself."""
+    producer = Producer()
+    share = producer.buffer.__dlpack__(stream={"same": producer.stream.ptr, "none": -1}[consumer])
+    del share, producer.buffer
+    producer.assert_ordered(0, 0, waiting_blocks=0)
+
+
+def a_consumers_stream_may_be_gone_when_the_memory_is_freed():
+    producer, foreign = Producer(), foreign_stream()
+    share = producer.buffer.__dlpack__(stream=foreign, max_version=(1, 0))
+    driver.cuStreamDestroy_v2(foreign)
+    before = calls("cuCtxRecordEvent")
+    del share, producer.buffer
+    producer.assert_ordered(1, 1, waiting_blocks=1)
+    # The work of the whole device stands for the stream's, which the double would complain of.
+    assert calls("cuCtxRecordEvent") - before == 1, "the memory waits for nothing"
+    assert_nothing_is_left()
+
+
+def a_stream_that_is_recorded_too_may_be_a_consumers():
+    producer, foreign = Producer(), foreign_stream()
+    producer.buffer.record_stream(foreign)
+    shares = [producer.buffer.__dlpack__(stream=foreign) for _ in range(3)]
+    driver.cuStreamDestroy_v2(foreign)
+    del shares, producer.buffer
+    found = gpupool.memory_stats().waiting_blocks
+    assert found == 1, f"{found} blocks wait, not 1"
+
+
+def a_default_stream_is_a_consumer_like_others(stream):
+    producer = Producer()
+    share = producer.buffer.__dlpack__(stream={"none": None, "legacy": 1, "per-thread": 2}[stream])
+    del share, producer.buffer
+    producer.assert_ordered(1, 2, waiting_blocks=1)
+
+
+def the_threads_own_stream_is_not_another_threads():
+    producer = Producer()
+    share = [producer.buffer.__dlpack__(stream=2)]
+    del producer.buffer
+    before = calls("cuCtxRecordEvent")
+    in_thread(share.clear)
+    producer.assert_ordered(1, 1, waiting_blocks=1)
+    assert calls("cuCtxRecordEvent") - before == 1, "the memory waits for another thread's stream"
+
+
+def a_stream_of_another_device_is_refused():
+    producer, other = Producer(), gpupool.Stream(1)
+    error = error_of(producer.buffer.__dlpack__, stream=other.ptr).split(";")[0]
+    assert error.startswith("InvalidValue stream 0x"), error
+    assert error.endswith("belongs to device 1, not to device 0"), error
+    error = error_of(producer.buffer.__dlpack__, stream=0).split(":")[0]
+    assert error == "InvalidValue stream=0 is no stream in DLPack", error
+    producer.buffer.free()
+    found = gpupool.memory_stats().waiting_blocks
+    assert found == 0, f"{found} blocks wait for a consumer that was refused"
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
