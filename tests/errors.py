@@ -21,3 +21,8 @@ def assert_says(error: BaseException | str, *said: str) -> None:
     """Check that an error says all this."""
     for text in said:
         assert text in str(error), f"the error does not say {text!r}: {error}"
+
+
+def assert_starts(error: BaseException | str, start: str) -> None:
+    """Check that an error starts so."""
+    assert str(error).startswith(start), f"the error does not start with {start!r}: {error}"

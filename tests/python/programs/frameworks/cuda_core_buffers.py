@@ -40,7 +40,8 @@ def say_that_they_are_device_memory():
         assert told == (True, False, False, 0), f"{one} tells {told}"
     # 2 is DLPack's number for CUDA.
     assert buffer.__dlpack_device__() == (2, 0), f"DLPack is told {buffer.__dlpack_device__()}"
-    assert repr(resource) == "gpupool.cuda_core.MemoryResource(device=0, pool=None)", repr(resource)
+    expected = "gpupool.cuda_core.MemoryResource(device=0, pool=None)"
+    assert repr(resource) == expected, f"the resource is shown as {resource!r}"
 
 
 def are_freed_in_the_order_of_the_stream_that_closes_them():

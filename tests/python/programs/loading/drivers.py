@@ -4,7 +4,7 @@ import sys
 import threading
 
 import gpupool
-from errors import assert_says, raised
+from errors import assert_says, assert_starts, raised
 from gpupool import _native
 
 MIB = 1 << 20
@@ -25,18 +25,19 @@ def gives_none(name, start, *said):
     """Check that the error starts so, and says all this."""
     message = refusal(name)
     # Names are quoted one way or the other.
-    assert message.replace('"', "'").startswith(start), message
+    assert_starts(message.replace('"', "'"), start)
     assert_says(message, *said)
 
 
 def gives_none_and_ends_with(name, end):
     message = refusal(name)
-    assert message.endswith(end), message
+    assert message.endswith(end), f"the error does not end with {end!r}: {message}"
 
 
 def gives_none_of_a_device_that_is_not_there():
     message = refusal("cusparse", device=1)
-    assert message == "InvalidValue there is no device 1: this process sees 1, numbered from 0", message
+    expected = "InvalidValue there is no device 1: this process sees 1, numbered from 0"
+    assert message == expected, f"a device that is not there: {message}"
 
 
 def gives_handles_of_each_device():
@@ -54,15 +55,15 @@ def gives_handles_of_each_device():
     assert gpupool.current_device() == 0, "the scope's device stayed current"
     threading.Thread(target=pool.handle).start()
     message = refusal("cusparse", stream=stream, device=0)
-    assert message.startswith("InvalidValue "), message
-    assert "belongs to device 1" in message, message
+    assert_starts(message, "InvalidValue ")
+    assert_says(message, "belongs to device 1")
     assert (pool.available, pool.version) == (True, (1, 2, 3)), "the library is not told as it is"
 
 
 def refuses_a_stream_that_it_does_not_know():
     message = refusal("cusparse", stream=gpupool.Stream(1).ptr)
     expected = "LibraryError cuda: cuStreamGetCtx failed with CUDA_ERROR_CONTEXT_IS_DESTROYED (709)"
-    assert message == expected, message
+    assert message == expected, f"a stream that the driver does not know: {message}"
 
 
 def is_asked_what_its_pool_has():

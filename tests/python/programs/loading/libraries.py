@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import gpupool
-from errors import assert_says, raised
+from errors import assert_says, assert_starts, raised
 
 
 def not_found(name):
@@ -33,7 +33,7 @@ def is_of_version(name, version):
 def is_refused(name, *said):
     """Find no library, and say all this in the error."""
     message = str(not_found(name))
-    assert message.startswith(f"{name} was not found."), message
+    assert_starts(message, f"{name} was not found.")
     assert_says(message, *said)
 
 
@@ -41,7 +41,7 @@ def is_tried_only_as(name, said):
     """Find no library, and say that only this was tried."""
     message = str(not_found(name))
     assert message.count("tried") == 1, f"more than one place was tried: {message}"
-    assert f"tried {said}" in message, message
+    assert_says(message, f"tried {said}")
 
 
 def is_never_tried_as(name, pattern):
@@ -63,7 +63,7 @@ def is_too_old_as_loaded(name, file, symbol):
     """Take a copy that the process has also if it cannot be used."""
     ctypes.CDLL(file)
     message = str(not_found(name))
-    assert f"{file} (already loaded): lacks the symbol {symbol}, so it is too old" in message, message
+    assert_says(message, f"{file} (already loaded): lacks the symbol {symbol}, so it is too old")
 
 
 def is_found_once_it_is_installed(name, template, target):
@@ -113,7 +113,7 @@ def gives_no_handle_without_a_gpu(*said):
     """Say in the error why."""
     message = str(raised(gpupool.RuntimeUnavailable, gpupool.cudnn.handle))
     start = "the cuda runtime is unavailable: no NVIDIA driver was found (libcuda.so.1: "
-    assert message.startswith(start), message
+    assert_starts(message, start)
     assert_says(message, *said)
 
 

@@ -3,7 +3,7 @@
 import sys
 
 import gpupool
-from errors import assert_says, raised
+from errors import assert_says, assert_starts, raised
 
 
 def is_chosen(name):
@@ -16,7 +16,7 @@ def is_chosen(name):
 def cannot_be_had(start, *said):
     """Check that the error starts so, and says all this."""
     message = str(raised(gpupool.RuntimeUnavailable, gpupool.runtime))
-    assert message.startswith(start), message
+    assert_starts(message, start)
     assert_says(message, *said)
     of_a_stream = str(raised(gpupool.RuntimeUnavailable, gpupool.Stream))
     assert of_a_stream == message, f"a stream is refused otherwise: {of_a_stream}"

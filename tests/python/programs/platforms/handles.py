@@ -74,7 +74,8 @@ def a_stream_of_another_device_is_refused():
     error = error_of(pool.handle, stream, device=0)
     assert "belongs to device 1, not to device 0" in error, f"the devices are not named: {error}"
     error = error_of(pool.handle, device=2)
-    assert error == "InvalidValue there is no device 2: this process sees 2, numbered from 0", error
+    expected = "InvalidValue there is no device 2: this process sees 2, numbered from 0"
+    assert error == expected, f"a device that is not there: {error}"
     assert (pool.handle(stream.ptr), pool.stats(1).created) == (1, 1), "the stream's address did not lead to device 1"
 
 

@@ -4,7 +4,7 @@ import sys
 
 import gpupool
 from double import calls, error_of, fail
-from errors import assert_says, raised
+from errors import assert_says, assert_starts, raised
 from library_double import LibraryDouble
 
 
@@ -17,13 +17,13 @@ def is_itself():
 def gives_no_handle(start, *said):
     """Check that the error starts so, and says all this."""
     message = error_of(gpupool.miopen.handle)
-    assert message.startswith(start), message
+    assert_starts(message, start)
     assert_says(message, *said)
 
 
 def is_missing(*said):
     message = error_of(gpupool.miopen.handle)
-    assert message.startswith("LibraryNotFound miopen was not found."), message
+    assert_starts(message, "LibraryNotFound miopen was not found.")
     assert_says(message, *said)
     assert "CUDA" not in message, f"it is about CUDA: {message}"
 
@@ -39,7 +39,7 @@ def nvidias_library_gives_no_handle_on_an_amd_gpu():
     assert not gpupool.cublas.available, "it is available"
     message = error_of(gpupool.cublas.handle)
     start = "RuntimeUnavailable the cuda runtime is unavailable: this process uses runtime hip"
-    assert message.startswith(start), message
+    assert_starts(message, start)
 
 
 def the_stream_is_asked_for_and_set_only_if_it_differs():
