@@ -31,8 +31,9 @@ impl Lease {
     }
 
     /// The handle that this thread gave back last, if that last ran on this stream and no request waits for one, for a lease
-    /// from now on. It is not a lease yet: a handle is returned in a register.
-    #[inline]
+    /// from now on. It is not a lease yet, and not inlined, so that the handle is returned in a register and the lease is made
+    /// where the caller wants it.
+    #[inline(never)]
     pub(super) fn take_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let state = process::state();
         if state.is_forked() || pool.is_closed() {
