@@ -13,7 +13,7 @@ use super::device_pool::DevicePool;
 use super::lease::Lease;
 use super::pool::{BUILT_IN, Pool};
 use super::pools;
-use super::request::{self, Attempt};
+use super::request::{self, Attempt, Claim};
 use super::stats::HandleStats;
 use super::window::{self, Handle};
 use crate::error::{Error, Result};
@@ -136,15 +136,34 @@ impl HandlePool {
     /// `ErrorKind::Forked`.
     #[inline]
     pub fn handle(&self, stream: &Stream) -> Result<Handle> {
-        self.try_handle(stream)?.finish(None)
+        match self.held(stream) {
+            Some(held) => held,
+            None => self.serve(stream, None),
+        }
     }
 
     /// [`HandlePool::handle`] as far as it can be served without a wait.
+    #[cfg(feature = "python")]
     #[inline]
     pub(crate) fn try_handle<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Handle>> {
         match self.held(stream) {
             Some(held) => held.map(Attempt::Ready),
-            None => request::begin(self.0, self.require_usable()?, stream),
+            None => self.begin(stream),
+        }
+    }
+
+    /// Begins the miss path of a request.
+    #[cold]
+    fn begin<'s, T: Claim>(&self, stream: &'s Stream) -> Result<Attempt<'s, T>> {
+        request::begin(self.0, self.require_usable()?, stream)
+    }
+
+    /// The miss path of a request for a caller that may wait.
+    #[cold]
+    fn serve<T: Claim>(&self, stream: &Stream, timeout: Option<Duration>) -> Result<T> {
+        match self.begin(stream)? {
+            Attempt::Ready(ready) => Ok(ready),
+            Attempt::Unfinished(unfinished) => unfinished.finish(timeout),
         }
     }
 
@@ -175,7 +194,10 @@ impl HandlePool {
     /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if all that there may be are in use for so long.
     #[inline]
     pub fn lease(&self, stream: &Stream) -> Result<Lease> {
-        self.try_lease(stream)?.finish(None)
+        match Lease::take_own(self.0, stream) {
+            Some(own) => own.map(|pooled| Lease::new(self.0, stream.device(), pooled)),
+            None => self.serve(stream, None),
+        }
     }
 
     /// [`HandlePool::lease`] that waits at most so long.
@@ -184,15 +206,19 @@ impl HandlePool {
     /// As [`HandlePool::lease`].
     #[inline]
     pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
-        self.try_lease(stream)?.finish(Some(timeout))
+        match Lease::take_own(self.0, stream) {
+            Some(own) => own.map(|pooled| Lease::new(self.0, stream.device(), pooled)),
+            None => self.serve(stream, Some(timeout)),
+        }
     }
 
     /// [`HandlePool::lease`] as far as it can be served without a wait.
+    #[cfg(feature = "python")]
     #[inline]
     pub(crate) fn try_lease<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Lease>> {
-        match Lease::of_own(self.0, stream) {
-            Some(own) => own.map(Attempt::Ready),
-            None => request::begin(self.0, self.require_usable()?, stream),
+        match Lease::take_own(self.0, stream) {
+            Some(own) => own.map(|pooled| Attempt::Ready(Lease::new(self.0, stream.device(), pooled))),
+            None => self.begin(stream),
         }
     }
 

@@ -26,9 +26,15 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of the handle that this thread gave back last, if that last ran on this stream and no request waits for one.
-    #[inline]
-    pub(super) fn of_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Self>> {
+    pub(super) const fn new(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Self {
+        Self { pool, device, pooled: Some(pooled) }
+    }
+
+    /// The handle that this thread gave back last, if that last ran on this stream and no request waits for one, for a lease
+    /// from now on. It is not a lease yet, and not inlined, so that the handle is returned in a register and the lease is made
+    /// where the caller wants it.
+    #[inline(never)]
+    pub(super) fn take_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let state = process::state();
         if state.is_forked() || pool.is_closed() {
             return None;
@@ -36,15 +42,13 @@ impl Lease {
         let device = stream.device();
         let on_device = pool.devices().get(device.ordinal())?;
         let pooled = on_device.take_own(stream.raw())?;
-        let ready = pool.make_ready(on_device, pooled, stream);
-        Some(ready.map(|pooled| {
+        Some(pool.make_ready(on_device, pooled, stream).inspect(|pooled| {
             pooled.hold(Holder::lease());
             pooled.count_hit();
-            on_device.begin_use(&pooled);
+            on_device.begin_use(pooled);
             if state.is_recorded() {
                 events::note(pool.library, device, HandleAction::Take, &pooled.handle);
             }
-            Self { pool, device, pooled: Some(pooled) }
         }))
     }
 
@@ -72,7 +76,7 @@ impl Claim for Lease {
     fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self> {
         pooled.hold(Holder::lease());
         events::note(pool.library, device, HandleAction::Take, &pooled.handle);
-        Ok(Self { pool, device, pooled: Some(pooled) })
+        Ok(Self::new(pool, device, pooled))
     }
 }
 

@@ -140,7 +140,7 @@ impl Pool {
 
     /// Sets back what the former owner of an idle handle may have changed, and sets the stream. If that is refused the handle
     /// lies idle again.
-    #[inline]
+    #[inline(always)]
     pub(super) fn make_ready(
         &self,
         on_device: &DevicePool,
@@ -154,7 +154,7 @@ impl Pool {
     }
 
     /// Sets where a handle takes memory from, and its stream. If that is refused the handle lies idle.
-    #[inline]
+    #[inline(always)]
     pub(super) fn set_up(
         &self,
         on_device: &DevicePool,

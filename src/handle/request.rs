@@ -41,17 +41,6 @@ pub(crate) enum Attempt<'s, T> {
     Unfinished(Unfinished<'s, T>),
 }
 
-impl<T: Claim> Attempt<'_, T> {
-    /// What was asked for, now or once it could be had. A timeout limits how long the request waits for its turn.
-    #[inline]
-    pub(crate) fn finish(self, timeout: Option<Duration>) -> Result<T> {
-        match self {
-            Self::Ready(ready) => Ok(ready),
-            Self::Unfinished(unfinished) => unfinished.finish(timeout),
-        }
-    }
-}
-
 /// A request with the search behind it. One that is dropped gives back what it found.
 #[must_use = "the request is given up when this is dropped"]
 pub(crate) struct Unfinished<'s, T> {
@@ -80,7 +69,6 @@ impl<T> Drop for Unfinished<'_, T> {
 
 /// Begins a request: searches the idle handles, best for one that last ran on the stream, and makes ready what it finds if
 /// that takes no longer than a hit.
-#[cold]
 pub(super) fn begin<'s, T: Claim>(
     pool: &'static Pool,
     runtime: &'static dyn Runtime,
