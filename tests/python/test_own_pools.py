@@ -4,6 +4,7 @@ import ctypes
 
 import gpupool
 import pytest
+from running import run_program
 
 
 def test_python_callables(make_pool):
@@ -180,26 +181,10 @@ def test_a_pool_describes_itself(make_pool):
     assert gpupool.host.version == (1, 0, 0)
 
 
-def test_pools_made_in_a_loop_end_in_unavailable(run_python):
-    done = run_python(
-        "import gpupool\n"
-        "try:\n"
-        "    for _ in range(300):\n"
-        "        gpupool.HandlePool('loop', lambda: 1, lambda handle: None)\n"
-        "except gpupool.Unavailable as error:\n"
-        "    print(isinstance(error, ValueError), error)\n"
-    )
-    assert done.stdout.startswith("False a process can have 256 handle pools"), done.stderr
+def test_pools_made_in_a_loop_end_in_unavailable():
+    run_program("process/limits.py", "of_pools")
 
 
-def test_a_thread_that_does_not_start_is_unavailable(run_python):
+def test_a_thread_that_does_not_start_is_unavailable():
     # No system has so large a stack for a thread.
-    done = run_python(
-        "import gpupool\n"
-        "try:\n"
-        "    gpupool.host.warm(1, background=True)\n"
-        "except gpupool.Unavailable as error:\n"
-        "    print(error)\n",
-        RUST_MIN_STACK=str(1 << 60),
-    )
-    assert done.stdout.startswith("no thread could be started to warm the host pool"), (done.stdout, done.stderr)
+    run_program("process/limits.py", "of_threads", RUST_MIN_STACK=str(1 << 60))
