@@ -69,7 +69,7 @@ fn its_handles_take_it_and_give_it_back() {
     assert_eq!(unsafe { (handler.device_alloc)(handler.context, &mut address, 1 << 20, raw) }, 0);
     assert!(!address.is_null());
     assert_eq!(mem_pool.stats().unwrap().live_bytes, 1 << 20);
-    // SAFETY: as above; there is not so much memory.
+    // SAFETY: the context is the handler's own, and the place is one for a pointer.
     assert_ne!(unsafe { (handler.device_alloc)(handler.context, &mut ptr::null_mut(), 1 << 60, raw) }, 0);
 
     pool.set_mem_pool(device(0), None).unwrap();
@@ -78,7 +78,7 @@ fn its_handles_take_it_and_give_it_back() {
     assert_eq!(unsafe { (handler.device_free)(handler.context, address, 1 << 20, raw) }, 0);
     assert_eq!(mem_pool.stats().unwrap().live_bytes, 0);
     // Without a pool it is the driver's, which the pool's owner does not see.
-    // SAFETY: as above.
+    // SAFETY: the context is the handler's own, the place is one for a pointer, and the memory is used no more.
     unsafe {
         assert_eq!((handler.device_alloc)(handler.context, &mut address, 1 << 20, raw), 0);
         assert_eq!((handler.device_free)(handler.context, address, 1 << 20, raw), 0);

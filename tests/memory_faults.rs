@@ -109,7 +109,7 @@ impl Held {
     /// The buffer, which nobody wrote to meanwhile.
     fn take(self) -> DeviceBuffer {
         for end in self.ends() {
-            // SAFETY: as in `write`.
+            // SAFETY: both are inside the block, which has bytes behind it.
             let found = self.mark.map(|_| unsafe { end.read_volatile() });
             assert_eq!(found, self.mark, "somebody else wrote to a block at {:#x}", self.buffer.address());
         }

@@ -188,7 +188,7 @@ fn write(address: u64, value: u64) {
 }
 
 fn read(address: u64) -> u64 {
-    // SAFETY: as in `write`.
+    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
     unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
 }
 

@@ -168,7 +168,7 @@ fn each_stream_has_its_part_and_the_largest_comes_first() {
     assert!(live.contains(&(small.raw().address(), false, MIB)));
     assert_eq!(live.iter().filter(|(_, is_feed, _)| *is_feed).map(|(_, _, live)| *live).sum::<u64>(), 2 * MIB);
     drop((first, second, other));
-    // SAFETY: as above, and nothing uses the memory.
+    // SAFETY: called as a pluggable allocator is, for memory of `malloc`'s that nothing uses.
     unsafe { free(fed, 2 * MIB as isize, 0, std::ptr::null_mut()) };
     assert_eq!(pool_of(&summary(), pool.id()).stats.live_bytes, 0);
 }

@@ -155,11 +155,11 @@ fn another_that_an_owner_set_is_gone_at_the_next() {
     let lease = pool.0.lease(&stream).unwrap();
     // SAFETY: the lease is alive.
     let right = unsafe { workspace_of(lease.as_ptr()) };
-    // SAFETY: as above.
+    // SAFETY: the lease is alive.
     unsafe { set_workspace_of(lease.as_ptr(), 256) };
     drop(lease);
     let lease = pool.0.lease(&stream).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the lease is alive.
     assert_eq!(unsafe { workspace_of(lease.as_ptr()) }, right);
 }
 
