@@ -68,7 +68,7 @@ pub struct Kernels {
 
 // SAFETY: functions of a loaded module may be launched from any thread, and the module is never unloaded.
 unsafe impl Send for Kernels {}
-// SAFETY: as above.
+// SAFETY: launching takes a function by its address and changes nothing of it, so threads may share it.
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
