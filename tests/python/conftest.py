@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,9 @@ os.environ["GPUPOOL_HOST_DEVICES"] = "2"
 
 import gpupool
 from gpupool import _native
+
+# `make test &` of a script starts with SIGINT ignored, and the programs that tests interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not hasattr(_native, "host_inject"):
     pytest.exit("gpupool was built without the feature fault-injection; `make .venv/built` builds it for tests", 1)
