@@ -27,7 +27,7 @@ impl LibraryMemory {
         Box::leak(Box::new(Self { device, pool: Mutex::new(None) }))
     }
 
-    /// Returns what a library is given.
+    /// Returns the functions that a library is given, with this as their context.
     pub(crate) fn handler(&'static self) -> DeviceMemHandler {
         c_api::library_handler(self)
     }

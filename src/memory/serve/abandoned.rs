@@ -7,7 +7,7 @@ use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 /// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner.
-/// Returns those that the thread must give up.
+/// Returns the ended caches, which the thread must give up.
 pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static ThreadCache> {
     let serving: Vec<_> = caches.serving().into_iter().filter_map(|cache| Some((cache, cache.service()?))).collect();
     let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();

@@ -2,8 +2,6 @@
 //!
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
-use std::mem;
-
 use log::info;
 
 use super::allocate::Miss;
@@ -139,7 +137,7 @@ impl Climb {
         }))
     }
 
-    /// Returns what cannot be moved into this pool may be given back to the driver, which can then give it here.
+    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.trim_device();
         self.grow(Effort::Device)
@@ -208,7 +206,7 @@ impl Climb {
     }
 
     fn log_end(&mut self) {
-        if let Some(waiting) = mem::take(&mut self.waiting) {
+        if let Some(waiting) = self.waiting.take() {
             let (id, device) = (self.request.pool().id, self.request.memory().device);
             let bytes = self.request.bytes;
             info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
