@@ -11,12 +11,13 @@ use std::fmt;
 pub struct Device(u32);
 
 impl Device {
-    /// The device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at once.
+    /// Makes the device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at
+    /// once.
     pub const fn from_ordinal(ordinal: u32) -> Self {
         Self(ordinal)
     }
 
-    /// The ordinal, for indexing.
+    /// Returns the ordinal, for indexing.
     pub const fn ordinal(self) -> usize {
         self.0 as usize
     }
@@ -46,22 +47,23 @@ impl RawStream {
         Self(address)
     }
 
-    /// The address as a number.
+    /// Returns the address as a number.
     pub const fn address(self) -> usize {
         self.0
     }
 
-    /// The address as the C API takes it.
+    /// Returns the address as the C API takes it.
     pub const fn as_ptr(self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.0)
     }
 
-    /// The stream as every HIP takes it: those before 6.2 know the legacy default stream by the null pointer alone.
+    /// Returns the stream as every HIP takes it: those before 6.2 know the legacy default stream by the null pointer
+    /// alone.
     pub(crate) const fn as_hip_knows_it(self) -> Self {
         if self.0 == 1 { Self::LEGACY } else { self }
     }
 
-    /// Whether this is one of the default streams, which name a stream of the current device.
+    /// Returns whether this is one of the default streams, which name a stream of the current device.
     pub const fn is_default(self) -> bool {
         self.0 <= 2
     }

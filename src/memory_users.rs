@@ -24,7 +24,7 @@ pub(crate) fn add(user: MemoryUser) {
     lock(&USERS).push(user);
 }
 
-/// A copy, so that no lock is held while one is asked.
+/// Returns a copy, so that no lock is held while one is asked.
 fn users() -> Vec<MemoryUser> {
     lock(&USERS).clone()
 }

@@ -24,19 +24,19 @@ static STATE: AtomicU8 = AtomicU8::new(0);
 pub(crate) struct ProcessState(u8);
 
 impl ProcessState {
-    /// Whether nothing is out of the ordinary.
+    /// Returns whether nothing is out of the ordinary.
     #[inline]
     pub(crate) const fn is_plain(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether this is the forked child of a process that had used a GPU.
+    /// Returns whether this is the forked child of a process that had used a GPU.
     #[inline]
     pub(crate) const fn is_forked(self) -> bool {
         self.0 & FORKED != 0
     }
 
-    /// Whether there is a recording of what is done; see [`crate::observe::recording`].
+    /// Returns whether there is a recording of what is done; see [`crate::observe::recording`].
     #[inline]
     pub(crate) const fn is_recorded(self) -> bool {
         self.0 & RECORDED != 0
@@ -73,7 +73,7 @@ pub(crate) fn set_recorded(is_recorded: bool) {
     }
 }
 
-/// Whether this process is such a child.
+/// Returns whether this process is such a child.
 #[inline]
 pub(crate) fn is_forked() -> bool {
     state().is_forked()
@@ -85,7 +85,7 @@ pub(crate) fn refuse_forked() -> Result<()> {
     if is_forked() { Err(forked()) } else { Ok(()) }
 }
 
-/// The error of a forked child. Apart, to keep its making out of the paths that check.
+/// Returns the error of a forked child. Apart, to keep its making out of the paths that check.
 #[cold]
 fn forked() -> Error {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);

@@ -63,7 +63,7 @@ impl Recording {
         Self::default()
     }
 
-    /// Whether to keep events, or only the call stacks of what is live.
+    /// Sets whether to keep events, or only the call stacks of what is live.
     pub fn events(mut self, events: bool) -> Self {
         self.has_events = events;
         self
@@ -75,13 +75,13 @@ impl Recording {
         self
     }
 
-    /// How many of the newest events to keep of memory, and as many of handles.
+    /// Sets how many of the newest events to keep of memory, and as many of handles.
     pub fn max_entries(mut self, max_entries: usize) -> Self {
         self.max_entries = max_entries;
         self
     }
 
-    /// Whether to forget what an earlier recording wrote.
+    /// Sets whether to forget what an earlier recording wrote.
     pub fn clear_history(mut self, clear: bool) -> Self {
         self.clears = clear;
         self

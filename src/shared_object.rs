@@ -23,7 +23,7 @@ pub(crate) fn open(file: &Path, flags: i32) -> Result<Library, String> {
     opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
-/// The first of these symbols that the library lacks.
+/// Returns the first of these symbols that the library lacks.
 pub(crate) fn missing_symbol(library: &Library, symbols: &[&'static CStr]) -> Option<&'static CStr> {
     let is_missing = |symbol: &CStr| {
         // SAFETY: the symbol is only looked up here, not called.

@@ -20,12 +20,12 @@ pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
     }
 }
 
-/// The folders that these environment variables name.
+/// Returns the folders that these environment variables name.
 pub(crate) fn variables<const N: usize>(names: [&str; N]) -> impl Iterator<Item = PathBuf> {
     names.map(std::env::var_os).into_iter().flatten().map(PathBuf::from)
 }
 
-/// The folders given, then those of the environment that the process was started in.
+/// Returns the folders given, then those of the environment that the process was started in.
 pub(crate) fn all() -> Vec<PathBuf> {
     let mut folders = lock(&SITE_PACKAGES).clone();
     for environment in variables(["VIRTUAL_ENV", "CONDA_PREFIX"]) {
@@ -39,8 +39,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     folders
 }
 
-/// The folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in `*`: the
-/// wheels of ROCm carry the GPU family they are for in the name of their package.
+/// Returns the folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in
+/// `*`: the wheels of ROCm carry the GPU family they are for in the name of their package.
 pub(crate) fn below(folder: &str) -> Vec<PathBuf> {
     let (first, rest) = folder.split_once('/').unwrap_or((folder, ""));
     let roots = all().into_iter();

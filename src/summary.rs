@@ -66,7 +66,7 @@ fn memory_info(device: Device) -> Result<MemoryInfo> {
     runtime::memory_info(device)
 }
 
-/// The devices whose memory this process has used, or on which it has made handles. It asks no driver.
+/// Returns the devices whose memory this process has used, or on which it has made handles. It asks no driver.
 ///
 /// # Errors
 /// `ErrorKind::Forked`.

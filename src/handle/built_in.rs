@@ -10,11 +10,12 @@ use crate::runtime::Stream;
 
 /// A library whose pool is found by its type: `gpupool::handle::<Cudnn>(&stream)`.
 pub trait Pooled {
-    /// The process's pool of this library's handles.
+    /// Returns the process's pool of this library's handles.
     fn pool() -> HandlePool;
 }
 
-/// The calling thread's handle of a library on the stream's device, with the stream set; see [`HandlePool::handle`].
+/// Returns the calling thread's handle of a library on the stream's device, with the stream set; see
+/// [`HandlePool::handle`].
 ///
 /// ```no_run
 /// use gpupool::{Cublas, Stream};
@@ -32,7 +33,7 @@ pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
     L::pool().handle(stream)
 }
 
-/// A handle of a library for a scope, on the stream's device, with the stream set; see [`HandlePool::lease`].
+/// Returns a handle of a library for a scope, on the stream's device, with the stream set; see [`HandlePool::lease`].
 ///
 /// ```no_run
 /// use gpupool::{Cusolver, Stream};

@@ -90,7 +90,7 @@ pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, devic
     Prepared::new(runtime, device)?.create(library)
 }
 
-/// Whether destroying this library's handles now would spoil a capture that is known of.
+/// Returns whether destroying this library's handles now would spoil a capture that is known of.
 pub(super) fn would_spoil_a_capture(
     runtime: &'static dyn Runtime,
     library: &dyn Library,
@@ -99,8 +99,8 @@ pub(super) fn would_spoil_a_capture(
     Ok(library.synchronizes_on_destroy() && is_known_stream_capturing(runtime, device)?)
 }
 
-/// Whether a refused creation is likely for want of memory: the library says so, or says "not initialized" while less
-/// is free than a handle takes.
+/// Returns whether a refused creation is likely for want of memory: the library says so, or says "not initialized"
+/// while less is free than a handle takes.
 pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error: &Error) -> bool {
     let ErrorKind::Library(refused) = error.kind() else { return false };
     match refused.kind {

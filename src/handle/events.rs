@@ -93,7 +93,7 @@ fn write(library: &'static dyn Library, device: Device, action: HandleAction, ha
     RING.note(&OWN, event, recording::most());
 }
 
-/// The recorded events, in order.
+/// Returns the recorded events, in order.
 pub(crate) fn events() -> Vec<HandleEvent> {
     if process::state().is_recorded() && Settings::get().has_events {
         RING.newest(recording::most())

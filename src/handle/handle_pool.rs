@@ -63,7 +63,7 @@ impl HandlePool {
         Self(pool)
     }
 
-    /// A pool for a library that gpupool does not know. Make it once: pools live as long as the process.
+    /// Makes a pool for a library that gpupool does not know. Make it once: pools live as long as the process.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has made 256 pools.
@@ -77,7 +77,7 @@ impl HandlePool {
         Ok(Self(Box::leak(Box::new(Pool::new(id, Box::leak(Box::new(library)))))))
     }
 
-    /// The runtime, with the pool ready to make handles.
+    /// Returns the runtime, with the pool ready to make handles.
     fn require_usable(&self) -> Result<&'static dyn Runtime> {
         let runtime = self.0.require_usable()?;
         self.make_devices(runtime);
@@ -88,12 +88,12 @@ impl HandlePool {
         self.0.make_devices(runtime, || pools::add(self.0));
     }
 
-    /// The library's name.
+    /// Returns the library's name.
     pub fn name(&self) -> &'static str {
         self.0.library.name()
     }
 
-    /// The library's version, if it tells one.
+    /// Returns the library's version, if it tells one.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -101,7 +101,7 @@ impl HandlePool {
         self.0.library.version()
     }
 
-    /// The file that the library was loaded from, if it was loaded from one.
+    /// Returns the file that the library was loaded from, if it was loaded from one.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -109,7 +109,7 @@ impl HandlePool {
         self.0.library.path()
     }
 
-    /// How that file was found: a wheel, the toolkit, ...
+    /// Returns how that file was found: a wheel, the toolkit, ...
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -117,18 +117,18 @@ impl HandlePool {
         self.0.library.origin()
     }
 
-    /// Whether the library has been loaded, as it is when first needed. To ask loads nothing.
+    /// Returns whether the library has been loaded, as it is when first needed. To ask loads nothing.
     pub fn is_loaded(&self) -> bool {
         self.0.library.is_loaded()
     }
 
-    /// Whether handles can be asked for: the library can be loaded and its runtime is the one in use.
+    /// Returns whether handles can be asked for: the library can be loaded and its runtime is the one in use.
     pub fn is_available(&self) -> bool {
         self.require_usable().is_ok() && self.path().is_ok()
     }
 
-    /// The calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture, not before: what
-    /// a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
+    /// Returns the calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture,
+    /// not before: what a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
@@ -158,7 +158,7 @@ impl HandlePool {
         request::begin(self.0, self.require_usable()?, stream)
     }
 
-    /// The miss path of a request for a caller that may wait.
+    /// Serves a request that missed, for a caller that may wait.
     #[cold]
     fn serve<T: Claim>(&self, stream: &Stream, timeout: Option<Duration>) -> Result<T> {
         match self.begin(stream)? {
@@ -167,8 +167,8 @@ impl HandlePool {
         }
     }
 
-    /// The hit path: this thread's handle, if it holds one on the stream's device. All that is rare is left to the miss
-    /// path.
+    /// Returns this thread's handle, if it holds one on the stream's device. All that is rare is left to
+    /// the miss path.
     #[inline]
     fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
         if process::is_forked() || self.0.is_closed() {
@@ -187,8 +187,8 @@ impl HandlePool {
         Some(set.map_err(|error| self.0.refused(stream.device(), error)))
     }
 
-    /// A handle for a scope: its holder's alone until the lease is dropped. With a [limit](HandlePool::set_limit) it waits up to
-    /// 30 s for one.
+    /// Returns a handle for a scope: its holder's alone until the lease is dropped. With a
+    /// [limit](HandlePool::set_limit) it waits up to 30 s for one.
     ///
     /// # Errors
     /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if all that there may be are in use for so long.
@@ -222,7 +222,7 @@ impl HandlePool {
         }
     }
 
-    /// The most handles that there may be on each device, if there is a limit.
+    /// Returns the most handles that there may be on each device, if there is a limit.
     pub fn limit(&self) -> Option<usize> {
         self.0.limit()
     }
@@ -355,7 +355,7 @@ impl HandlePool {
         self.trim(None)
     }
 
-    /// The pool's counts, on one device or summed over all.
+    /// Returns the pool's counts, on one device or summed over all.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for a device that does not exist; `ErrorKind::Forked` in a forked child.

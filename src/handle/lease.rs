@@ -30,9 +30,9 @@ impl Lease {
         Self { pool, device, pooled: Some(pooled) }
     }
 
-    /// The handle that this thread gave back last, if that last ran on this stream and no request waits for one, for a lease
-    /// from now on. It is not a lease yet, and not inlined, so that the handle is returned in a register and the lease is made
-    /// where the caller wants it.
+    /// Returns the handle that this thread gave back last, if that last ran on this stream and no request waits for
+    /// one, for a lease from now on. It is not a lease yet, and not inlined, so that the handle is returned in a
+    /// register and the lease is made where the caller wants it.
     #[inline(never)]
     pub(super) fn take_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let state = process::state();
@@ -52,13 +52,13 @@ impl Lease {
         }))
     }
 
-    /// The handle as the library's C API takes it.
+    /// Returns the handle as the library's C API takes it.
     #[inline]
     pub fn as_ptr(&self) -> *mut c_void {
         self.pooled.as_ref().map_or(std::ptr::null_mut(), |pooled| pooled.handle.as_ptr())
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> Device {
         self.device
     }

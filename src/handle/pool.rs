@@ -55,7 +55,7 @@ impl Pool {
         usize::from(self.id)
     }
 
-    /// Whether this is a pool of gpupool's own, which is never closed.
+    /// Returns whether this is a pool of gpupool's own, which is never closed.
     pub(super) fn is_built_in(&self) -> bool {
         self.id() < BUILT_IN
     }
@@ -70,7 +70,7 @@ impl Pool {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// The runtime, if handles can be asked for.
+    /// Returns the runtime, if handles can be asked for.
     pub(super) fn require_usable(&self) -> Result<&'static dyn Runtime> {
         let runtime = match self.library.runtime() {
             Some(kind) => runtime::require(kind)?,
@@ -94,13 +94,13 @@ impl Pool {
         });
     }
 
-    /// The pool's parts, by the device's ordinal; none before a handle was first asked for.
+    /// Returns the pool's parts, by the device's ordinal; none before a handle was first asked for.
     #[inline]
     pub(super) fn devices(&self) -> &[DevicePool] {
         self.devices.get().map(AsRef::as_ref).unwrap_or_default()
     }
 
-    /// The pool's part for a device.
+    /// Returns the pool's part for a device.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if there is no such device.
@@ -118,12 +118,12 @@ impl Pool {
         self.devices().iter().for_each(|pool| pool.set_limit(limit));
     }
 
-    /// The pool's counts on a device.
+    /// Returns the pool's counts on a device.
     pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
         Ok(self.on(device)?.stats(self.library.workspace_bytes(device)))
     }
 
-    /// The pool's counts, summed over all devices.
+    /// Returns the pool's counts, summed over all devices.
     pub(super) fn total_stats(&self) -> Result<HandleStats> {
         let devices = 0..self.devices().len() as u32;
         devices.map(|ordinal| self.stats(Device::from_ordinal(ordinal))).sum()
@@ -174,7 +174,7 @@ impl Pool {
         self.refused(stream.device(), error)
     }
 
-    /// Whether [`Pool::give_memory`] may have something to do.
+    /// Returns whether [`Pool::give_memory`] may have something to do.
     #[inline]
     pub(super) fn has_memory(&self) -> bool {
         self.has_memory.load(Ordering::Relaxed)

@@ -24,12 +24,12 @@ pub(super) fn add(pool: &'static Pool) {
     pools.insert(place, pool);
 }
 
-/// A copy, so that no lock is held while one is used.
+/// Returns a copy, so that no lock is held while one is used.
 fn all() -> Vec<&'static Pool> {
     lock(&POOLS).clone()
 }
 
-/// The devices on which handles were created. It asks no driver.
+/// Returns the devices on which handles were created. It asks no driver.
 pub(crate) fn devices_in_use() -> Vec<Device> {
     let mut in_use = Vec::new();
     for pool in all() {
@@ -44,7 +44,8 @@ pub(crate) fn reset_peak_stats(device: Device) {
     all().iter().filter_map(|pool| pool.on(device).ok()).for_each(DevicePool::reset_peaks);
 }
 
-/// The counts of every pool that has been used, by name, on one device or summed over all. Pools of one name are one line.
+/// Returns the counts of every pool that has been used, by name, on one device or summed over all. Pools of one name
+/// are one line.
 ///
 /// # Errors
 /// As [`HandlePool::stats`](super::HandlePool::stats).

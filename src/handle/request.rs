@@ -137,7 +137,8 @@ impl<T: Claim> Unfinished<'_, T> {
         }
     }
 
-    /// Whether no work of the handle's former stream can meet the new stream's, after making it wait where it must.
+    /// Returns whether no work of the handle's former stream can meet the new stream's, after making it wait where it
+    /// must.
     fn wait_for_former(&self, pooled: &PooledHandle) -> Result<bool> {
         let wait = |at_all_costs| {
             hand_over::wait_for_former(self.runtime, self.pool.library, pooled, self.stream, at_all_costs)

@@ -27,13 +27,13 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A handle that this thread's window holds.
+    /// Makes a handle that this thread's window holds.
     #[inline]
     pub(super) fn of(pooled: &PooledHandle) -> Self {
         Self { address: pooled.handle.as_non_null(), this_thread: PhantomData }
     }
 
-    /// The handle as the library's C API takes it: a `cudnnHandle_t`, `cublasHandle_t`, ...
+    /// Returns the handle as the library's C API takes it: a `cudnnHandle_t`, `cublasHandle_t`, ...
     #[inline]
     pub const fn as_ptr(self) -> *mut c_void {
         self.address.as_ptr()
@@ -93,7 +93,7 @@ impl Window {
         self.near.get(pool.id())?.slots.get(device.ordinal())
     }
 
-    /// The place of a far handle. Shared, so that the list is free while the place is used.
+    /// Returns the place of a far handle. Shared, so that the list is free while the place is used.
     fn far_slot(&self, pool: &Pool, device: Device) -> Option<Rc<FarSlot>> {
         let far = self.far.try_borrow().ok()?;
         far.iter().find(|slot| slot.pool.id() == pool.id() && slot.device == device).map(Rc::clone)

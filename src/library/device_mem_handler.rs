@@ -26,7 +26,7 @@ pub struct DeviceMemHandler {
 unsafe impl Sync for DeviceMemHandler {}
 
 impl DeviceMemHandler {
-    /// A handler of gpupool's.
+    /// Makes a handler of gpupool's.
     pub(crate) const fn new(
         context: *mut c_void,
         device_alloc: DeviceAllocFn,

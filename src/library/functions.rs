@@ -40,7 +40,7 @@ pub(crate) struct SetStream {
 }
 
 impl Create {
-    /// A function for [`Create::call`].
+    /// Makes a function for [`Create::call`].
     ///
     /// # Safety
     /// On any thread, as long as the process lives, the function writes a live handle to its argument, which is the caller's
@@ -68,7 +68,7 @@ impl Create {
 }
 
 impl Destroy {
-    /// A function for [`Destroy::call`].
+    /// Makes a function for [`Destroy::call`].
     ///
     /// # Safety
     /// On any thread, as long as the process lives, the function ends a live handle of the library that it is used for.
@@ -90,7 +90,7 @@ impl Destroy {
 }
 
 impl SetStream {
-    /// A function for [`SetStream::call`].
+    /// Makes a function for [`SetStream::call`].
     ///
     /// # Safety
     /// On any thread, as long as the process lives, the function sets the stream of a live handle of the library that it is

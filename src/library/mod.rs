@@ -55,7 +55,7 @@ impl RawHandle {
         Self { address: handle, workspaces: None }
     }
 
-    /// The same handle, with workspaces.
+    /// Returns the same handle, with workspaces.
     fn with_workspaces(self, workspaces: HandleWorkspaces) -> Self {
         Self { workspaces: Some(Box::new(workspaces)), ..self }
     }
@@ -65,7 +65,7 @@ impl RawHandle {
         self.address
     }
 
-    /// The handle as the C API takes it.
+    /// Returns the handle as the C API takes it.
     #[inline]
     pub const fn as_ptr(&self) -> *mut c_void {
         self.address.as_ptr()
@@ -116,7 +116,7 @@ impl RawHandle {
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 pub trait Library: Send + Sync {
-    /// The name shown in errors and statistics.
+    /// Returns the name shown in errors and statistics.
     fn name(&self) -> &str;
 
     /// Creates a handle on the current device, which is `device`.
@@ -147,7 +147,7 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Whether [`set_memory`](Library::set_memory) does anything.
+    /// Returns whether [`set_memory`](Library::set_memory) does anything.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -164,24 +164,24 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Whether the handle has scratch memory that work under way may still use, so that the next stream has to wait for the
-    /// last one when a handle goes from one owner to the next.
+    /// Returns whether the handle has scratch memory that work under way may still use, so that the next stream has to
+    /// wait for the last one when a handle goes from one owner to the next.
     fn keeps_scratch(&self) -> bool {
         false
     }
 
-    /// The runtime that the handles need; none if any will do.
+    /// Returns the runtime that the handles need; none if any will do.
     fn runtime(&self) -> Option<Kind> {
         None
     }
 
-    /// Whether destroying a handle waits for the whole device, which spoils every capture on it, in any capture mode.
-    /// Then the pool destroys none while it knows of a capture.
+    /// Returns whether destroying a handle waits for the whole device, which spoils every capture on it, in any capture
+    /// mode. Then the pool destroys none while it knows of a capture.
     fn synchronizes_on_destroy(&self) -> bool {
         true
     }
 
-    /// The version, if the library tells one.
+    /// Returns the version, if the library tells one.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -189,7 +189,7 @@ pub trait Library: Send + Sync {
         Ok(None)
     }
 
-    /// The file it was loaded from, if it was loaded from one.
+    /// Returns the file it was loaded from, if it was loaded from one.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -197,7 +197,7 @@ pub trait Library: Send + Sync {
         Ok(None)
     }
 
-    /// How that file was found.
+    /// Returns how that file was found.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
@@ -205,7 +205,7 @@ pub trait Library: Send + Sync {
         Ok(None)
     }
 
-    /// Whether it has been loaded, where it is loaded when first needed.
+    /// Returns whether it has been loaded, where it is loaded when first needed.
     fn is_loaded(&self) -> bool {
         true
     }

@@ -124,7 +124,7 @@ impl Vendor {
         Ok(api)
     }
 
-    /// The stream as the library's platform knows it.
+    /// Returns the stream as the library's platform knows it.
     #[inline]
     fn raw(&self, stream: &Stream) -> RawStream {
         let raw = stream.raw();

@@ -64,7 +64,7 @@ impl Workspaces {
         lock(&self.state).bytes.get(device.ordinal()).copied().unwrap_or(0)
     }
 
-    /// A workspace that is not in use.
+    /// Returns a workspace that is not in use.
     fn obtain(&self, runtime: &'static dyn Runtime, device: Device, bytes: u64) -> Result<Workspace> {
         let is_fit = |spare: &Workspace| spare.device == device && spare.bytes == bytes;
         let spare = {

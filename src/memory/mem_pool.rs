@@ -119,8 +119,8 @@ impl MemPool {
         self.pool().memory.device
     }
 
-    /// How many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was not
-    /// reset and each library that takes memory from it.
+    /// Returns how many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was
+    /// not reset and each library that takes memory from it.
     pub fn use_count(&self) -> u32 {
         self.pool().use_count()
     }

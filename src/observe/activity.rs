@@ -37,7 +37,7 @@ impl Activity {
         Self { _range: Range::new(name, bytes), begun: is_logged.then(Instant::now) }
     }
 
-    /// How long it has taken so far.
+    /// Returns how long it has taken so far.
     pub(crate) fn took(&self) -> Took {
         Took(self.begun.map(|begun| begun.elapsed()))
     }

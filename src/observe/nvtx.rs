@@ -153,7 +153,7 @@ const OFF: u8 = 1;
 const ATTACHING: u8 = 2;
 const ON: u8 = 3;
 
-/// Whether a profiler listens.
+/// Returns whether a profiler listens.
 #[inline]
 fn is_on() -> bool {
     STATE.load(Ordering::Relaxed) != OFF && is_attached()
@@ -207,7 +207,7 @@ fn initialize(path: &OsStr) -> Result<(), String> {
     Ok(())
 }
 
-/// A function of the profiler's, if it has set it.
+/// Returns a function of the profiler's, if it has set it.
 ///
 /// # Safety
 /// `F` is the prototype of the function at this place.

@@ -73,7 +73,7 @@ pub(crate) fn stop() {
     process::set_recorded(false);
 }
 
-/// How many events of a kind are kept.
+/// Returns how many events of a kind are kept.
 #[inline]
 pub(crate) fn most() -> usize {
     MOST.load(Ordering::Relaxed)
@@ -162,13 +162,13 @@ impl Drop for HeldStack {
     }
 }
 
-/// The stack that the thread holds.
+/// Returns the stack that the thread holds.
 #[inline]
 fn held_stack() -> Stack {
     STACK.get().unwrap_or(Stack::NONE)
 }
 
-/// The stack that the thread holds, if this kind of event is to name one.
+/// Returns the stack that the thread holds, if this kind of event is to name one.
 #[inline]
 pub(crate) fn stack_if(is_wanted: bool) -> Stack {
     if is_wanted { held_stack() } else { Stack::NONE }

@@ -117,7 +117,7 @@ impl<T: Timed + Clone> Ring<T> {
         writers.retain(|other| !Arc::ptr_eq(other, writer));
     }
 
-    /// Every event that is kept, in no order, and the time up to which events were forgotten.
+    /// Returns every event that is kept, in no order, and the time up to which events were forgotten.
     fn all(&self) -> (Vec<T>, Option<u64>) {
         let writers = lock(&self.writers);
         // All at once, so that no buffer is handed over between two looks.
@@ -127,7 +127,7 @@ impl<T: Timed + Clone> Ring<T> {
         (events.collect(), full.forgotten)
     }
 
-    /// The newest events, at most so many, in the order of their times.
+    /// Returns the newest events, at most so many, in the order of their times.
     pub(crate) fn newest(&self, most: usize) -> Vec<T> {
         let (mut events, forgotten) = self.all();
         events.retain(|event| forgotten.is_none_or(|forgotten| event.time() > forgotten));

@@ -36,7 +36,8 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
     runtime.device_info(device).map_err(|error| error.on(device))
 }
 
-/// How much of the device's memory is free, and how much there is, in a context that this makes if there is none.
+/// Returns how much of the device's memory is free, and how much there is, in a context that this makes if there is
+/// none.
 ///
 /// # Errors
 /// As [`device_info`].
@@ -46,13 +47,13 @@ pub(crate) fn memory_info(device: Device) -> Result<MemoryInfo> {
     runtime.memory_info().map_err(|error| error.on(device))
 }
 
-/// A string that a driver wrote into a buffer, up to its final zero.
+/// Returns a string that a driver wrote into a buffer, up to its final zero.
 pub(super) fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).into_owned()
 }
 
-/// The bytes of a UUID as they are written, without a prefix.
+/// Returns the bytes of a UUID as they are written, without a prefix.
 pub(super) fn uuid_text(bytes: [u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (index, byte) in bytes.into_iter().enumerate() {

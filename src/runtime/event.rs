@@ -17,7 +17,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A new event on the device.
+    /// Makes an event on the device.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -71,7 +71,7 @@ impl Event {
         unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device))
     }
 
-    /// Whether the recorded work is done; true where nothing was recorded.
+    /// Returns whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Errors
     /// `ErrorKind::Library`, also for an error of the recorded work.

@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name as in `GPUPOOL_RUNTIME`.
+    /// Returns the name as in `GPUPOOL_RUNTIME`.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Cuda => "cuda",
@@ -88,7 +88,7 @@ pub struct Context(usize);
 pub struct Extent(pub(super) u64);
 
 impl Extent {
-    /// The extent as a number, to be kept where threads share it.
+    /// Returns the extent as a number, to be kept where threads share it.
     pub(crate) const fn number(self) -> u64 {
         self.0
     }
@@ -120,15 +120,15 @@ pub struct Capture {
 pub trait Runtime: fmt::Debug + Send + Sync {
     /// Which platform this is.
     fn kind(&self) -> Kind;
-    /// The CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
+    /// Returns the CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
     fn driver_version(&self) -> Option<(u32, u32)>;
-    /// How many devices the process sees.
+    /// Returns how many devices the process sees.
     fn device_count(&self) -> u32;
     /// What the device is. It makes no context on the device.
     fn device_info(&self, device: Device) -> Result<DeviceInfo>;
-    /// The device's compute capability, major and minor; none where devices have none, as AMD's.
+    /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
-    /// The calling thread's current device: that of the current context, device 0 if there is none.
+    /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and returns what was current before; none if
     /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`).
@@ -140,22 +140,23 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 
     /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// Whether a blocking stream of the current device is captured. Of other streams the driver tells only one by one.
+    /// Returns whether a blocking stream of the current device is captured. Of other streams the driver tells only one
+    /// by one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
-    /// A new stream on the current device that does not wait for the legacy default stream.
+    /// Makes a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
     /// Destroys a stream; its work still completes.
     ///
     /// # Safety
     /// The stream is alive, is of this runtime and is not used again.
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()>;
-    /// The device that the stream belongs to; the current one for default streams.
+    /// Returns the device that the stream belongs to; the current one for default streams.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device>;
-    /// Whether all work on the stream is done.
+    /// Returns whether all work on the stream is done.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
@@ -170,14 +171,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// Both are alive and of this runtime.
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
-    /// Whether work on the stream is recorded into a graph.
+    /// Returns whether work on the stream is recorded into a graph.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// The capture that the stream's work goes to, if it goes to one (`cuStreamGetCaptureInfo`). Refused by drivers older
-    /// than CUDA 12.3, and by HIP.
+    /// Returns the capture that the stream's work goes to, if it goes to one (`cuStreamGetCaptureInfo`). Refused by
+    /// drivers older than CUDA 12.3, and by HIP.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
@@ -190,7 +191,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The graph is alive and of this runtime.
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()>;
 
-    /// A new event on the current device, without timing.
+    /// Makes an event on the current device, without timing.
     fn event_create(&self) -> Result<RawEvent>;
     /// Destroys an event.
     ///
@@ -214,7 +215,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()>;
-    /// Whether the recorded work is done; true where nothing was recorded.
+    /// Returns whether the recorded work is done; true where nothing was recorded.
     ///
     /// # Safety
     /// The event is alive and of this runtime.
@@ -225,14 +226,15 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
 
-    /// The whole of the device's memory (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
+    /// Returns the whole of the device's memory (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
     /// context.
     fn total_memory(&self, device: Device) -> Result<u64>;
-    /// Whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
+    /// Returns whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;
-    /// Whether addresses can be reserved and physical memory mapped there.
+    /// Returns whether addresses can be reserved and physical memory mapped there.
     fn supports_virtual_memory(&self, device: Device) -> Result<bool>;
-    /// The unit of physical memory and of mapping, in bytes: the least granularity (`cuMemGetAllocationGranularity`).
+    /// Returns the unit of physical memory and of mapping, in bytes: the least granularity
+    /// (`cuMemGetAllocationGranularity`).
     fn page_bytes(&self, device: Device) -> Result<u64>;
 
     /// Reserves addresses, aligned to a page, with nothing behind them (`cuMemAddressReserve`).
@@ -242,7 +244,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
-    /// A new extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it is left.
+    /// Makes an extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it
+    /// is left.
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent>;
     /// Gives the extent up (`cuMemRelease`); mappings stay.
     ///
@@ -273,7 +276,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
     unsafe fn memory_free(&self, address: u64) -> Result<()>;
-    /// The driver's own allocator in stream order.
+    /// Returns the driver's own allocator in stream order.
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory;
 }
 
@@ -292,12 +295,12 @@ pub struct PassedOver {
     pub is_present: bool,
 }
 
-/// The platforms that were passed over when the runtime was chosen.
+/// Returns the platforms that were passed over when the runtime was chosen.
 pub fn passed_over() -> &'static [PassedOver] {
     PASSED_OVER.get().map_or(&[], Vec::as_slice)
 }
 
-/// The runtime of this process, chosen at the first call.
+/// Returns the runtime of this process, chosen at the first call.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the one
@@ -311,7 +314,7 @@ pub fn get() -> Result<&'static dyn Runtime> {
     }
 }
 
-/// Whether the runtime is chosen, so that [`get`] takes no time.
+/// Returns whether the runtime is chosen, so that [`get`] takes no time.
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn is_chosen() -> bool {
@@ -372,7 +375,7 @@ fn install(runtime: Box<dyn Runtime>) {
     }
 }
 
-/// The runtime, if it is the one that a library's handles need.
+/// Returns the runtime, if it is the one that a library's handles need.
 pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     let runtime = get()?;
     if runtime.kind() == kind {
@@ -394,7 +397,7 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     Err(Error::runtime_unavailable(kind.name(), reason))
 }
 
-/// The device with this ordinal.
+/// Returns the device with this ordinal.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is none; else as [`get`].

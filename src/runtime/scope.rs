@@ -15,14 +15,14 @@ thread_local! {
     static CURRENT: RefCell<Vec<Option<RawStream>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a call, so it
-/// cannot fail.
+/// Returns the stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a
+/// call, so it cannot fail.
 #[inline]
 pub(crate) fn scoped(device: Device) -> Option<RawStream> {
     CURRENT.try_with(|streams| *streams.try_borrow().ok()?.get(device.ordinal())?).ok().flatten()
 }
 
-/// The current stream on the device.
+/// Returns the current stream on the device.
 #[inline]
 pub(super) fn current(device: Device) -> RawStream {
     scoped(device).unwrap_or(RawStream::LEGACY)

@@ -58,7 +58,7 @@ impl Drop for Owned {
 }
 
 impl Stream {
-    /// A new stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
+    /// Makes a stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -74,18 +74,19 @@ impl Stream {
         Ok(Self { raw, device, owned: Some(owned) })
     }
 
-    /// The device's legacy default stream.
+    /// Returns the device's legacy default stream.
     pub const fn legacy(device: Device) -> Self {
         Self { raw: RawStream::LEGACY, device, owned: None }
     }
 
-    /// The calling thread's own default stream on the device.
+    /// Returns the calling thread's own default stream on the device.
     pub const fn per_thread(device: Device) -> Self {
         Self { raw: RawStream::PER_THREAD, device, owned: None }
     }
 
-    /// A view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context. The driver is
-    /// asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's current device.
+    /// Makes a view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context.
+    /// The driver is asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's
+    /// current device.
     ///
     /// # Errors
     /// Where there are several devices, `ErrorKind::InvalidValue` if it belongs to another context than a primary one,
@@ -136,13 +137,15 @@ impl Stream {
         note_owned(&owned);
     }
 
-    /// Whether it can be used at any time: a stream of our own, the legacy default one, or one that was declared to last.
-    /// Another foreign one may have been destroyed since it was given, and no driver says so: it crashes.
+    /// Returns whether it can be used at any time: a stream of our own, the legacy default one, or one that was
+    /// declared to last. Another foreign one may have been destroyed since it was given, and no driver says so: it
+    /// crashes.
     pub(crate) fn is_lasting(&self) -> bool {
         self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
     }
 
-    /// The same stream, which the result keeps alive if it is one of our own, of which this may be a view, or known to last.
+    /// Returns the same stream, which the result keeps alive if it is one of our own, of which this may be a view, or
+    /// known to last.
     pub(crate) fn kept(&self) -> Self {
         if self.owned.is_some() {
             return self.clone();
@@ -153,19 +156,19 @@ impl Stream {
         Self { owned, ..self.view() }
     }
 
-    /// The stream at this address, if it is known to be alive: one of our own, one that was declared to last, or the legacy
-    /// default stream.
+    /// Returns the stream at this address, if it is known to be alive: one of our own, one that was declared to last,
+    /// or the legacy default stream.
     pub(crate) fn lasting(raw: RawStream, device: Device) -> Option<Self> {
         let stream = Self { raw, device, owned: None }.kept();
         stream.is_lasting().then_some(stream)
     }
 
-    /// How many clones there are of a stream of our own; none for a foreign one, whose end no driver tells.
+    /// Returns how many clones there are of a stream of our own; none for a foreign one, whose end no driver tells.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)
     }
 
-    /// The same stream, if it is one of the device that a caller asked for.
+    /// Returns the same stream, if it is one of the device that a caller asked for.
     pub(crate) fn on(self, wanted: Option<Device>) -> Result<Self> {
         let (address, device) = (self.raw.address(), self.device);
         match wanted {
@@ -176,14 +179,14 @@ impl Stream {
         }
     }
 
-    /// A view of this stream for a caller that keeps it alive meanwhile.
+    /// Returns a view of this stream for a caller that keeps it alive meanwhile.
     #[inline]
     pub(crate) const fn view(&self) -> Self {
         Self { raw: self.raw, device: self.device, owned: None }
     }
 
-    /// The calling thread's current stream: that of the innermost [`Stream::enter`] for its current device, else the
-    /// legacy default stream.
+    /// Returns the calling thread's current stream: that of the innermost [`Stream::enter`] for its current device,
+    /// else the legacy default stream.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver cannot name the current device.
@@ -191,7 +194,7 @@ impl Stream {
         Ok(Self::current_on(get()?.current_device()?))
     }
 
-    /// The calling thread's current stream on this device.
+    /// Returns the calling thread's current stream on this device.
     pub fn current_on(device: Device) -> Self {
         Self { raw: scope::current(device), device, owned: None }
     }
@@ -204,19 +207,19 @@ impl Stream {
         StreamScope::new(self)
     }
 
-    /// The address.
+    /// Returns the address.
     #[inline]
     pub const fn raw(&self) -> RawStream {
         self.raw
     }
 
-    /// The device.
+    /// Returns the device.
     #[inline]
     pub const fn device(&self) -> Device {
         self.device
     }
 
-    /// Whether all work on the stream is done.
+    /// Returns whether all work on the stream is done.
     ///
     /// # Errors
     /// `ErrorKind::Library`, also for an error of earlier work.
@@ -247,7 +250,7 @@ impl Stream {
         unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
     }
 
-    /// Whether work on the stream is recorded into a graph.
+    /// Returns whether work on the stream is recorded into a graph.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -257,7 +260,7 @@ impl Stream {
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
     }
 
-    /// The capture that work on the stream goes to, if the driver can tell.
+    /// Returns the capture that work on the stream goes to, if the driver can tell.
     pub(crate) fn capture(&self) -> Result<Option<Capture>> {
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
@@ -313,8 +316,8 @@ impl Drop for KnownCapture {
     }
 }
 
-/// Whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one that was
-/// noted, or any blocking one.
+/// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
+/// that was noted, or any blocking one.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
     let _bound = BoundDevice::new(runtime, device)?;
     if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {

@@ -25,7 +25,7 @@ pub trait StreamOrderedMemory {
     /// The stream is alive, the memory was not freed before, both are of this runtime, and no work but the stream's
     /// earlier one uses the memory again.
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()>;
-    /// The device memory that the current device's pool for [`StreamOrderedMemory::allocate_async`] has
+    /// Returns the device memory that the current device's pool for [`StreamOrderedMemory::allocate_async`] has
     /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `_HIGH`); none where it is not known.
     fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
         Ok(None)

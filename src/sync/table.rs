@@ -16,13 +16,13 @@ impl<T: Default, const BITS: u32> Table<T, BITS> {
         Self { chunks: (0..capacity.div_ceil(1 << BITS)).map(|_| OnceLock::new()).collect() }
     }
 
-    /// The entry, if its chunk was ever used.
+    /// Returns the entry, if its chunk was ever used.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.chunks.get(index >> BITS)?.get()?.get(index & ((1 << BITS) - 1))
     }
 
-    /// The entry, its chunk made if need be; none beyond the capacity.
+    /// Returns the entry, its chunk made if need be; none beyond the capacity.
     pub(crate) fn get_or_make(&self, index: usize) -> Option<&T> {
         let chunk = self.chunks.get(index >> BITS)?;
         chunk.get_or_init(|| (0..1 << BITS).map(|_| T::default()).collect()).get(index & ((1 << BITS) - 1))

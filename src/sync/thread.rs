@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct ThreadNumber(u64);
 
 impl ThreadNumber {
-    /// The number as a word that is kept where threads share it; 0 is no thread's.
+    /// Returns the number as a word that is kept where threads share it; 0 is no thread's.
     #[inline]
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
 
-    /// The thread with this number, if it is one's.
+    /// Makes the thread with this number, if it is one's.
     #[inline]
     pub(crate) const fn from_word(word: u64) -> Option<Self> {
         if word == 0 { None } else { Some(Self(word)) }
@@ -41,7 +41,7 @@ thread_local! {
 }
 
 impl ThisThread {
-    /// The calling thread.
+    /// Returns the calling thread.
     #[inline]
     pub(crate) fn get() -> Self {
         let number = match NUMBER.get() {
@@ -66,7 +66,7 @@ impl ThisThread {
         }
     }
 
-    /// A thread of a model, which loom runs as a coroutine of one thread.
+    /// Returns a thread of a model, which loom runs as a coroutine of one thread.
     ///
     /// # Safety
     /// The caller keeps the promise of the type by itself.

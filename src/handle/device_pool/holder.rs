@@ -31,12 +31,12 @@ impl Holder {
     /// No holder, as bits.
     pub(in crate::handle) const NONE: u64 = 0;
 
-    /// This thread's window, as bits.
+    /// Returns this thread's window, as bits.
     pub(in crate::handle) fn window() -> u64 {
         WINDOW | u64::from(ThisThread::get().system_id())
     }
 
-    /// A lease of this thread's, as bits.
+    /// Returns a lease of this thread's, as bits.
     #[inline]
     pub(in crate::handle) fn lease() -> u64 {
         LEASE | u64::from(ThisThread::get().system_id())

@@ -80,7 +80,7 @@ struct QueueState<T> {
 }
 
 impl<T> QueueState<T> {
-    /// Whether there may be no further handle.
+    /// Returns whether there may be no further handle.
     fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.live >= limit)
     }
@@ -107,13 +107,14 @@ impl<T> Default for IdleQueue<T> {
 }
 
 impl<T> IdleQueue<T> {
-    /// The slot that the thread looks into first.
+    /// Returns the slot that the thread looks into first.
     #[inline]
     fn slot_of(&self, thread: ThreadNumber) -> &Slot<T> {
         &self.slots[thread.get() as usize % SLOTS]
     }
 
-    /// The idle handle of the thread's own slot, if no request waits. A caller that does not want it puts it back.
+    /// Returns the idle handle of the thread's own slot, if no request waits. A caller that does not want it puts it
+    /// back.
     #[inline]
     pub(super) fn take_own(&self, thread: ThreadNumber) -> Option<Arc<T>> {
         // Relaxed: a request that begins to wait just now looks into the slots itself.
@@ -311,7 +312,7 @@ mod tests {
         away: usize,
     }
 
-    /// The thread of the slot with this index.
+    /// Returns the thread of the slot with this index.
     fn thread(slot: usize) -> ThreadNumber {
         let number = (slot + SLOTS) as u64;
         ThreadNumber::from_word(number).unwrap_or_else(|| unreachable!("it is not 0"))
@@ -382,7 +383,7 @@ mod models {
         Instant::now()
     }
 
-    /// A queue of one idle handle, and no more allowed.
+    /// Returns a queue of one idle handle, and no more allowed.
     fn one_handle() -> LoomArc<IdleQueue<AtomicUsize>> {
         let queue = IdleQueue::default();
         queue.set_limit(Some(1));

@@ -103,7 +103,7 @@ impl DevicePool {
         lock(&self.books)
     }
 
-    /// The idle handle of the calling thread's own slot, if it last ran on this stream.
+    /// Returns the idle handle of the calling thread's own slot, if it last ran on this stream.
     #[inline]
     pub(super) fn take_own(&self, stream: RawStream) -> Option<Arc<PooledHandle>> {
         let thread = ThisThread::get().number();
@@ -195,7 +195,7 @@ impl DevicePool {
         self.idle.make_room()
     }
 
-    /// Whether the limit allows no further handle.
+    /// Returns whether the limit allows no further handle.
     pub(super) fn is_full(&self) -> bool {
         self.idle.is_full()
     }
@@ -241,7 +241,7 @@ impl DevicePool {
         self.idle.idle_count()
     }
 
-    /// Whether there is anything for [`DevicePool::remove_unused`].
+    /// Returns whether there is anything for [`DevicePool::remove_unused`].
     pub(super) fn has_unused(&self) -> bool {
         !self.books().retired.is_empty() || self.idle.idle_count() > 0
     }
@@ -285,7 +285,7 @@ impl DevicePool {
         self.books().failures += 1;
     }
 
-    /// Whether any handle was ever created.
+    /// Returns whether any handle was ever created.
     pub(super) fn has_created(&self) -> bool {
         self.books().created > 0
     }
@@ -296,7 +296,7 @@ impl DevicePool {
         holders.into_iter().map(Holder::named).collect()
     }
 
-    /// The counts, with what the library's workspaces on the device take.
+    /// Returns the counts, with what the library's workspaces on the device take.
     pub(super) fn stats(&self, workspace_bytes: u64) -> HandleStats {
         let idle = self.idle.idle_count() as u64;
         let books = self.books();

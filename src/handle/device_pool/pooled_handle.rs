@@ -43,12 +43,13 @@ impl PooledHandle {
         self.last_stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The stream that the handle last ran on, if it ever ran.
+    /// Returns the stream that the handle last ran on, if it ever ran.
     pub(in crate::handle) fn last_stream(&self) -> Option<RawStream> {
         self.last_stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
     }
 
-    /// Whether the handle last ran on this very stream. A per-thread default stream is another one in each thread.
+    /// Returns whether the handle last ran on this very stream. A per-thread default stream is another one in each
+    /// thread.
     #[inline]
     pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
         stream != RawStream::PER_THREAD && self.last_stream() == Some(stream)
@@ -59,7 +60,7 @@ impl PooledHandle {
         self.takes_our_memory.store(true, Ordering::Relaxed);
     }
 
-    /// Whether this handle takes its device memory from gpupool, and may have some.
+    /// Returns whether this handle takes its device memory from gpupool, and may have some.
     #[inline]
     pub(in crate::handle) fn takes_our_memory(&self) -> bool {
         self.takes_our_memory.load(Ordering::Relaxed)
@@ -76,7 +77,7 @@ impl PooledHandle {
         Holder::from_bits(self.holder.load(Ordering::Relaxed))
     }
 
-    /// Whether the handle was counted as in use in this round.
+    /// Returns whether the handle was counted as in use in this round.
     #[inline]
     pub(in crate::handle) fn is_counted(&self, round: u64) -> bool {
         self.counted_round.load(Ordering::Relaxed) == round

@@ -42,7 +42,7 @@ impl Loaded {
         self.cuda
     }
 
-    /// The function of this name, one of those that [`load`] asked for.
+    /// Returns the function of this name, one of those that [`load`] asked for.
     ///
     /// # Errors
     /// `ErrorKind::InternalError` if the library lacks it: then it was to be refused.
@@ -67,7 +67,7 @@ impl Loaded {
     }
 }
 
-/// The pip package that brings a component for a major version of CUDA.
+/// Returns the pip package that brings a component for a major version of CUDA.
 pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static str {
     let variant = component.variants.iter().find(|v| v.cuda == Some(cuda)).or(component.variants.first());
     variant.map_or("", |variant| variant.package)
@@ -100,18 +100,18 @@ fn variable(component: &Component) -> String {
     format!("GPUPOOL_{}_PATH", component.name.to_uppercase())
 }
 
-/// The major version of the platform that its driver supports; none without a driver.
+/// Returns the major version of the platform that its driver supports; none without a driver.
 fn driver_major(platform: Kind) -> Option<u32> {
     let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform)?;
     runtime.driver_version().map(|(major, _)| major)
 }
 
-/// A copy that is in the process already, found by the name that every copy carries inside.
+/// Returns a copy that is in the process already, found by the name that every copy carries inside.
 fn already_loaded(soname: &str) -> Option<Library> {
     open(Path::new(soname), IF_LOADED).ok()
 }
 
-/// The file that holds a symbol of the library.
+/// Returns the file that holds a symbol of the library.
 fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
     // SAFETY: the symbol is only looked up here, not called.
     let address = unsafe { library.get::<*const ()>(symbol) }.ok()?.as_raw_ptr();
@@ -169,7 +169,7 @@ impl Search<'_> {
         None
     }
 
-    /// The user named a place, so no other is looked at.
+    /// Finds the library at the place that the user named; no other is looked at.
     fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
         let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
         let files: Vec<PathBuf> =
@@ -250,7 +250,7 @@ impl Search<'_> {
     }
 }
 
-/// The major version of CUDA that other code in this process uses, if it uses just one.
+/// Returns the major version of CUDA that other code in this process uses, if it uses just one.
 fn cuda_in_use() -> Option<u32> {
     let uses = |major: u32| {
         ["cudart", "cublas", "cublasLt", "nvrtc", "nvJitLink"]
@@ -264,7 +264,7 @@ fn cuda_in_use() -> Option<u32> {
     }
 }
 
-/// The major version of CUDA that a file is built for, where its folder or name tells.
+/// Returns the major version of CUDA that a file is built for, where its folder or name tells.
 fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
     let text = file.to_string_lossy();
     let name = file.file_name()?.to_string_lossy().into_owned();

@@ -19,7 +19,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The name in Python and JSON.
+    /// Returns the name in Python and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Environment => "environment",

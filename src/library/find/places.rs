@@ -34,7 +34,7 @@ impl Place {
         }
     }
 
-    /// The files that could be the variant. Bare names are for the linker to find.
+    /// Returns the files that could be the variant. Bare names are for the linker to find.
     pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
         let folders = match self {
             Place::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),

@@ -59,7 +59,7 @@ pub fn set_workspace_bytes(bytes: u64) {
     WORKSPACE_BYTES.store(bytes, Ordering::Relaxed);
 }
 
-/// The address of the workspace that the handle computes with; 0 for the library's own.
+/// Returns the address of the workspace that the handle computes with; 0 for the library's own.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.
@@ -77,7 +77,7 @@ pub unsafe fn set_workspace_of(handle: *mut c_void, address: u64) {
     unsafe { &*handle.cast::<HostHandle>() }.workspace.store(address, Ordering::Relaxed);
 }
 
-/// How often a handle of this library was set back for its next owner.
+/// Returns how often a handle of this library was set back for its next owner.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.
@@ -91,7 +91,7 @@ fn inner(handle: &RawHandle) -> &HostHandle {
     unsafe { &*handle.as_ptr().cast() }
 }
 
-/// The stream that was last set on a handle of this library.
+/// Returns the stream that was last set on a handle of this library.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.

@@ -101,7 +101,7 @@ impl SizeClass {
         if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
     }
 
-    /// How many blocks fit into a slab.
+    /// Returns how many blocks fit into a slab.
     #[inline]
     pub(in crate::memory) const fn slots(self) -> usize {
         SLOTS[self.0 as usize] as usize

@@ -87,7 +87,7 @@ impl Drop for Routes {
     }
 }
 
-/// How often this thread's routes have changed.
+/// Returns how often this thread's routes have changed.
 #[inline]
 pub(in crate::memory) fn changes() -> u32 {
     CHANGES.get()

@@ -25,7 +25,7 @@ impl CudaDevice {
     }
 }
 
-/// Whether any code of the process has made the device's primary context active.
+/// Returns whether any code of the process has made the device's primary context active.
 fn has_context(slot: &CudaDevice) -> Result<bool> {
     if slot.primary.get().is_some() {
         return Ok(true);
@@ -49,8 +49,8 @@ impl Cuda {
         self.devices.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.devices.len()))
     }
 
-    /// The address of the device's primary context, retained at the first call. Two threads may both retain it: one
-    /// count more or less does not matter, since none is ever released.
+    /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it:
+    /// one count more or less does not matter, since none is ever released.
     pub(super) fn primary(&self, device: Device) -> Result<usize> {
         let slot = self.slot(device)?;
         if let Some(&context) = slot.primary.get() {
@@ -63,14 +63,14 @@ impl Cuda {
         Ok(*slot.primary.get_or_init(|| context.addr()))
     }
 
-    /// The device whose primary context this is, if it was retained here.
+    /// Returns the device whose primary context this is, if it was retained here.
     #[inline]
     pub(super) fn known_device_of(&self, context: usize) -> Option<Device> {
         let ordinal = self.devices.iter().position(|slot| slot.primary.get() == Some(&context))?;
         Some(Device::from_ordinal(ordinal as u32))
     }
 
-    /// The device of a current context that is not a primary one, or not yet known.
+    /// Returns the device of a current context that is not a primary one, or not yet known.
     #[cold]
     pub(super) fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
@@ -95,7 +95,7 @@ impl Cuda {
         memory.map(|memory| Some(memory.free))
     }
 
-    /// The device whose primary context this is, if that is active.
+    /// Returns the device whose primary context this is, if that is active.
     pub(super) fn device_of(&self, context: usize) -> Result<Option<Device>> {
         for (ordinal, slot) in (0..).zip(&self.devices) {
             let device = Device::from_ordinal(ordinal);

@@ -10,7 +10,7 @@ use crate::ids::RawStream;
 use crate::runtime::{PoolReserved, Runtime, StreamOrderedMemory};
 
 impl Cuda {
-    /// The pool that serves the current device's `cuMemAllocAsync`.
+    /// Returns the pool that serves the current device's `cuMemAllocAsync`.
     fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
         let handle = self.slot(self.current_device()?)?.handle;
         let mut pool = ptr::null_mut();

@@ -60,7 +60,7 @@ fn as_stream(stream: RawStream) -> *mut c_void {
     stream.as_hip_knows_it().as_ptr()
 }
 
-/// A device's UUID as `rocminfo` writes it: HIP gives the letters that stand there after `GPU-`, `XX` for none.
+/// Returns a device's UUID as `rocminfo` writes it: HIP gives the letters that stand there after `GPU-`, `XX` for none.
 fn uuid_of(bytes: [u8; 16]) -> Option<String> {
     let letters = text(&bytes);
     match letters.as_str() {
@@ -102,7 +102,7 @@ impl Hip {
         unsafe { (self.symbols.last_error)() };
     }
 
-    /// Whether what a query asked about is done.
+    /// Returns whether what a query asked about is done.
     fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
         if status == NOT_READY {
             self.forget_last_error();
@@ -111,7 +111,7 @@ impl Hip {
         self.check(function, status).map(|()| true)
     }
 
-    /// The device as HIP numbers it.
+    /// Returns the device as HIP numbers it.
     fn ordinal(&self, device: Device) -> Result<c_int> {
         match c_int::try_from(device.ordinal()) {
             Ok(ordinal) if device.ordinal() < self.devices as usize => Ok(ordinal),

@@ -39,7 +39,7 @@ impl Mappings {
         lock(&self.bytes_by_address).remove(&address);
     }
 
-    /// The mappings that begin in a range. A copy, so that no call is made under the lock.
+    /// Returns the mappings that begin in a range. A copy, so that no call is made under the lock.
     fn within(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let mappings = lock(&self.bytes_by_address);
         mappings.range(address..address.saturating_add(bytes)).map(|(&address, &bytes)| (address, bytes)).collect()
@@ -47,7 +47,7 @@ impl Mappings {
 }
 
 impl Hip {
-    /// Whether the device says that it has virtual memory, and what the allocator does with it works.
+    /// Returns whether the device says that it has virtual memory, and what the allocator does with it works.
     pub(super) fn has_virtual_memory(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "0") {

@@ -56,7 +56,7 @@ pub(super) fn out_of_memory(function: &str) -> Error {
     refused(function, ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory)
 }
 
-/// The error of a system call that failed.
+/// Returns the error of a system call that failed.
 #[cold]
 pub(super) fn system_error(function: &str, error: &io::Error) -> Error {
     let refusal = match error.raw_os_error() {

@@ -92,7 +92,8 @@ impl Host {
         Device::from_ordinal(BOUND.get().saturating_sub(1) as u32)
     }
 
-    /// A default stream is that of the bound device; any other address is unique in the process.
+    /// Returns the key of a stream: a default stream is that of the bound device, any other address is unique in the
+    /// process.
     fn key(stream: RawStream) -> Key {
         Key::new(stream, Self::bound())
     }
@@ -135,7 +136,7 @@ fn not_chosen() -> Error {
     Error::runtime_unavailable(Kind::Host.name(), reason)
 }
 
-/// A stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.
+/// Makes a stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.
 ///
 /// # Errors
 /// As [`submit`].
@@ -180,13 +181,13 @@ pub fn complete_all() -> Result<()> {
     timeline().complete_all(None)
 }
 
-/// Whether the device was given access to what is mapped or allocated at the address.
+/// Returns whether the device was given access to what is mapped or allocated at the address.
 pub fn accessible(address: u64, device: Device) -> bool {
     space().is_accessible(address, device)
 }
 
-/// How many calls that make, release, map, set access to, unmap, allocate or free memory this process has made, the
-/// refused ones among them. Those on reservations do not count.
+/// Returns how many calls that make, release, map, set access to, unmap, allocate or free memory this process has made,
+/// the refused ones among them. Those on reservations do not count.
 pub fn driver_calls() -> u64 {
     DRIVER_CALLS.load(Ordering::Relaxed)
 }

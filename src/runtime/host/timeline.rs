@@ -198,7 +198,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// The work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
+    /// Returns the work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
     fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(Key, u64)>> {
         match self.event(event)?.clone() {
             None => Ok(Vec::new()),
@@ -269,7 +269,7 @@ impl Timeline {
         capture.ok_or_else(|| refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other))
     }
 
-    /// The capture that the stream's work goes to, if it was not spoiled.
+    /// Returns the capture that the stream's work goes to, if it was not spoiled.
     pub(super) fn capture(&mut self, key: Key) -> Result<Option<&mut Capture>> {
         Ok(self.stream(key)?.capture.as_mut().filter(|capture| capture.is_valid))
     }

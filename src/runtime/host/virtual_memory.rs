@@ -73,14 +73,14 @@ struct Mapping {
     access: Vec<Device>,
 }
 
-/// The driver's refusal of arguments that do not fit what there is.
+/// Returns the driver's refusal of arguments that do not fit what there is.
 #[cold]
 fn invalid(function: &str, why: &str) -> Error {
     let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
     error.map_library(|refused| refused.advice = Some(why.to_owned()))
 }
 
-/// The addresses of a range of whole pages.
+/// Returns the addresses of a range of whole pages.
 fn pages(function: &str, address: u64, bytes: u64) -> Result<Range<u64>> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
         return Err(invalid(function, "these are not whole pages"));
@@ -159,7 +159,7 @@ impl Space {
         store.take(bytes)
     }
 
-    /// The device's store, which every place of it was taken from.
+    /// Returns the device's store, which every place of it was taken from.
     fn store(&mut self, device: Device) -> Result<&mut Store> {
         self.stores.get_mut(&device).ok_or_else(|| invalid("the device's look-up", "no memory of it was made"))
     }
@@ -214,7 +214,7 @@ impl Space {
         Ok(Extent(number))
     }
 
-    /// The extent with this number, which was not released.
+    /// Returns the extent with this number, which was not released.
     fn extent(&mut self, function: &str, number: u64) -> Result<&mut SimulatedExtent> {
         let extents = self.extents.get_or_insert_default();
         let alive = extents.get_mut(&number).filter(|extent| !extent.is_released);
@@ -334,7 +334,7 @@ impl Space {
         }
     }
 
-    /// The device that an allocation is on.
+    /// Returns the device that an allocation is on.
     pub(super) fn device_of(&self, address: u64) -> Result<Device> {
         let place = self.allocations.get(&address);
         place.map(|place| place.device).ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
