@@ -42,6 +42,10 @@ fn pool() -> MemPool {
     builder().build().unwrap()
 }
 
+fn use_on_oom_pool() -> MemPool {
+    builder().use_on_oom(true).build().unwrap()
+}
+
 fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
     let _scope = pool.enter().unwrap();
     empty(bytes, stream)
@@ -156,10 +160,10 @@ fn other_pools_are_left_alone_where_this_one_has_enough() {
 }
 
 #[test]
-fn free_pages_of_other_pools_are_moved_not_given_back() {
+fn free_pages_of_a_use_on_oom_pool_are_moved_not_given_back() {
     let _host = host();
     let stream = stream(0);
-    let pool = pool();
+    let pool = use_on_oom_pool();
     let in_pool = empty_in(&pool, 600 * MIB, &stream).unwrap();
     let held = empty(400 * MIB, &stream).unwrap();
     drop(in_pool);
@@ -190,7 +194,7 @@ fn a_private_pool_takes_free_pages_of_the_default_pool() {
 fn memory_of_a_graph_is_nobody_elses_until_it_is_reset() {
     let _host = host();
     let (captured, other) = (stream(0), stream(0));
-    let pool = pool();
+    let pool = use_on_oom_pool();
     let scope = pool.capture(&captured).unwrap();
     begin_capture(&captured, CaptureMode::Global).unwrap();
     drop(empty(900 * MIB, &captured).unwrap());
@@ -207,16 +211,19 @@ fn memory_of_a_graph_is_nobody_elses_until_it_is_reset() {
 }
 
 #[test]
-fn what_cannot_be_moved_is_given_back_to_the_driver() {
+fn where_pages_may_not_move_in_free_ones_are_given_back_to_the_driver() {
     let _host = host();
     let stream = stream(0);
-    let pool = builder().segments(true).build().unwrap();
-    drop(empty_in(&pool, 900 * MIB, &stream).unwrap());
-    assert_eq!(pool.stats().unwrap().reserved_bytes, 900 * MIB);
-    let before = work().1;
-    let found = empty(900 * MIB, &stream).unwrap();
-    assert_eq!((work().1, pool.stats().unwrap().reserved_bytes), (before, 0));
-    drop((found, pool));
+    let helper = use_on_oom_pool();
+    for pool in [builder().segments(true).build().unwrap(), builder().no_split(true).build().unwrap()] {
+        drop(empty_in(&helper, 900 * MIB, &stream).unwrap());
+        assert_eq!(helper.stats().unwrap().reserved_bytes, 900 * MIB);
+        let before = work().1;
+        let found = empty_in(&pool, 900 * MIB, &stream).unwrap();
+        assert_eq!((work().1, helper.stats().unwrap().reserved_bytes), (before, 0));
+        drop((found, pool));
+    }
+    drop(helper);
     assert_all_back();
 }
 
@@ -241,23 +248,119 @@ fn a_use_on_oom_pool_stands_in_for_the_default_pool() {
 }
 
 #[test]
-fn a_use_on_oom_pool_stands_in_for_no_other_pool_and_no_other_stream() {
+fn a_use_on_oom_pool_stands_in_for_every_pool_on_every_stream_in_their_order() {
+    let _host = host();
+    let (own, other, bystander) = (stream(0), stream(0), stream(0));
+    let helper = builder().segments(true).use_on_oom(true).build().unwrap();
+    let asker = pool();
+    let held = full_but_for_a_segment(&helper, &own);
+    let found = empty_in(&asker, 500 * MIB, &own).unwrap();
+    assert_eq!(found.pool_id(), helper.id());
+    drop(found);
+    submit(&bystander).unwrap();
+    for is_private in [false, true] {
+        // What the pool's own stream has yet to do is done before another stream gets the block.
+        submit(&own).unwrap();
+        let found = if is_private { empty_in(&asker, 500 * MIB, &other) } else { empty(500 * MIB, &other) }.unwrap();
+        assert_eq!(found.pool_id(), helper.id());
+        assert!(own.query().unwrap() && !bystander.query().unwrap());
+        // And the other way round.
+        submit(&other).unwrap();
+        drop(found);
+        assert_eq!(helper.stats().unwrap().waiting_blocks, 1);
+        let again = empty_in(&helper, 500 * MIB, &own).unwrap();
+        assert!(other.query().unwrap() && !bystander.query().unwrap());
+        drop(again);
+    }
+    drop((held, helper, asker));
+    assert_all_back();
+}
+
+/// The default pool and every private one go without what a live pool keeps free, in pieces or whole, however it got it.
+#[test]
+fn a_live_pool_keeps_its_memory_when_others_have_none() {
     let _host = host();
     let (own, other) = (stream(0), stream(0));
-    let (willing, unwilling) =
-        (builder().segments(true).use_on_oom(true).build().unwrap(), builder().segments(true).build().unwrap());
-    let asker = pool();
-    let held = full_but_for_a_segment(&willing, &own);
-    out_of_memory(empty_in(&asker, 500 * MIB, &own));
-    out_of_memory(empty(500 * MIB, &other));
-    drop(held);
-    drop(willing);
-    empty_cache().unwrap();
-    let held = full_but_for_a_segment(&unwilling, &own);
-    out_of_memory(empty(500 * MIB, &own));
-    assert_eq!(unwilling.stats().unwrap().live_blocks, 1);
-    drop((held, unwilling, asker));
+    for builder in [builder(), builder().no_split(true), builder().segments(true)] {
+        let (keeper, asker) = (builder.build().unwrap(), pool());
+        drop(empty_in(&keeper, 600 * MIB, &own).unwrap());
+        let held = empty(400 * MIB, &own).unwrap();
+        for stream in [&own, &other] {
+            out_of_memory(empty(100 * MIB, stream));
+            out_of_memory(empty_in(&asker, 100 * MIB, stream));
+        }
+        assert_eq!(keeper.stats().unwrap().reserved_bytes, 600 * MIB);
+        let before = work().0;
+        drop(empty_in(&keeper, 600 * MIB, &own).unwrap());
+        assert_eq!(work().0, before, "its own requests are served by it");
+        // With its last use all of it is everybody's.
+        drop(keeper);
+        drop(empty_in(&asker, 600 * MIB, &other).unwrap());
+        drop((held, asker));
+        assert_all_back();
+    }
+}
+
+#[test]
+fn the_pool_made_to_help_is_asked_and_no_other() {
+    let _host = host();
+    let stream = stream(0);
+    let (keeper, helper) = (pool(), use_on_oom_pool());
+    let freed = [empty_in(&keeper, 500 * MIB, &stream).unwrap(), empty_in(&helper, 500 * MIB, &stream).unwrap()];
+    drop(freed);
+    let found = empty(300 * MIB, &stream).unwrap();
+    let reserved = |pool: &MemPool| pool.stats().unwrap().reserved_bytes;
+    assert_eq!(reserved(&keeper), 500 * MIB);
+    assert!(reserved(&helper) <= 224 * MIB, "{}", reserved(&helper));
+    drop((found, keeper, helper));
     assert_all_back();
+}
+
+#[test]
+fn a_pool_with_a_limit_gets_pages_of_others_within_it_and_no_blocks() {
+    let _host = host();
+    let stream = stream(0);
+    let helper = builder().segments(true).use_on_oom(true).build().unwrap();
+    let limited = builder().limit(100 * MIB).build().unwrap();
+    let held = full_but_for_a_segment(&helper, &stream);
+    out_of_memory(empty_in(&limited, 50 * MIB, &stream));
+    drop((held, helper));
+    drop(empty(MEMORY, &stream).unwrap());
+    let found = empty_in(&limited, 96 * MIB, &stream).unwrap();
+    assert_eq!((found.pool_id(), limited.stats().unwrap().reserved_bytes), (limited.id(), 96 * MIB));
+    out_of_memory(empty_in(&limited, 50 * MIB, &stream));
+    drop((found, limited));
+    assert_all_back();
+}
+
+/// Segments that may be registered: neither another's lack of memory nor `empty_cache` gives them back.
+#[test]
+fn segments_that_may_be_registered_go_by_their_pools_trim_alone() {
+    let _host = host();
+    let (own, other) = (stream(0), stream(0));
+    for builder in [builder().no_split(true), builder().segments(true)] {
+        for builder in [builder.clone(), builder.use_on_oom(true)] {
+            let pool = builder.build().unwrap();
+            let block = empty_in(&pool, 600 * MIB, &own).unwrap();
+            let address = block.address();
+            drop(block);
+            assert_eq!(empty_cache().unwrap(), 0);
+            out_of_memory(empty(900 * MIB, &own));
+            assert_eq!(pool.stats().unwrap().reserved_bytes, 600 * MIB);
+            // The pool's own streams share them, where they are.
+            submit(&own).unwrap();
+            drop(empty(MEMORY - 600 * MIB, &other).unwrap());
+            let limit = Some(600 * MIB);
+            pool.set_limit(limit);
+            let again = empty_in(&pool, 500 * MIB, &other).unwrap();
+            assert_eq!((again.address(), own.query().unwrap()), (address, true));
+            drop(again);
+            complete_all().unwrap();
+            assert_eq!(pool.trim().unwrap(), 600 * MIB);
+            drop(pool);
+            assert_all_back();
+        }
+    }
 }
 
 /// A callback's name, and the device and bytes that it was asked for.
@@ -322,15 +425,14 @@ fn a_callback_that_frees_nothing_costs_no_driver_call() {
     let _host = host();
     let stream = stream(0);
     let held = empty(900 * MIB, &stream).unwrap();
-    let calls = || {
-        let before = work().0;
-        out_of_memory(empty(800 * MIB, &stream));
-        work().0 - before
-    };
-    // The first finds what tests before left, and later ones do not.
-    let (_, without) = (calls(), calls());
-    let guard = on_oom(|_, _| false);
-    assert_eq!((calls(), calls()), (without, without));
+    let calls = Arc::new(AtomicU64::new(0));
+    let theirs = Arc::clone(&calls);
+    let guard = on_oom(move |_, _| {
+        theirs.store(work().0, Ordering::Relaxed);
+        false
+    });
+    out_of_memory(empty(800 * MIB, &stream));
+    assert_eq!(work().0, calls.load(Ordering::Relaxed));
     drop((guard, held));
     assert_all_back();
 }
@@ -467,7 +569,7 @@ fn threads_that_fill_the_device_together_each_get_an_answer() {
 fn a_request_succeeds_once_somebody_freed() {
     let _host = host();
     let stream = stream(0);
-    let pool = pool();
+    let pool = use_on_oom_pool();
     let held = empty_in(&pool, 900 * MIB, &stream).unwrap();
     for _ in 0..3 {
         let before = (reserved(), used(), pool.use_count());
@@ -502,11 +604,12 @@ fn a_fraction_bounds_what_is_reserved_but_not_by_what_is_only_cached() {
     let (own, other) = (stream(0), stream(0));
     let fraction = Fraction::new(0.5);
     assert_eq!(get_per_process_memory_fraction(device(0)).unwrap(), 0.5);
-    let (pool, segments) = (pool(), builder().segments(true).build().unwrap());
+    let (pool, segments) = (use_on_oom_pool(), builder().segments(true).build().unwrap());
     // Each of these is cached when the next is asked for, and must not count.
     for stream in [&own, &other] {
         drop(empty_in(&pool, 500 * MIB, stream).unwrap());
         drop(empty_in(&segments, 500 * MIB, stream).unwrap());
+        segments.trim().unwrap();
         drop(empty(500 * MIB, stream).unwrap());
         assert!(reserved() <= 512 * MIB);
     }
@@ -517,7 +620,8 @@ fn a_fraction_bounds_what_is_reserved_but_not_by_what_is_only_cached() {
     }
     out_of_memory(empty(200 * MIB, &other));
     assert!(reserved() <= 512 * MIB && used() <= 512 * MIB);
-    let found = empty(112 * MIB, &other).unwrap();
+    // But for what shares an extent with the live block.
+    let found = empty(80 * MIB, &other).unwrap();
     // A fraction below what is held already takes nothing away.
     let smaller = Fraction::new(0.1);
     out_of_memory(empty(2 * MIB, &own));
@@ -589,7 +693,7 @@ fn a_capture_in_one_thread_leaves_the_others_their_memory() {
 fn a_capture_itself_gets_what_others_keep_free() {
     let _host = host();
     let (captured, other) = (stream(0), stream(0));
-    let (pool, idle) = (pool(), pool());
+    let (pool, idle) = (pool(), use_on_oom_pool());
     drop(empty_in(&idle, 500 * MIB, &other).unwrap());
     drop(empty(500 * MIB, &other).unwrap());
     let scope = pool.capture(&captured).unwrap();

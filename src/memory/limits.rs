@@ -1,8 +1,8 @@
 //! Limits on the memory of the whole process, and giving back what is free.
 
 use super::cache::DeviceCaches;
-use super::pool::{MemoryLimit, refuse_no_fraction, replace_limit};
-use super::serve::{Patience, device_caches, trim_device};
+use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
+use super::serve::{Patience, device_caches, trim_pools};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
@@ -55,7 +55,9 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 }
 
 /// Gives free memory of every pool back to the driver, on every device that was used, and returns the bytes that went.
-/// Works inside scopes, and does not wait: pages that the GPU may still be using go later.
+/// Works inside scopes, and does not wait: pages that the GPU may still be using go later. Segments that may be
+/// registered stay, those of pools with `no_split` or a source of their own: they go by
+/// [`MemPool::trim`](crate::MemPool::trim), or with the pool.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
@@ -64,7 +66,8 @@ pub fn empty_cache() -> Result<u64> {
     let mut released = 0;
     let mut outcome = Ok(());
     for caches in DeviceCaches::all() {
-        match trim_device(caches, ThisThread::get(), Patience::Ask) {
+        let may_go = |pool: &Pool| !pool.keeps_segments();
+        match trim_pools(caches, ThisThread::get(), Patience::Ask, may_go) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }

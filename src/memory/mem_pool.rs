@@ -58,7 +58,7 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether requests for the default pool may take free blocks of this one when the device has no more memory.
+    /// Sets whether requests of other pools may take what this one has free when the device has no more memory.
     pub fn use_on_oom(mut self, use_on_oom: bool) -> Self {
         self.rules.use_on_oom = use_on_oom;
         self
@@ -94,7 +94,8 @@ impl MemPoolBuilder {
         };
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));
         let source = self.source.or_else(|| self.segments.then(driver_segments));
-        let pool = serve::make_pool(device, PoolId::user(), self.rules, source, self.limit)?;
+        let rules = Rules { has_own_source: source.is_some(), ..self.rules };
+        let pool = serve::make_pool(device, PoolId::user(), rules, source, self.limit)?;
         Ok(MemPool { in_use: PoolUse::first(pool, false) })
     }
 }
@@ -125,7 +126,7 @@ impl MemPool {
         self.pool().use_count()
     }
 
-    /// Returns whether it stands in when the default pool has no more memory.
+    /// Returns whether it stands in when another pool finds no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().rules.use_on_oom
     }

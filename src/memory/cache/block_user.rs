@@ -13,7 +13,6 @@ enum NamedBy {
     /// The thread whose per-thread default stream it is.
     Thread(ThreadNumber),
     /// None: the stream may be gone, and is not touched again.
-    #[cfg(feature = "python")]
     None,
 }
 
@@ -33,7 +32,6 @@ impl BlockUser {
 
     /// Returns the same user whose stream may be gone by the time the block is freed: all work on its device then
     /// stands for its.
-    #[cfg(feature = "python")]
     pub(in crate::memory) fn fleeting(self) -> Self {
         let lasts = self.named_by != NamedBy::All || self.stream.is_lasting();
         if lasts { self } else { Self { named_by: NamedBy::None, ..self } }
@@ -49,7 +47,6 @@ impl BlockUser {
         match self.named_by {
             NamedBy::All => true,
             NamedBy::Thread(number) => number == thread.number(),
-            #[cfg(feature = "python")]
             NamedBy::None => false,
         }
     }

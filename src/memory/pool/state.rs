@@ -12,6 +12,8 @@ use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 pub(in crate::memory) struct Rules {
     pub(in crate::memory) use_on_oom: bool,
     pub(in crate::memory) no_split: bool,
+    /// Whether its maker said where its memory comes from.
+    pub(in crate::memory) has_own_source: bool,
 }
 
 /// When the memory of a pool goes whose last use has ended.
@@ -97,6 +99,23 @@ impl Pool {
 
     pub(in crate::memory) fn is_default(&self) -> bool {
         self.number == 0
+    }
+
+    /// Returns whether what the pool has free serves other pools when memory is short: the default pool's, that of pools
+    /// made for it, and that of pools without a use. Any other pool keeps what it has.
+    pub(in crate::memory) fn helps_others(&self) -> bool {
+        self.is_default() || self.rules.use_on_oom || (self.is_closed() && !self.rules.has_own_source)
+    }
+
+    /// Returns whether the pool's segments may be registered with a network card or a library, so that they stay where
+    /// they are until the pool's trim or its end.
+    pub(in crate::memory) fn keeps_segments(&self) -> bool {
+        (self.rules.no_split || self.rules.has_own_source) && !self.is_closed()
+    }
+
+    /// Returns whether free memory of the pool goes back to the driver for another pool's request.
+    pub(in crate::memory) fn gives_way(&self) -> bool {
+        self.is_closed() || (self.helps_others() && !self.keeps_segments())
     }
 
     pub(in crate::memory) fn use_count(&self) -> u32 {

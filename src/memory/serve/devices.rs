@@ -4,7 +4,7 @@ use std::sync::{Arc, Once};
 
 use super::pools::end_pool;
 use super::settle::Patience;
-use super::trim::trim_device;
+use super::trim::trim_pools;
 use crate::error::{MemoryUse, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -63,10 +63,10 @@ fn used(device: Device) -> Vec<MemoryUse> {
     caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
 }
 
-/// Gives every pool's free memory on the device back, after waiting for work that uses it.
+/// Gives back what pools that help others have free on the device, after waiting for work that uses it.
 fn release(device: Device) {
     if let Some(caches) = DeviceCaches::known(device) {
         // What cannot be given back leaves the rest to help.
-        let _ = trim_device(caches, ThisThread::get(), Patience::Wait);
+        let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
     }
 }

@@ -3,13 +3,14 @@
 //! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
 //! mark its work by an event, and what is free then can serve other streams once the event is done, though the stream
 //! can be asked no more: for as long as the cache's free pages stay as they were. Nothing is marked before a request
-//! has passed over such pages, so that a program with one stream pays nothing.
+//! has passed over such pages, so that a program with one stream pays nothing. Memory of a graph that was reset is
+//! marked by the request that looks at it.
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, ThreadCache, WorkMark};
 use crate::memory::pool::Pool;
-use crate::runtime::{self, RelaxedCapture, Stream};
+use crate::runtime::{self, RelaxedCapture, Stream, is_known_stream_capturing};
 use crate::sync::ThisThread;
 
 /// Marks the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have
@@ -34,6 +35,20 @@ pub(super) fn mark_work(cache: &ThreadCache, stream: &Stream, thread: ThisThread
         }
         None => cache.memory.events.record(stream)?,
     };
+    put_mark(cache, WorkMark { event, is_done: false, turnover });
+    Ok(())
+}
+
+/// Marks all work so far on the device, if the cache's free pages have changed since the last mark; not while a capture
+/// is known of, which that would spoil.
+pub(super) fn mark_all_work(cache: &ThreadCache, thread: ThisThread) -> Result<()> {
+    let memory = cache.memory;
+    let turnover = cache.lock(thread).turnover();
+    if cache.last_work.turnover() == Some(turnover) || is_known_stream_capturing(runtime::get()?, memory.device)? {
+        return Ok(());
+    }
+    let event = memory.events.take(memory.device)?;
+    event.record_context()?;
     put_mark(cache, WorkMark { event, is_done: false, turnover });
     Ok(())
 }

@@ -2,16 +2,20 @@
 //!
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
+use std::sync::Arc;
+
 use log::info;
 
 use super::allocate::Miss;
+use super::free::free;
 use super::grow::{Effort, grow, is_no_memory};
 use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::trim::trim_device;
+use super::trim::trim_pools;
 use crate::error::{Error, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, DeviceCaches};
+use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache};
+use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
@@ -27,10 +31,10 @@ const LADDER: [Rung; 10] = [
     Climb::exact_pages,             // the same, with no more new ones than needed
     Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
     Climb::pages_of_pool,           // free pages of this pool, whatever they wait for
-    Climb::blocks_of_device,        // wait for the streams of every pool
-    Climb::pages_of_device,         // free pages of every pool
-    Climb::blocks_of_stand_ins,     // blocks of pools that stand in for the default pool
-    Climb::given_back_pages,        // give everything free back to the driver, and ask it once more
+    Climb::blocks_of_device,        // wait for the streams of pools that help others
+    Climb::pages_of_device,         // free pages of pools that help others
+    Climb::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
+    Climb::given_back_pages,        // give free memory back to the driver, and ask it once more
     Climb::called_back_pages,       // ask the user's callbacks to free something, each followed by another try
 ];
 
@@ -107,7 +111,7 @@ impl Climb {
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
         self.log_begin();
-        Ok(self.blocks_after_waiting(false))
+        Ok(self.blocks_after_waiting(&[Arc::clone(&self.request.service.pool)]))
     }
 
     fn pages_of_pool(&mut self) -> Result<Option<Allocation>> {
@@ -115,31 +119,71 @@ impl Climb {
     }
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
-        Ok(self.blocks_after_waiting(true))
+        Ok(self.blocks_after_waiting(&self.helpers()))
     }
 
     fn pages_of_device(&mut self) -> Result<Option<Allocation>> {
         self.grow(Effort::Device)
     }
 
-    /// Returns a block of a pool with `use_on_oom`, of the same stream; for a request of the default pool alone.
-    fn blocks_of_stand_ins(&mut self) -> Result<Option<Allocation>> {
-        let Request { service, thread, bytes, .. } = &self.request;
-        let Some(caches) = DeviceCaches::known(self.request.memory().device).filter(|_| service.pool.is_default())
-        else {
+    /// Returns a block of another cache, which goes back there. None for a graph or a feed, whose memory is its own; and
+    /// none of other pools for a pool whose limit it would pass by, or whose memory is to come from its own source.
+    fn blocks_of_other_caches(&mut self) -> Result<Option<Allocation>> {
+        let Request { cache: own, service, .. } = &self.request;
+        let is_apart = |service: &Service| service.is_captured || service.is_feed;
+        if is_apart(service) {
             return Ok(None);
-        };
-        let stand_ins = caches.pools().into_iter().filter(|pool| pool.rules.use_on_oom && !pool.is_closed());
-        Ok(stand_ins.flat_map(|pool| DeviceCaches::caches_of(&pool)).find_map(|cache| {
-            let other = cache.service().filter(|other| other.is_in_order_with(service) && !other.is_captured)?;
-            drop(other);
-            cache.allocate(*thread, *bytes).map(|offset| Allocation { cache, offset })
-        }))
+        }
+        let mut pools = vec![Arc::clone(&service.pool)];
+        if service.pool.budget().limit().is_none() && !service.pool.keeps_segments() {
+            pools.extend(self.helpers());
+        }
+        for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
+            let Some(other) = cache.service().filter(|other| !is_apart(other)) else { continue };
+            if !std::ptr::eq(cache, *own)
+                && let Some(found) = self.block_of(cache, &other)?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the other pools of the device that help others.
+    fn helpers(&self) -> Vec<Arc<Pool>> {
+        let own = self.request.pool().number;
+        let pools = DeviceCaches::known(self.request.memory().device).map(DeviceCaches::pools).unwrap_or_default();
+        pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
+    }
+
+    /// Returns a free block of another cache; where that serves another stream, once its work so far is done. The
+    /// block is used there again once the request's stream is done with it.
+    fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
+        let Request { service, thread, bytes, .. } = &self.request;
+        let Some(offset) = cache.allocate(*thread, *bytes) else { return Ok(None) };
+        let block = Allocation { cache, offset };
+        cache.report_live(&other.pool, *thread);
+        if other.is_in_order_with(service) {
+            return Ok(Some(block));
+        }
+        // Asked after the block was taken, so that this is all the work that ever used it.
+        let events = &cache.memory.events;
+        let work = other.work_so_far(events, *thread, Some(&service.stream));
+        match work.and_then(|mut until| until.is_done(events, true)) {
+            Ok(true) => {
+                cache.add_use(offset, BlockUser::new(&service.stream, *thread).fleeting());
+                Ok(Some(block))
+            }
+            outcome => {
+                free(block, None)?;
+                outcome.map(|_| None)
+            }
+        }
     }
 
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
-        self.trim_device();
+        self.give_memory_back();
         self.grow(Effort::Device)
     }
 
@@ -149,7 +193,7 @@ impl Climb {
             if !call(&callback, self.request.memory().device, self.request.bytes) {
                 continue;
             }
-            self.trim_device();
+            self.give_memory_back();
             let found = match self.request.search() {
                 Some(found) => Some(found),
                 None => self.grow(Effort::Device)?,
@@ -161,17 +205,19 @@ impl Climb {
         Ok(None)
     }
 
-    /// Waits for blocks, and for pages, that wait for streams of this pool, or of every pool; then searches once. What
-    /// another pool is refused here is not this request's end.
-    fn blocks_after_waiting(&self, of_device: bool) -> Option<Allocation> {
-        let _ = wait_for_streams(&self.request, of_device);
+    /// Waits for blocks, and for pages, that wait for streams of these pools; then searches once. What another pool is refused
+    /// here is not this request's end.
+    fn blocks_after_waiting(&self, pools: &[Arc<Pool>]) -> Option<Allocation> {
+        let _ = wait_for_streams(&self.request, pools);
         self.request.search()
     }
 
-    fn trim_device(&self) {
+    fn give_memory_back(&self) {
         if let Some(caches) = DeviceCaches::known(self.request.memory().device) {
+            let own = self.request.pool().number;
+            let is_meant = |pool: &Pool| pool.number == own || pool.gives_way();
             // What cannot be given back leaves the rest to help.
-            let _ = trim_device(caches, self.request.thread, Patience::Wait);
+            let _ = trim_pools(caches, self.request.thread, Patience::Wait, is_meant);
         }
     }
 
@@ -214,16 +260,11 @@ impl Climb {
     }
 }
 
-/// Waits for the streams that blocks and pages of the request's pool wait for, or those of every pool of the device.
-fn wait_for_streams(request: &Request, of_device: bool) -> Result<()> {
-    let memory = request.memory();
-    let caches = match DeviceCaches::known(memory.device) {
-        Some(caches) if of_device => caches.serving(),
-        _ => DeviceCaches::caches_of(request.pool()),
-    };
+/// Waits for the streams that blocks and pages of these pools wait for.
+fn wait_for_streams(request: &Request, pools: &[Arc<Pool>]) -> Result<()> {
     let mut outcome = Ok(());
-    for cache in caches {
+    for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
         outcome = outcome.and(settle(cache, request.thread, Patience::Wait).map(drop));
     }
-    outcome.and(memory.end_retired(true).map(drop))
+    outcome.and(request.memory().end_retired(true).map(drop))
 }

@@ -32,4 +32,4 @@ pub(in crate::memory) use peers::enable_peer;
 pub(in crate::memory) use pools::{make_pool, pool_with_id};
 pub(crate) use request::Allocation;
 pub(in crate::memory) use settle::Patience;
-pub(in crate::memory) use trim::{trim, trim_device};
+pub(in crate::memory) use trim::{trim, trim_pools};

@@ -84,12 +84,17 @@ pub(in crate::memory) fn trim(
     outcome.map(|()| released)
 }
 
-/// [`trim`] for every pool of the device.
-pub(in crate::memory) fn trim_device(caches: &DeviceCaches, thread: ThisThread, patience: Patience) -> Result<u64> {
+/// [`trim`] for those pools of the device for which `is_meant` is true.
+pub(in crate::memory) fn trim_pools(
+    caches: &DeviceCaches,
+    thread: ThisThread,
+    patience: Patience,
+    is_meant: impl Fn(&Pool) -> bool,
+) -> Result<u64> {
     let mut released = 0;
     let mut outcome = Ok(());
-    for pool in caches.pools() {
-        match trim(caches, &pool, thread, patience) {
+    for pool in caches.pools().iter().filter(|pool| is_meant(pool)) {
+        match trim(caches, pool, thread, patience) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }

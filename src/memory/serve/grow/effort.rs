@@ -9,6 +9,6 @@ pub(in crate::memory::serve) enum Effort {
     Exact,
     /// Free pages of the same pool, waiting for the streams that used them.
     Pool,
-    /// Free pages of every pool of the device.
+    /// Free pages of the device's pools that help others too.
     Device,
 }

@@ -38,7 +38,7 @@ fn pools(request: &Request, effort: Effort) -> Vec<Arc<Pool>> {
     if effort == Effort::Device
         && let Some(caches) = DeviceCaches::known(request.memory().device)
     {
-        pools.extend(caches.pools().into_iter().filter(|pool| pool.number != own.number));
+        pools.extend(caches.pools().into_iter().filter(|pool| pool.number != own.number && pool.gives_way()));
     }
     pools
 }
@@ -124,7 +124,10 @@ fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, effort: Effo
         if effort >= Effort::Pool {
             return Ok(Readiness::AfterWork);
         }
-        if !other.pool.is_lending() && cache.lock(asker.thread).unused() >= PAGE {
+        if other.is_captured {
+            // No call names a stream there, so this one marks. Without a mark the pages are not lent.
+            let _ = lending::mark_all_work(cache, asker.thread);
+        } else if !other.pool.is_lending() && cache.lock(asker.thread).unused() >= PAGE {
             lending::begin(&other.pool);
         }
         let turnover = lending::finished_turnover(cache)?;

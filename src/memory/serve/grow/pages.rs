@@ -19,8 +19,11 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
     let Request { cache, service, thread, bytes } = request;
     let memory = cache.memory;
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
-    // Work on a captured stream runs whenever its graph does, so what it used is never known to be done.
-    let may_move = !service.is_captured && service.stream.capture_status()? == CaptureStatus::None;
+    // Work on a captured stream runs whenever its graph does, so what it used is never known to be done; and segments that
+    // may be registered stay where they are.
+    let may_move = !service.is_captured
+        && !service.pool.keeps_segments()
+        && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
     let (place, own) = {
         let mut heap = cache.lock(*thread);
