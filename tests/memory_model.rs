@@ -25,6 +25,7 @@ const MEMORY: u64 = 256 << 20;
 const STREAMS: usize = 4;
 const OWN_STREAMS: usize = 2;
 const POOLS: usize = 2;
+const RESERVE: u64 = 32 << 20;
 /// Marks stand at the start and the end of a block, and at every multiple of this.
 const STRIDE: u64 = 64 << 10;
 const MARK: u64 = 0x6770_7570 << 32;
@@ -224,19 +225,22 @@ impl Model {
         self.scopes.iter().any(|scope| matches!(scope, Scope::Capture(_, _, captured) if *captured == stream))
     }
 
-    /// A pool of one kind in the first place, of several in the second.
+    /// A pool that others may use or not in the first place, of several kinds in the second.
     fn pool(&mut self, place: usize) -> &MemPool {
         let (turn, segments) = (self.uses.len(), self.has_segments);
         let uses = &mut self.uses;
         self.pools[place].get_or_insert_with(|| {
             let builder = MemPool::builder().device(DEVICE);
             let builder = match (place, turn % 4) {
-                (0, _) | (_, 3) => builder,
+                (0, 0 | 2) => builder,
+                (0, _) => builder.use_on_oom(true),
                 (_, 0) => builder.segments(segments),
                 (_, 1) => builder.no_split(true),
-                _ => builder.limit(48 << 20),
+                (_, 2) => builder.limit(48 << 20),
+                _ => builder.reserve(RESERVE).limit(2 * RESERVE),
             };
-            let pool = builder.build().unwrap();
+            // Where there is not enough for a reserve it gets none.
+            let pool = builder.build().or_else(|_| MemPool::builder().device(DEVICE).build()).unwrap();
             uses.insert(pool.id(), 1);
             pool
         })
@@ -285,6 +289,28 @@ impl Model {
             }
         }
         is_captured || inner.is_none()
+    }
+
+    /// Returns what each pool holds for its own requests alone, and would lose if this program took it for another.
+    fn kept(&self, op: &Op) -> Vec<(PoolId, u64)> {
+        let destination = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
+        let is_kept = |pool: &&MemPool| match op {
+            Op::Allocate { .. } => pool.id() != destination && !pool.use_on_oom() && pool.reserve() == 0,
+            Op::EmptyCache => pool.no_split(),
+            _ => false,
+        };
+        let held = |pool: &MemPool| {
+            let stats = pool.stats().unwrap();
+            (pool.id(), stats.live_bytes + stats.cached_bytes)
+        };
+        self.pools.iter().flatten().filter(is_kept).map(held).collect()
+    }
+
+    fn run_and_check(&mut self, op: &Op, fault: Option<Fault>) {
+        let before = self.kept(op);
+        self.run(op, fault);
+        assert_eq!(self.kept(op), before, "{op:?} took memory of a pool that keeps it");
+        self.check_counts();
     }
 
     fn run(&mut self, op: &Op, fault: Option<Fault>) {
@@ -443,8 +469,12 @@ impl Model {
     fn take(&mut self, buffer: DeviceBuffer, stream: usize, is_captured: bool) {
         let (address, bytes) = (buffer.address(), buffer.nbytes());
         assert_eq!(address % 512, 0);
-        let pool = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
-        assert_eq!(buffer.pool_id(), pool);
+        let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
+        let pool = buffer.pool_id();
+        // The default pool and one with `use_on_oom` help others out, but for graphs.
+        let is_of_helper =
+            pool == PoolId::NONE || self.pools.iter().flatten().any(|p| p.id() == pool && p.use_on_oom());
+        assert!(pool == asked || is_of_helper && !is_captured, "a block of pool {pool} for pool {asked}");
         let captured = is_captured.then(|| self.captures[&pool].1);
         for number in self.live() {
             let other = &self.blocks[number];
@@ -517,6 +547,7 @@ impl Model {
                 stats.requested_bytes == requested || stats.waiting_blocks > 0 && stats.requested_bytes > requested
             );
             assert!(stats.requested_bytes <= stats.live_bytes && stats.live_bytes <= stats.reserved_bytes);
+            assert!(stats.reserved_bytes >= pool.reserve());
             assert!(pool.limit().is_none_or(|limit| stats.reserved_bytes <= limit), "{stats:?}");
             assert_eq!(pool.use_count(), self.uses[&id]);
         }
@@ -569,8 +600,7 @@ fn check(program: &[(Op, Option<Fault>)]) {
     clear_faults();
     let mut model = Model::new(program.iter().all(|(_, fault)| fault.is_none()));
     for (op, fault) in program {
-        model.run(op, *fault);
-        model.check_counts();
+        model.run_and_check(op, *fault);
     }
     model.finish();
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::device::{DriverSegments, SegmentSource, Source};
+use super::device::{DriverSegments, Reserve, SegmentSource, Source};
 use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules};
 use super::report::{self, PoolStats, SegmentView};
 use super::serve::{self, Patience, device_caches};
@@ -43,6 +43,7 @@ pub struct MemPoolBuilder {
     source: Option<Source>,
     segments: bool,
     limit: Option<u64>,
+    reserve: u64,
 }
 
 impl MemPoolBuilder {
@@ -83,10 +84,20 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Makes the pool. It takes no memory before it is used.
+    /// Sets how many bytes of physical memory the pool has from its birth to its end, in whole pages of 2 MiB, at
+    /// addresses in one piece: [`MemPool::trim`], [`empty_cache`](super::empty_cache) and other pools' lack of memory
+    /// leave them to it. Its requests are served from them first, without a driver call.
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = bytes;
+        self
+    }
+
+    /// Makes the pool. But for what it reserves it takes no memory before it is used.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device; as [`device`](crate::device).
+    /// `ErrorKind::InvalidValue` if there is no such device, or for a reserve above the limit or of a pool with a source
+    /// of its own or `no_split`; `ErrorKind::OutOfMemory` if there is not enough for the reserve, also after other pools
+    /// gave back what they may and callbacks were asked; as [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
         let device = match self.device {
             Some(device) => runtime::device(device.ordinal() as i64)?,
@@ -95,7 +106,7 @@ impl MemPoolBuilder {
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));
         let source = self.source.or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
-        let pool = serve::make_pool(device, PoolId::user(), rules, source, self.limit)?;
+        let pool = serve::make_pool(device, PoolId::user(), rules, source, self.limit, self.reserve)?;
         Ok(MemPool { in_use: PoolUse::first(pool, false) })
     }
 }
@@ -139,6 +150,11 @@ impl MemPool {
     /// Returns the most bytes that the pool may reserve, if there is a limit.
     pub fn limit(&self) -> Option<u64> {
         self.pool().budget().limit()
+    }
+
+    /// Returns the bytes of physical memory that the pool has from its birth to its end.
+    pub fn reserve(&self) -> u64 {
+        self.pool().supply.reserve().map_or(0, Reserve::bytes)
     }
 
     /// Sets or removes the limit. What is reserved beyond it stays until it is freed and trimmed.
@@ -190,7 +206,8 @@ impl MemPool {
     }
 
     /// Gives free memory back to the driver, or to the pool's allocator, and returns the bytes that went. Pages that
-    /// the GPU may still be using go later, so this does not wait.
+    /// the GPU may still be using go later, so this does not wait. What the pool reserved stays, in one piece again as far
+    /// as it is free.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.

@@ -29,7 +29,7 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let known = serve::pool_with_id(device, id)?;
     let in_use = match known.and_then(|pool| PoolUse::new(&pool, is_captured).ok()) {
         Some(in_use) => in_use,
-        None => PoolUse::first(serve::make_pool(device, id, Rules::default(), None, None)?, is_captured),
+        None => PoolUse::first(serve::make_pool(device, id, Rules::default(), None, None, 0)?, is_captured),
     };
     drop(beginning);
     enter_by_id(Arc::clone(in_use.pool()), is_captured)?;

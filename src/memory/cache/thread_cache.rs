@@ -15,7 +15,7 @@ use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
-use crate::memory::device::{DeviceMemory, Entry, Mapping};
+use crate::memory::device::{DeviceMemory, Entry, Mapping, PAGE, Reserve, Run};
 use crate::memory::pool::Pool;
 use crate::runtime::Stream;
 use crate::sync::{
@@ -249,6 +249,24 @@ impl ThreadCache {
             }
         }
         taken
+    }
+
+    /// Takes free pages of the pool's reserve out of this cache's heap.
+    pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
+        let taken = heap.take_pages(&self.memory.pages, reserve.range());
+        if is_recorded() {
+            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentUnmap, start, bytes));
+        }
+        taken.into_iter().map(|(start, bytes)| ((start / PAGE) as u32, (bytes / PAGE) as u32)).collect()
+    }
+
+    /// Adds pages of the pool's reserve to this cache's heap.
+    pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: &[Run]) {
+        for &(first, pages) in runs {
+            let (start, bytes) = (u64::from(first) * PAGE, u64::from(pages) * PAGE);
+            self.memory.pages.set_cache(start, start + bytes, Some(self.number));
+            self.add_span(heap, start, bytes);
+        }
     }
 
     /// Takes free spans out of this cache's heap; see [`Heap::take_free_spans`].

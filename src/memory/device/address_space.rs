@@ -25,10 +25,15 @@ impl AddressSpace {
         }
     }
 
+    /// Returns every run of unused pages: the first, and how many.
+    pub(in crate::memory) fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.free.iter().map(|(&first, &pages)| (first, pages))
+    }
+
     /// Returns every hole: unused pages between used ones.
     pub(in crate::memory) fn holes(&self) -> impl Iterator<Item = (u32, u32)> {
         let wide = self.wide;
-        self.free.iter().map(|(&first, &pages)| (first, pages)).filter(move |&(_, pages)| pages < wide)
+        self.runs().filter(move |&(_, pages)| pages < wide)
     }
 
     /// Returns a place far from what others use, with room to grow.

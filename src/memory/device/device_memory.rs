@@ -7,13 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use super::address_range::AddressRange;
 use super::address_space::AddressSpace;
-use super::budget::Budget;
 use super::event_pool::EventPool;
 use super::pages::{PAGE, Pages};
 use super::retired::Retired;
-use super::segment_source::DriverSegments;
 use super::segments::Segments;
-use super::supply::Source;
+use super::supply::{Budget, DriverSegments, Source};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime;

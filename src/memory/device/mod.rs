@@ -5,27 +5,23 @@
 
 mod address_range;
 mod address_space;
-mod budget;
 mod device_memory;
 mod event_pool;
 mod pages;
 mod retired;
-mod segment_source;
 mod segments;
 mod size_class;
 mod slab;
 mod supply;
 mod until;
 
-pub(in crate::memory) use budget::Budget;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
 pub(in crate::memory) use retired::Remains;
-pub(in crate::memory) use segment_source::DriverSegments;
-pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use size_class::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass};
 pub(in crate::memory) use slab::Slab;
-pub(in crate::memory) use supply::{Source, Supply};
+pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+pub(in crate::memory) use supply::{Budget, DriverSegments, Reserve, Run, Source, Supply};
 pub(in crate::memory) use until::{Until, devices};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::device_memory::DeviceMemory;
 use super::pages::Mapping;
-use super::supply::{Source, Supply};
+use super::supply::{Run, Source, Supply};
 use super::until::Until;
 use crate::error::Result;
 use crate::runtime::Stream;
@@ -20,6 +20,8 @@ pub(in crate::memory) enum Remains {
     Moved(Vec<Mapping>),
     /// The physical memory goes too, as that of mappings which are unmapped already.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
+    /// Pages of the pool's reserve, which stay where they are.
+    Reserve(Vec<Run>),
     /// A segment at an offset, to go back to its source.
     Segment { address: u64, bytes: u64, stream: Stream },
 }
@@ -117,6 +119,12 @@ impl DeviceMemory {
                     unmapped.extend(self.unmap_run(mapped)?);
                 }
             }
+            Remains::Reserve(runs) => {
+                let runs = std::mem::take(runs);
+                let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
+                *remains = Remains::Released { mapped, unmapped: Vec::new() };
+                return self.end(remains, supply);
+            }
             Remains::Segment { address, bytes, stream } => {
                 let Source::Segments(source) = &supply.source else { return Ok(()) };
                 self.range.count_driver_call();
@@ -151,7 +159,7 @@ impl Remains {
     /// Extent bytes that will go back.
     fn bytes(&self) -> u64 {
         match self {
-            Self::Moved(_) => 0,
+            Self::Moved(_) | Self::Reserve(_) => 0,
             Self::Released { mapped, unmapped } => mapped.iter().chain(unmapped).map(|mapping| mapping.bytes()).sum(),
             Self::Segment { bytes, .. } => *bytes,
         }
@@ -160,6 +168,7 @@ impl Remains {
     fn is_left(&self) -> bool {
         match self {
             Self::Moved(mappings) => !mappings.is_empty(),
+            Self::Reserve(runs) => !runs.is_empty(),
             Self::Released { mapped, unmapped } => !(mapped.is_empty() && unmapped.is_empty()),
             Self::Segment { bytes, .. } => *bytes > 0,
         }

@@ -92,7 +92,7 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
             bytes: span.iter().map(|block| block.size).sum(),
             stream,
             pool,
-            is_movable: start < memory.range.bytes(),
+            is_movable: memory.pages.mapping(start).is_some(),
             stack: Stack::NONE,
             blocks: span.into_iter().map(view).collect(),
         });

@@ -40,7 +40,8 @@ pub struct PoolSummary {
     pub limit: Option<u64>,
     /// What it holds and has done.
     pub stats: PoolStats,
-    /// Live and cached bytes for each stream, the largest first; their sums are the pool's.
+    /// Live and cached bytes for each stream, the largest first; with what is free of a reserve their sums are the
+    /// pool's.
     pub streams: Vec<StreamStats>,
 }
 
@@ -81,6 +82,11 @@ impl PoolSummary {
             stream.live_blocks += blocks;
         }
         stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
+        // Within what is reserved also where pages came from there to a cache meanwhile.
+        let free_in_reserve =
+            pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
+        stats.cached_bytes +=
+            free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.live_bytes + stats.cached_bytes));
         stats.set_reserved(pool.budget());
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();

@@ -1,7 +1,9 @@
 //! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams whose pages all
 //! serve others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
 
+use super::grow::retire_reserve;
 use super::trim::retire_free;
+use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
@@ -40,10 +42,20 @@ fn is_bare(cache: &ThreadCache, thread: ThisThread) -> bool {
     (cache.is_owned_by(thread) || cache.owner().is_none()) && cache.lock(thread).mapped() == 0
 }
 
-/// Takes a cache in which nothing is live out of its pool; false if something is.
+/// Takes what is free out of a cache, of a pool that keeps its memory only what it reserved.
+fn leave_memory(cache: &ThreadCache, service: &Service, thread: ThisThread) -> Result<()> {
+    if service.pool.gives_way() {
+        retire_free(cache, thread, service)
+    } else {
+        cache.lock(thread).drop_empty_slabs(&cache.memory.pages);
+        retire_reserve(cache, thread, service)
+    }
+}
+
+/// Takes a cache without memory out of its pool; false if something is live there, or is the pool's to keep.
 fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, thread: ThisThread) -> bool {
     let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
-    if !is_idle || !is_bare(cache, thread) && retire_free(cache, thread, service).is_err() {
+    if !is_idle || !is_bare(cache, thread) && leave_memory(cache, service, thread).is_err() {
         return false;
     }
     let counts = {

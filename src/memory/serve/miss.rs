@@ -81,15 +81,19 @@ impl Climb {
             }
         }
         let refused = self.last_refusal();
-        Err(no_memory_left(&self.request, refused))
+        Err(no_memory_left(self.request.pool(), self.request.bytes, refused))
     }
 
     fn refuse_more_than_any_device_has(&self) -> Result<()> {
         if self.request.bytes <= self.request.memory().total.min(BLOCK_BYTES_MAX) {
             return Ok(());
         }
-        note(&self.request);
-        Err(no_memory_left(&self.request, Error::no_memory("gpupool", "no device has that many bytes")))
+        self.note();
+        Err(no_memory_left(
+            self.request.pool(),
+            self.request.bytes,
+            Error::no_memory("gpupool", "no device has that many bytes"),
+        ))
     }
 
     fn last_refusal(&mut self) -> Error {
@@ -188,7 +192,7 @@ impl Climb {
     }
 
     fn called_back_pages(&mut self) -> Result<Option<Allocation>> {
-        note(&self.request);
+        self.note();
         for callback in callbacks() {
             if !call(&callback, self.request.memory().device, self.request.bytes) {
                 continue;
@@ -242,6 +246,10 @@ impl Climb {
         Err(Error::unavailable(
             "a thread holds more blocks than gpupool can number; free some, or allocate larger ones",
         ))
+    }
+
+    fn note(&self) {
+        note(self.request.pool(), self.request.cache.stream_address(), self.request.bytes);
     }
 
     fn log_begin(&mut self) {

@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
-use super::request::Request;
 use crate::error::{Error, ErrorKind, OutOfMemory, Wanted};
 use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
+use crate::memory::pool::Pool;
 use crate::memory_users;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::lock;
@@ -92,28 +92,26 @@ fn memory_info(device: Device) -> MemoryInfo {
 }
 
 /// Records that memory ran out, where memory is recorded; before callbacks are asked, which may take a snapshot.
-pub(super) fn note(request: &Request) {
+pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
-        let device = request.memory().device;
-        let (stream, pool) = (request.cache.stream_address(), request.pool().id);
-        note_oom(device, stream, pool, request.bytes, memory_info(device).free);
+        let device = pool.memory.device;
+        note_oom(device, stream, pool.id, bytes, memory_info(device).free);
     }
 }
 
 /// Returns the error that says what holds the memory; a refusal for another reason as it is.
 #[cold]
-pub(super) fn no_memory_left(request: &Request, refused: Error) -> Error {
+pub(super) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
     if !is_no_memory(&refused) {
         return refused;
     }
-    let device = request.memory().device;
+    let device = pool.memory.device;
     let MemoryInfo { free, total } = memory_info(device);
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let pool = request.pool();
-    let wanted = Wanted::Memory { bytes: request.bytes, pool: pool.id.to_string(), limit: pool.budget().limit() };
+    let wanted = Wanted::Memory { bytes, pool: pool.id.to_string(), limit: pool.budget().limit() };
     let users = memory_users::all(device);
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

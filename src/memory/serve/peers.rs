@@ -4,6 +4,7 @@ use super::devices::device_caches;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
+use crate::memory::device::Reserve;
 use crate::runtime;
 
 /// Lets `peer` read and write the memory of `device`, what there is and what comes.
@@ -35,8 +36,23 @@ pub(in crate::memory) fn enable_peer(device: Device, peer: Device) -> Result<()>
     outcome
 }
 
-/// Returns every range that is mapped for a cache: start and bytes.
+/// Returns every range that is mapped for a pool or a cache: start and bytes.
 fn mapped_ranges(caches: &DeviceCaches) -> Vec<(u64, u64)> {
     let end = caches.memory.range.bytes();
-    caches.serving().into_iter().flat_map(|cache| cache.visit().spans_below(end)).collect()
+    let mut ranges = Vec::new();
+    for pool in caches.pools() {
+        let reserve = pool.supply.reserve();
+        ranges.extend(reserve.into_iter().flat_map(Reserve::extents).map(|extent| (extent.start(), extent.bytes())));
+        let kept = reserve.map_or(0..0, Reserve::range);
+        for cache in DeviceCaches::caches_of(&pool) {
+            for (start, bytes) in cache.visit().spans_below(end) {
+                // A span may go on beyond the reserve.
+                let parts = [(start, (start + bytes).min(kept.start)), (start.max(kept.end), start + bytes)];
+                ranges.extend(
+                    parts.into_iter().filter(|(start, end)| start < end).map(|(start, end)| (start, end - start)),
+                );
+            }
+        }
+    }
+    ranges
 }

@@ -4,35 +4,93 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::devices::device_caches;
+use super::grow::{is_no_memory, make_reserve};
+use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::settle::Patience;
-use super::trim::{mark_closed, trim};
-use crate::error::Result;
+use super::trim::{mark_closed, trim, trim_pools};
+use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Source, Supply};
+use crate::memory::device::{PAGE, Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
 use crate::sync::ThisThread;
 
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
-/// Makes a pool, known to its device. With no source its memory comes from where the device's does.
+/// Makes a pool, known to its device. With no source its memory comes from where the device's does. It keeps `reserve`
+/// bytes from now on.
 ///
 /// # Errors
-/// As [`device_caches`].
+/// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
+/// `ErrorKind::InvalidValue` if the pool can have none.
 pub(in crate::memory) fn make_pool(
     device: Device,
     id: PoolId,
     rules: Rules,
     source: Option<Source>,
     limit: Option<u64>,
+    reserve: u64,
 ) -> Result<Arc<Pool>> {
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
     let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, supply, end_pool));
+    if reserve > 0 {
+        make_reserve_from_what_there_is(caches, &pool, reserve)?;
+    }
     caches.add_pool(&pool);
     Ok(pool)
+}
+
+/// Makes a new pool's reserve: from what the device has, else from what other pools and the user's callbacks give back.
+fn make_reserve_from_what_there_is(caches: &DeviceCaches, pool: &Pool, bytes: u64) -> Result<()> {
+    check_reserve(pool, bytes)?;
+    let has_room = bytes <= pool.memory.total;
+    let mut outcome = if has_room {
+        make_reserve(pool, bytes)
+    } else {
+        Err(Error::no_memory("gpupool", "no device has that many bytes"))
+    };
+    let try_again = || {
+        // What cannot be given back leaves the rest to help.
+        let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
+        make_reserve(pool, bytes)
+    };
+    let lacks = |outcome: &Result<()>| has_room && outcome.as_ref().is_err_and(is_no_memory);
+    if lacks(&outcome) {
+        outcome = try_again();
+    }
+    if lacks(&outcome) {
+        note(pool, 0, bytes);
+        for callback in callbacks() {
+            if lacks(&outcome) && call(&callback, pool.memory.device, bytes) {
+                outcome = try_again();
+            }
+        }
+    }
+    outcome.map_err(|error| no_memory_left(pool, bytes, error))
+}
+
+/// Refuses a reserve that the pool cannot have.
+fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
+    let device = pool.memory.device;
+    if pool.keeps_segments() {
+        return Err(Error::invalid_value(
+            "a reserve is of gpupool's own pages, and stays where it is: leave out allocator, segments and no_split",
+        ));
+    }
+    if !pool.source().is_pages() {
+        return Err(Error::invalid_value(format!(
+            "{device} has no virtual memory management, which a reserve needs: leave it out"
+        )));
+    }
+    match pool.budget().limit() {
+        Some(limit) if limit < bytes.next_multiple_of(PAGE) => Err(Error::invalid_value(format!(
+            "the pool's limit, {limit} bytes, is less than its reserve, {bytes} bytes in pages of 2 MiB: raise the limit"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the live pool with this id on the device, if there is one.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use log::debug;
 
+use super::grow::{end_reserve, retire_reserve};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
@@ -53,7 +54,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     if let Some(Until::Events(events)) = until {
         memory.events.put_back(events);
     }
-    Ok(())
+    retire_reserve(cache, thread, service)
 }
 
 /// Gives back what a pool has free, and returns the physical bytes that went; pages whose streams are still at work go
@@ -74,6 +75,9 @@ pub(in crate::memory) fn trim(
         if let Some(service) = cache.service().filter(|service| Arc::ptr_eq(&service.pool, pool)) {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
+    }
+    if pool.is_closed() {
+        end_reserve(pool);
     }
     forget_if_empty(caches, pool, thread);
     let released = caches.memory.end_retired(patience == Patience::Wait)?;
@@ -115,6 +119,7 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
     let Some(service) = cache.service() else { return Ok(()) };
     settle(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
+    end_reserve(&service.pool);
     let outcome = cache.memory.end_retired(false).map(drop);
     if let Some(caches) = DeviceCaches::known(cache.memory.device) {
         forget_if_empty(caches, &service.pool, thread);

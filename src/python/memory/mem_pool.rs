@@ -34,7 +34,7 @@ impl PyMemPool {
 impl PyMemPool {
     #[new]
     #[pyo3(signature = (
-        allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false
+        allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false, reserve = None
     ))]
     fn new(
         py: Python<'_>,
@@ -44,12 +44,16 @@ impl PyMemPool {
         limit: Option<Whole>,
         device: Option<&Bound<'_, PyAny>>,
         segments: bool,
+        reserve: Option<Whole>,
     ) -> PyResult<Self> {
         let device = device::extract_or_current(py, device)?;
         let mut builder =
             MemPool::builder().device(device).use_on_oom(use_on_oom).no_split(no_split).segments(segments);
         if let Some(limit) = limit {
             builder = builder.limit(limit.0);
+        }
+        if let Some(reserve) = reserve {
+            builder = builder.reserve(reserve.0);
         }
         if let Some(allocator) = allocator {
             builder = builder.allocator(source(allocator)?);
@@ -82,6 +86,11 @@ impl PyMemPool {
     #[getter]
     fn no_split(&self) -> bool {
         self.pool.no_split()
+    }
+
+    #[getter]
+    fn reserve(&self) -> u64 {
+        self.pool.reserve()
     }
 
     fn use_count(&self) -> u32 {

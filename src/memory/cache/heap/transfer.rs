@@ -1,5 +1,7 @@
 //! Memory that comes into a heap and leaves it: spans, and the mappings in them.
 
+use std::ops::Range;
+
 use super::Heap;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
@@ -78,6 +80,22 @@ impl Heap {
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
     }
 
+    /// Takes whole free pages between two offsets out of the heap: start and bytes of each piece.
+    pub(in crate::memory) fn take_pages(&mut self, pages: &'static Pages, range: Range<u64>) -> Vec<(u64, u64)> {
+        let mut taken = Vec::new();
+        for id in self.free.at_least(&self.blocks, PAGE) {
+            let block = &self.blocks[id as usize];
+            let start = block.start.max(range.start).next_multiple_of(PAGE);
+            let end = block.end().min(range.end) / PAGE * PAGE;
+            if start < end {
+                self.cut_out(id, start, end);
+                pages.set_cache(start, end, None);
+                taken.push((start, end - start));
+            }
+        }
+        taken
+    }
+
     /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there
     /// are. The block that ends at `kept` is left alone.
     pub(in crate::memory) fn take_mappings(
@@ -97,7 +115,10 @@ impl Heap {
             let block = &self.blocks[id as usize];
             let mut at = if block.end() == kept { kept } else { block.start.next_multiple_of(PAGE) };
             while at < block.end() {
-                let Some(mapping) = pages.mapping(at) else { break };
+                let Some(mapping) = pages.mapping(at) else {
+                    at += PAGE;
+                    continue;
+                };
                 if mapping.start() >= block.start && mapping.end() <= block.end() {
                     if mapping.bytes() <= left {
                         left -= mapping.bytes();

@@ -104,7 +104,7 @@ fn pass_on(growth: &mut Growth<'_>, wait: bool) -> Result<()> {
 
 /// Whether free pages of a cache can be taken for another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Readiness {
+pub(super) enum Readiness {
     Never,
     /// With the work so far on its stream, or on the device.
     AfterWork,
@@ -114,7 +114,11 @@ enum Readiness {
     },
 }
 
-fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, effort: Effort) -> Result<Readiness> {
+/// Returns whether a request of this effort can take free pages of another cache.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
+pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, effort: Effort) -> Result<Readiness> {
     // A graph may use them at any time.
     if other.is_captured && other.pool.has_captures() {
         return Ok(Readiness::Never);

@@ -10,10 +10,12 @@ mod gather;
 mod growth;
 mod pages;
 mod place;
+mod reserve;
 mod segment;
 
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
+pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
 
 use super::request::Request;
 use crate::error::Result;
@@ -26,6 +28,11 @@ use crate::memory::device::Source;
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as
 /// it was.
 pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
+    if let Some(reserve) = request.pool().supply.reserve()
+        && let Some(offset) = reserve::grow_by_reserve(request, reserve, effort)?
+    {
+        return Ok(Some(offset));
+    }
     match request.pool().source() {
         Source::Pages => pages::grow_by_pages(request, effort),
         Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),

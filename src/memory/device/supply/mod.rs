@@ -1,9 +1,15 @@
 //! Where a pool's memory comes from, and how much it has and may have.
 
-use std::sync::Arc;
+mod budget;
+mod reserve;
+mod segment_source;
 
-use super::budget::Budget;
-use super::segment_source::SegmentSource;
+use std::sync::{Arc, OnceLock};
+
+pub(in crate::memory) use budget::Budget;
+pub(in crate::memory) use reserve::{Reserve, Run};
+pub(in crate::memory) use segment_source::DriverSegments;
+pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 
 /// Where a pool's memory comes from.
 #[derive(Clone, Debug, Default)]
@@ -27,11 +33,23 @@ pub(in crate::memory) struct Supply {
     pub(in crate::memory) source: Source,
     /// The pool's physical bytes.
     pub(in crate::memory) budget: Budget,
+    reserve: OnceLock<Reserve>,
 }
 
 impl Supply {
     /// Makes a supply from the source, of at most `limit` bytes if there is a limit.
     pub(in crate::memory) const fn new(source: Source, limit: Option<u64>) -> Self {
-        Self { source, budget: Budget::new(limit) }
+        Self { source, budget: Budget::new(limit), reserve: OnceLock::new() }
+    }
+
+    /// Returns what the pool keeps from its birth to its end, if anything.
+    pub(in crate::memory) fn reserve(&self) -> Option<&Reserve> {
+        self.reserve.get()
+    }
+
+    /// Gives a new pool what it is to keep.
+    pub(in crate::memory) fn set_reserve(&self, reserve: Reserve) {
+        // A pool is given one reserve, before any other thread sees it.
+        let _ = self.reserve.set(reserve);
     }
 }
