@@ -85,6 +85,15 @@ package: ## target/package: the crate as it would be published, built from its o
 bench: ## the Rust benches, on whatever runtime is here
 	cargo bench
 
+.PHONY: soak
+soak: OPERATIONS ?= 100000000
+soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults, against the naive model
+	cargo test --quiet --release --test memory_model --no-run
+	@for test in any_program whatever_the_driver; do \
+		GPUPOOL_MODEL_OPERATIONS=$$(($(OPERATIONS) / 2)) cargo test --quiet --release --test memory_model -- --nocapture $$test & \
+		tests="$$tests $$!"; \
+	done; for test in $$tests; do wait $$test || failed=1; done; test -z "$$failed"
+
 .PHONY: gpu
 gpu: .venv/ready ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu

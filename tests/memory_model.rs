@@ -4,6 +4,7 @@
 //! The simulated memory has real bytes. Every block is marked with its number, so that a new block shows which blocks its
 //! memory was part of before, wherever their pages stood then.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -18,7 +19,7 @@ use gpupool::{
     StatusKind, Stream, empty, empty_cache, memory_stats,
 };
 use proptest::prelude::*;
-use proptest::test_runner::Config;
+use proptest::test_runner::{Config, TestRunner};
 
 const MEMORY: u64 = 256 << 20;
 /// The last two are not gpupool's, and may be gone at any time.
@@ -26,8 +27,10 @@ const STREAMS: usize = 4;
 const OWN_STREAMS: usize = 2;
 const POOLS: usize = 2;
 const RESERVE: u64 = 32 << 20;
-/// Marks stand at the start and the end of a block, and at every multiple of this.
-const STRIDE: u64 = 64 << 10;
+/// Marks stand at the start and the end of a block, and at every multiple of this, so that each page has some.
+const STRIDE: u64 = 512 << 10;
+/// In a block of at most this size every old mark is looked for.
+const SMALL: u64 = 64 << 10;
 const MARK: u64 = 0x6770_7570 << 32;
 
 const DEVICE: Device = Device::from_ordinal(0);
@@ -178,7 +181,7 @@ fn places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
 
 /// Every place in a block where an older one may have left a mark.
 fn old_places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
-    let step = if bytes <= STRIDE { 512 } else { STRIDE };
+    let step = if bytes <= SMALL { 512 } else { STRIDE };
     let inner = (address + 1).next_multiple_of(step);
     std::iter::once(address).chain((inner..(address + bytes)).step_by(step as usize))
 }
@@ -605,19 +608,33 @@ fn check(program: &[(Op, Option<Fault>)]) {
     model.finish();
 }
 
-proptest! {
-    #![proptest_config(Config { cases: 250, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() })]
-
-    #[test]
-    fn any_program_keeps_its_bytes_and_counts(program in prop::collection::vec(op(), 1..200)) {
-        let program: Vec<_> = program.into_iter().map(|op| (op, None)).collect();
+/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations.
+fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
+    let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
+    let operations: u64 = setting.map_or(25_000, |setting| setting.parse().expect("a number of operations"));
+    let cases = u32::try_from(operations * 2 / longest as u64).expect("fewer operations");
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
+    let done = Cell::new(0);
+    let outcome = TestRunner::new(config).run(&programs, |program| {
+        let program = faults_of(program);
+        done.set(done.get() + program.len());
         check(&program);
+        Ok(())
+    });
+    println!("{} operations in {cases} programs", done.get());
+    if let Err(failure) = outcome {
+        panic!("{failure}");
     }
+}
 
-    #[test]
-    fn whatever_the_driver_refuses_nothing_is_lost(
-        program in prop::collection::vec((op(), prop::option::weighted(0.3, fault())), 1..150)
-    ) {
-        check(&program);
-    }
+#[test]
+fn any_program_keeps_its_bytes_and_counts() {
+    let without = |program: Vec<Op>| program.into_iter().map(|op| (op, None)).collect();
+    check_all(200, prop::collection::vec(op(), 1..200), without);
+}
+
+#[test]
+fn whatever_the_driver_refuses_nothing_is_lost() {
+    let step = (op(), prop::option::weighted(0.3, fault()));
+    check_all(150, prop::collection::vec(step, 1..150), |program| program);
 }
