@@ -592,6 +592,9 @@ impl Drop for Model {
         self.pools = [None, None];
         let _ = complete_all();
         let _ = empty_cache();
+        for stream in &self.streams[OWN_STREAMS..] {
+            let _ = destroy_stream(stream.raw(), DEVICE);
+        }
     }
 }
 
