@@ -21,4 +21,4 @@ pub(in crate::memory) use route::{
 pub(crate) use scope::EnteredScope;
 pub use scope::{PoolScope, PoolToken};
 pub(in crate::memory) use state::{Ending, Pool, Rules};
-pub(in crate::memory) use uses::{PoolUse, gone};
+pub(in crate::memory) use uses::{PoolUse, closed, gone};

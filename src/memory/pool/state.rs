@@ -23,7 +23,7 @@ pub(in crate::memory) enum Ending {
     Later,
 }
 
-/// What is done when the last use of a pool has ended.
+/// What is done when the last use of a pool has ended, or a use of a closed one.
 pub(in crate::memory) type EndPool = fn(&Arc<Pool>, Ending);
 
 /// A pool of device memory.
@@ -108,10 +108,10 @@ impl Pool {
         self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
     }
 
-    /// Ends a use; with the last one the pool ends.
+    /// Ends a use; with the last one the pool ends. A closed pool gives back what the use kept.
     pub(super) fn release(self: &Arc<Self>, ending: Ending) {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
-        if before == Ok(1) {
+        if before == Ok(1) || self.is_closed() {
             (self.end)(self, ending);
         }
     }
@@ -138,6 +138,7 @@ impl Pool {
         self.captures.load(Ordering::Acquire) > 0
     }
 
+    /// Serves no more requests; what is freed goes.
     pub(in crate::memory) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::abandoned::end_abandoned;
 use super::devices::device_caches;
-use crate::error::{Error, Result};
-use crate::ids::{Device, RawStream};
+use crate::error::Result;
+use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Service, ThreadCache, normalized};
 use crate::memory::pool::{self, Destination};
 use crate::runtime::Stream;
@@ -92,15 +92,7 @@ fn acquire(
         cache.end_service();
         cache.give_up(thread);
         caches.put_spare(vec![cache]);
-        return Err(released(&pool.id, stream.device()));
+        return Err(pool::closed(&pool));
     }
     Ok(cache)
-}
-
-#[cold]
-fn released(id: &pool::PoolId, device: Device) -> Error {
-    Error::invalid_value(format!(
-        "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
-         end_allocate_to_pool"
-    ))
 }
