@@ -177,3 +177,63 @@ fn a_pool_for_graphs_has_an_allocator_and_a_limit() {
     release_pool(zero(), graphs.id()).unwrap();
     assert_eq!((graphs.use_count(), graphs.trim().unwrap()), (1, 4 * MIB));
 }
+
+#[test]
+fn a_scope_for_all_threads_serves_those_that_have_none() {
+    let _host = host();
+    let (everyone, own, other_device) =
+        (pool(), pool(), MemPool::builder().device(device(1).unwrap()).build().unwrap());
+    let (tell, told) = mpsc::channel::<Box<dyn FnOnce() -> Vec<PoolId> + Send>>();
+    let (answer, answers) = mpsc::channel();
+    let worker = thread::spawn(move || told.into_iter().for_each(|work| answer.send(work()).unwrap()));
+    let run = |work: Box<dyn FnOnce() -> Vec<PoolId> + Send>| {
+        tell.send(work).unwrap();
+        answers.recv().unwrap()
+    };
+    let (there, token) = (stream(), own.token());
+    let plain = there.clone();
+    let allocate = move || {
+        let stream = plain.clone();
+        Box::new(move || vec![empty(700, &stream).unwrap().pool_id()]) as Box<_>
+    };
+    // A thread that has allocated before, so that what served it last is at hand.
+    assert_eq!(run(allocate()), [PoolId::NONE]);
+    {
+        let _inside = everyone.enter_all_threads().unwrap();
+        assert_eq!(everyone.use_count(), 2);
+        assert_eq!([run(allocate()), run(allocate())], [[everyone.id()], [everyone.id()]]);
+        assert_eq!(empty(1, &stream()).unwrap().pool_id(), everyone.id());
+        assert_eq!(empty(1, &Stream::new(device(1).unwrap()).unwrap()).unwrap().pool_id(), PoolId::NONE);
+        // A scope of the thread's own wins, and a later one for all threads.
+        let inner = there.clone();
+        let ids = run(Box::new(move || {
+            let _scope = token.enter().unwrap();
+            vec![empty(700, &inner).unwrap().pool_id(), empty(700, &inner).unwrap().pool_id()]
+        }));
+        assert_eq!(ids, [own.id(), own.id()]);
+        {
+            let _other = other_device.enter_all_threads().unwrap();
+            let _later = own.enter_all_threads().unwrap();
+            assert_eq!(run(allocate()), [own.id()]);
+        }
+        assert_eq!((run(allocate()), own.use_count()), (vec![everyone.id()], 1));
+    }
+    assert_eq!((run(allocate()), everyone.use_count()), (vec![PoolId::NONE], 1));
+    drop(tell);
+    worker.join().unwrap();
+}
+
+#[test]
+fn a_scope_for_all_threads_ends_with_the_thread_that_entered_it() {
+    let _host = host();
+    let (pool, stream) = (Arc::new(pool()), stream());
+    let entering = Arc::clone(&pool);
+    let entered = thread::spawn(move || std::mem::forget(entering.enter_all_threads().unwrap()));
+    entered.join().unwrap();
+    assert_eq!((empty(1, &stream).unwrap().pool_id(), pool.use_count()), (PoolId::NONE, 1));
+    let _scope = pool.enter_all_threads().unwrap();
+    pool.close().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| assert_closed(empty(1, &stream), &pool));
+    });
+}

@@ -163,13 +163,23 @@ impl MemPool {
     /// and any number of threads may be in the same pool at once.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` while the thread ends.
+    /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter(&self) -> Result<PoolScope> {
         PoolScope::new(self.pool())
     }
 
+    /// As [`MemPool::enter`], and also for every other thread as long as it has no scope of its own on this device, until
+    /// the scope is dropped: for threads that cannot enter one, such as those that a library starts. Requests of all
+    /// threads take a little longer meanwhile. Of several such scopes the one entered last counts.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
+    pub fn enter_all_threads(&self) -> Result<PoolScope> {
+        PoolScope::of_all_threads(self.pool())
+    }
+
     /// Returns what lets another thread enter the pool: threads do not take over the scopes of the thread that started
-    /// them.
+    /// them. A worker thread can keep the scope for as long as it lives.
     pub fn token(&self) -> PoolToken {
         PoolToken::new(self.pool())
     }

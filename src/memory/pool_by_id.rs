@@ -74,3 +74,12 @@ pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
 pub fn pool_use_count(device: Device, id: PoolId) -> Result<Option<u32>> {
     Ok(serve::pool_of_id(device, id)?.map(|pool| pool.use_count()))
 }
+
+/// Returns the device of the pool with this id; none if it is yet to be made.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone, or of one of another device than this.
+#[cfg(feature = "python")]
+pub(crate) fn device_of_pool(id: PoolId, device: Option<Device>) -> Result<Option<Device>> {
+    Ok(serve::pool_anywhere(id, device)?.map(|pool| pool.memory.device))
+}

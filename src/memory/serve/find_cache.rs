@@ -26,7 +26,21 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
 
 #[cold]
 fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (thread, device, changes) = (ThisThread::get(), stream.device(), pool::changes());
+    let changes = pool::changes();
+    let (key, cache, thread) = find_now(stream)?;
+    cache::remember(key, changes, thread, cache);
+    Ok((cache, thread))
+}
+
+/// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
+/// may not serve the next.
+pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+    let (_, cache, thread) = find_now(stream)?;
+    Ok((cache, thread))
+}
+
+fn find_now(stream: &Stream) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
+    let (thread, device) = (ThisThread::get(), stream.device());
     let destination = pool::destination(stream)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
     let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
@@ -43,8 +57,7 @@ fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
             cache
         }
     };
-    cache::remember(key, changes, thread, cache);
-    Ok((cache, thread))
+    Ok((key, cache, thread))
 }
 
 /// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds.

@@ -11,6 +11,7 @@ use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
+#[cfg(feature = "python")]
 use crate::process;
 use crate::sync::ThisThread;
 
@@ -51,16 +52,15 @@ pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option
     }
 }
 
-/// Returns the pool with this id, whichever device's it is; none as [`pool_of_id`].
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if the id is no pool's, or of a pool that is gone.
-pub(in crate::memory) fn pool_of_any_device(id: PoolId) -> Result<Option<Arc<Pool>>> {
+/// As [`pool_of_id`], on any device if none is named, and none is taken into use.
+#[cfg(feature = "python")]
+pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Result<Option<Arc<Pool>>> {
     process::refuse_forked()?;
     let is_unused = id.is_unused();
     match DeviceCaches::all().find_map(|caches| caches.pool_in_use(id)) {
-        None if !is_unused => Err(refuse_id(id, None)),
-        found => Ok(found),
+        Some(pool) if device.is_none_or(|device| device == pool.memory.device) => Ok(Some(pool)),
+        None if is_unused => Ok(None),
+        _ => Err(refuse_id(id, device)),
     }
 }
 

@@ -1,16 +1,17 @@
 //! Memory that comes into a heap and leaves it: spans, and the mappings in them.
 
-use super::{Cut, Heap};
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
+use super::{Cut, Heap};
 use crate::memory::device::{Mapping, PAGE, Pages};
 
 impl Heap {
     /// Where each span ends, and the bytes before its end that join what is added there; by address.
     pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
         // Memory handed out whole is not joined.
-        let free =
-            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.cut == Cut::ToSize);
+        let free = |last: u32| {
+            self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.cut == Cut::ToSize)
+        };
         let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
         tails.sort_unstable();
