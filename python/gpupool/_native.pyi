@@ -511,6 +511,15 @@ class _TorchDevice(Protocol):
     @property
     def index(self) -> int | None: ...
 
+@type_check_only
+class _TorchPluggableAllocator(Protocol):
+    def allocator(self) -> Any: ...
+
+@type_check_only
+class _TorchRawAllocator(Protocol):
+    def _pybind11_conduit_v1_(self, platform: bytes, type_info: Any, kind: bytes, /) -> Any: ...
+
+_TorchAllocator: TypeAlias = _TorchPluggableAllocator | _TorchRawAllocator
 _DeviceLike: TypeAlias = SupportsIndex | _TorchDevice
 
 @disjoint_base
@@ -527,6 +536,7 @@ class MemPool:
         self,
         allocator: tuple[int, int]
         | tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], Any]]
+        | _TorchAllocator
         | None = None,
         use_on_oom: bool = False,
         no_split: bool = False,
@@ -540,7 +550,8 @@ class MemPool:
 
         Args:
             allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
-                callables, or addresses of C functions as PyTorch's pluggable allocators have them. What they allocate
+                callables, or addresses of C functions as PyTorch's pluggable allocators have them; or such an allocator
+                of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
                 from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
                 memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
             use_on_oom: Let requests for the default pool take free blocks of this one when the device has no more.
@@ -561,7 +572,7 @@ class MemPool:
 
     @property
     def allocator(self) -> Any:
-        """The pair of functions that the pool was made with, or None."""
+        """The pair of functions, or the allocator of PyTorch's, that the pool was made with; or None."""
 
     @property
     def use_on_oom(self) -> bool:

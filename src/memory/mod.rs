@@ -33,7 +33,7 @@ pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, feed};
 #[cfg(feature = "python")]
-pub(crate) use plug::{fence, torch_functions};
+pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};
 #[cfg(feature = "python")]
 pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, set_find_context_scope};
