@@ -11,6 +11,7 @@ use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::process;
 use crate::sync::lock;
 
 /// A scope of a context, and of those that were copied from it, until it is left or dropped.
@@ -46,9 +47,9 @@ pub(super) fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)>
 }
 
 impl ContextScope {
-    /// Returns whether it is open.
+    /// Returns whether it is open. None is in a forked child, where the lock may be held for ever.
     pub(crate) fn is_open(&self) -> bool {
-        lock(&self.open).is_some()
+        !process::is_forked() && lock(&self.open).is_some()
     }
 
     /// Returns whether it is open for requests on the device, and its ticket at least this.
@@ -62,6 +63,9 @@ impl ContextScope {
 
     /// Ends the scope for all contexts that have it.
     pub(crate) fn leave(&self) {
+        if process::is_forked() {
+            return;
+        }
         let ended = lock(&self.open).take();
         // Outside the lock: with the last use of a pool its memory goes back to the driver.
         drop(ended);
