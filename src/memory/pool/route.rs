@@ -18,7 +18,6 @@ use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
-use crate::process;
 use crate::runtime::Stream;
 
 /// A pool that the thread's requests on its device go to.
@@ -146,8 +145,7 @@ impl Routes {
         None
     }
 
-    fn destination(&self, stream: &Stream) -> Result<Option<Destination>> {
-        let is_rerouted = process::state().is_rerouted();
+    fn destination(&self, stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
         if !self.has_followed.get() && !is_rerouted {
             return Ok(None);
         }
@@ -189,13 +187,13 @@ impl Routes {
     }
 }
 
-/// Returns the pool that the thread's innermost route on the stream's device leads to, or that of its context or of all
-/// threads, if there is one.
+/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one; with
+/// `is_rerouted` also that of its context, or of all threads, which the thread's own changes do not tell of.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends; what the driver refuses when it is asked about a capture.
-pub(in crate::memory) fn destination(stream: &Stream) -> Result<Option<Destination>> {
-    ROUTES.try_with(|routes| routes.destination(stream)).unwrap_or_else(|_| Err(ending()))
+pub(in crate::memory) fn destination(stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
+    ROUTES.try_with(|routes| routes.destination(stream, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
 /// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned; with

@@ -27,7 +27,7 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
 #[cold]
 fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
     let changes = pool::changes();
-    let (key, cache, thread) = find_now(stream)?;
+    let (key, cache, thread) = find_now(stream, false)?;
     cache::remember(key, changes, thread, cache);
     Ok((cache, thread))
 }
@@ -35,13 +35,13 @@ fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
 /// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
 /// may not serve the next.
 pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (_, cache, thread) = find_now(stream)?;
+    let (_, cache, thread) = find_now(stream, true)?;
     Ok((cache, thread))
 }
 
-fn find_now(stream: &Stream) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
+fn find_now(stream: &Stream, is_rerouted: bool) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
     let (thread, device) = (ThisThread::get(), stream.device());
-    let destination = pool::destination(stream)?;
+    let destination = pool::destination(stream, is_rerouted)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
     let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
     let cache = match cache::known(key)? {
