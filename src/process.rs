@@ -16,6 +16,7 @@ use crate::observe::target::RUNTIME;
 
 const FORKED: u8 = 1;
 const RECORDED: u8 = 2;
+const REROUTED: u8 = 4;
 
 static STATE: AtomicU8 = AtomicU8::new(0);
 
@@ -28,6 +29,18 @@ impl ProcessState {
     #[inline]
     pub(crate) const fn is_plain(self) -> bool {
         self.0 == 0
+    }
+
+    /// Returns whether nothing is out of the ordinary for a call that frees.
+    #[inline]
+    pub(crate) const fn is_plain_for_frees(self) -> bool {
+        self.0 & !REROUTED == 0
+    }
+
+    /// Returns whether requests for memory may go where other threads, or contexts, have routed them.
+    #[inline]
+    pub(crate) const fn is_rerouted(self) -> bool {
+        self.0 & REROUTED != 0
     }
 
     /// Returns whether this is the forked child of a process that had used a GPU.
@@ -64,13 +77,22 @@ extern "C" fn in_child() {
     STATE.store(FORKED, Ordering::Relaxed);
 }
 
+fn set(bit: u8, is_set: bool) {
+    if is_set {
+        STATE.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        STATE.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
 /// Says whether what is done is recorded.
 pub(crate) fn set_recorded(is_recorded: bool) {
-    if is_recorded {
-        STATE.fetch_or(RECORDED, Ordering::Relaxed);
-    } else {
-        STATE.fetch_and(!RECORDED, Ordering::Relaxed);
-    }
+    set(RECORDED, is_recorded);
+}
+
+/// Says whether requests for memory may go where other threads, or contexts, have routed them.
+pub(crate) fn set_rerouted(is_rerouted: bool) {
+    set(REROUTED, is_rerouted);
 }
 
 /// Returns whether this process is such a child.

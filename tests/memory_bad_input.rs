@@ -344,7 +344,7 @@ fn a_thread_that_ends_in_a_pool_leaves_it_to_the_others() {
     assert_eq!(empty(1, &stream).unwrap().pool_id(), PoolId::NONE);
     assert_refused(|| end_allocate_to_pool(device(0), id), &[&id.to_string()]);
     release_pool(device(0), id).unwrap();
-    assert_eq!(pool_use_count(device(0), id).unwrap(), None);
+    assert_refused(|| pool_use_count(device(0), id), &[&id.to_string(), "gone"]);
     drop(block);
     assert_all_back();
 }
@@ -410,19 +410,63 @@ fn a_pool_is_released_as_often_as_it_was_begun() {
         }
         let block = empty(5 << 20, &stream).unwrap();
         assert_eq!(pool_use_count(device(0), id).unwrap(), Some(2));
-        // The pool of the same id on another device is another pool.
-        assert_refused(|| end_allocate_to_pool(device(1), id), &[&id.to_string(), "device 1"]);
-        assert_refused(|| release_pool(device(1), id), &[&id.to_string(), "device 1"]);
-        for left in [Some(1), None] {
-            end_allocate_to_pool(device(0), id).unwrap();
-            release_pool(device(0), id).unwrap();
-            assert_eq!(pool_use_count(device(0), id).unwrap(), left);
-        }
+        let words = &[&*id.to_string(), "is of device 0, not of device 1"];
+        assert_refused(|| begin_allocate_to_pool(device(1), id), words);
+        assert_refused(|| end_allocate_to_pool(device(1), id), words);
+        assert_refused(|| release_pool(device(1), id), words);
+        assert_refused(|| pool_use_count(device(1), id), words);
+        end_allocate_to_pool(device(0), id).unwrap();
+        release_pool(device(0), id).unwrap();
+        assert_eq!(pool_use_count(device(0), id).unwrap(), Some(1));
+        end_allocate_to_pool(device(0), id).unwrap();
+        release_pool(device(0), id).unwrap();
         assert_refused(|| end_allocate_to_pool(device(0), id), &[&id.to_string(), "device 0"]);
         assert_refused(|| release_pool(device(0), id), &[&id.to_string(), "device 0"]);
         drop(block);
         assert_all_back();
     }
+}
+
+#[test]
+fn an_id_is_no_pools_again_once_its_pool_is_gone() {
+    let _host = host();
+    let pool = pool();
+    let dropped = pool.id();
+    drop(pool);
+    let released = [graph_pool_handle(true), graph_pool_handle(false)];
+    let mut blocks = Vec::new();
+    for id in released {
+        begin_allocate_to_pool(device(0), id).unwrap();
+        blocks.push(empty(5 << 20, &stream(0)).unwrap());
+        end_allocate_to_pool(device(0), id).unwrap();
+        release_pool(device(0), id).unwrap();
+    }
+    // Also while blocks of theirs live, and on another device.
+    for id in released.into_iter().chain([dropped]) {
+        for ordinal in [0, 1] {
+            let words = &[&*id.to_string(), &*format!("device {ordinal}"), "is gone"];
+            assert_refused(|| begin_allocate_to_pool(device(ordinal), id), words);
+            assert_refused(|| end_allocate_to_pool(device(ordinal), id), words);
+            assert_refused(|| release_pool(device(ordinal), id), words);
+            assert_refused(|| pool_use_count(device(ordinal), id), words);
+        }
+    }
+    drop(blocks);
+    assert_all_back();
+}
+
+#[test]
+fn threads_that_begin_with_one_id_at_once_get_one_pool() {
+    let _host = host();
+    let id = graph_pool_handle(true);
+    let threads: Vec<_> =
+        (0..8).map(|_| std::thread::spawn(move || begin_allocate_to_pool(device(0), id).unwrap())).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(pool_use_count(device(0), id).unwrap(), Some(8));
+    for _ in 0..8 {
+        release_pool(device(0), id).unwrap();
+    }
+    assert_all_back();
 }
 
 #[test]
@@ -432,7 +476,7 @@ fn a_token_of_a_dropped_pool_enters_nothing() {
     let (token, id) = (pool.token(), pool.id());
     drop(pool);
     assert_refused(|| token.enter(), &[&id.to_string(), "was dropped"]);
-    assert_eq!(pool_use_count(device(0), id).unwrap(), None);
+    assert_refused(|| pool_use_count(device(0), id), &[&id.to_string(), "gone"]);
     assert_refused(|| release_pool(device(0), id), &[&id.to_string()]);
     assert_all_back();
 }

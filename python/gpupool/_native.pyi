@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
+
+from typing_extensions import disjoint_base
 
 __version__: str
 
@@ -504,42 +506,65 @@ def empty(nbytes: SupportsIndex, stream: _StreamLike | None = None) -> DeviceBuf
         OutOfMemory: There is not enough memory, even after all that was not in use was returned to the driver.
     """
 
-@final
+@type_check_only
+class _TorchDevice(Protocol):
+    @property
+    def index(self) -> int | None: ...
+
+@type_check_only
+class _TorchPluggableAllocator(Protocol):
+    def allocator(self) -> Any: ...
+
+@type_check_only
+class _TorchRawAllocator(Protocol):
+    def _pybind11_conduit_v1_(self, platform: bytes, type_info: Any, kind: bytes, /) -> Any: ...
+
+_TorchAllocator: TypeAlias = _TorchPluggableAllocator | _TorchRawAllocator
+_DeviceLike: TypeAlias = SupportsIndex | _TorchDevice
+
+@disjoint_base
 class MemPool:
     """A private pool of one device's memory.
 
-    What a thread allocates in a ``with use_mem_pool(pool):`` block comes from the pool and returns to it. When the pool
-    dies, blocks that are alive stay valid; the rest returns to the driver at once.
+    What a thread allocates in a ``with use_mem_pool(pool):`` block, or in ``with pool:``, comes from the pool and
+    returns to it. When the pool dies, blocks that are alive stay valid; the rest returns to the driver at once.
+
+    A pool can be subclassed, weakly referenced and given attributes. A subclass's ``__init__`` calls this one.
     """
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         allocator: tuple[int, int]
         | tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], Any]]
+        | _TorchAllocator
         | None = None,
         use_on_oom: bool = False,
         no_split: bool = False,
         limit: int | None = None,
-        device: SupportsIndex | None = None,
+        device: _DeviceLike | None = None,
         segments: bool = False,
-    ) -> MemPool:
+        *,
+        is_user_created: bool = True,
+    ) -> None:
         """Make a pool; it takes no memory before it is used.
 
         Args:
             allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
-                callables, or addresses of C functions as PyTorch's pluggable allocators have them. What they allocate
+                callables, or addresses of C functions as PyTorch's pluggable allocators have them; or such an allocator
+                of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
                 from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
                 memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
             use_on_oom: Let requests for the default pool take free blocks of this one when the device has no more.
             no_split: Give each block a segment of its own.
             limit: The most bytes to reserve.
-            device: The device's ordinal; the thread's current device by default.
+            device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
             segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
+            is_user_created: False for an id as pools for graph capture have: ``(n, 0)``.
         """
 
     @property
     def id(self) -> _PoolId:
-        """The pool's id, ``(0, n)``, which no later pool gets again."""
+        """The pool's id, ``(0, n)``, or ``(n, 0)`` for a pool for graph capture. No later pool gets it again."""
 
     @property
     def device(self) -> int:
@@ -547,7 +572,7 @@ class MemPool:
 
     @property
     def allocator(self) -> Any:
-        """The pair of functions that the pool was made with, or None."""
+        """The pair of functions, or the allocator of PyTorch's, that the pool was made with; or None."""
 
     @property
     def use_on_oom(self) -> bool:
@@ -582,8 +607,19 @@ class MemPool:
     def trim(self) -> int:
         """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later."""
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments."""
+    def close(self) -> int:
+        """End the pool for new requests, return what is free to the driver, and return its bytes.
+
+        Requests are refused from then on, also in scopes that are open, and no scope or capture is entered any more.
+        Blocks that are alive stay valid, and their memory returns as they are freed, that of graphs as they are reset.
+        A second call does nothing more.
+        """
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments.
+
+        ``include_traces`` changes nothing, here as in PyTorch: :func:`memory_snapshot` returns traces.
+        """
 
     def token(self) -> PoolToken:
         """Return a token with which another thread enters the pool.
@@ -591,6 +627,12 @@ class MemPool:
         Threads need one, for they do not take over the scopes of the thread that starts them.
         """
 
+    def __enter__(self) -> Self:
+        """Route what is allocated into the pool, as ``with use_mem_pool(pool):`` does, and return the pool."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]: ...
     def capture(self, stream: _StreamLike) -> Capture:
         """Keep a graph's memory apart: ``with pool.capture(stream) as memory:`` around the graph's capture.
 
@@ -610,19 +652,43 @@ class PoolToken:
     def device(self) -> int:
         """The ordinal of the pool's device."""
 
+    def enter(self) -> None:
+        """Route what the calling thread allocates into the pool until the thread ends.
+
+        It is for the workers of a thread pool: ``ThreadPoolExecutor(initializer=pool.token().enter)``.
+
+        Raises:
+            InvalidValue: The pool was dropped or closed.
+        """
+
 @final
 class PoolScope:
-    """The context manager that :func:`use_mem_pool` returns; it routes the thread's allocations into a pool."""
+    """The context manager that :func:`use_mem_pool` returns; it routes allocations into a pool."""
 
     def __enter__(self) -> MemPool | PoolToken: ...
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]: ...
 
-def use_mem_pool(pool: MemPool | PoolToken) -> PoolScope:
+def use_mem_pool(
+    pool: MemPool | PoolToken, device: _DeviceLike | None = None, *, all_threads: bool = False
+) -> PoolScope:
     """Route what this thread allocates on the pool's device into the pool, for a ``with`` block.
 
-    Blocks nest, the innermost wins, and any number of threads may be in the same pool.
+    Blocks nest, the innermost wins, and any number of threads may be in the same pool. In an asyncio task the block is
+    that task's alone, while it waits too; tasks that it starts in the block, and calls of ``asyncio.to_thread``, are in
+    the block until it ends. There, a worker thread's requests follow the block where the thread holds the GIL, which it
+    does in every call of gpupool's own and in CuPy's, but not in PyTorch's operators.
+
+    Args:
+        pool: The pool, or its token.
+        device: The pool's device, which need not be named.
+        all_threads: Also route what every other thread allocates on that device, as long as it has no block of its own
+            there: for threads that a library starts, as those of PyTorch's backward passes. Each request of the process
+            takes a little longer meanwhile, as it does while a task is in a block.
+
+    Raises:
+        InvalidValue: The pool is of another device, or was dropped or closed.
     """
 
 @final
@@ -864,23 +930,44 @@ def fence(stream: _StreamLike) -> bool:
         LibraryError: The driver is older than CUDA 12.5.
     """
 
-def graph_pool_handle(user_created: bool = True) -> _PoolId:
-    """Return an id that no pool has yet, for :func:`begin_allocate_to_pool`."""
+def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> _PoolId:
+    """Return an id that no pool has yet, for :func:`begin_allocate_to_pool`.
+
+    Args:
+        user_created: True for an id as pools made by users have, ``(0, n)``, False for one as pools for graph capture
+            have, ``(n, 0)``.
+        is_user_created: The same by PyTorch's name, which counts where both are given.
+    """
 
 def begin_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
     """Route this thread's allocations into the pool with this id, and count one use more of the pool.
 
-    A pool that does not exist yet is made.
+    A pool is made for an id of :func:`graph_pool_handle` that has none yet.
+
+    Raises:
+        InvalidValue: The id is no pool's, or that of a pool that is gone or closed or of another device.
     """
 
 def end_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
-    """End what :func:`begin_allocate_to_pool` began, on the same thread."""
+    """End what :func:`begin_allocate_to_pool` began, on the same thread.
+
+    Raises:
+        InvalidValue: As :func:`begin_allocate_to_pool`, or this thread does not allocate to that pool.
+    """
 
 def release_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
-    """Take back one use of a pool; with the last its memory is released."""
+    """Take back one use of a pool; with the last its memory is released, and its id is no pool's any more.
+
+    Raises:
+        InvalidValue: As :func:`begin_allocate_to_pool`, or no use is left to release.
+    """
 
 def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
-    """Return the number of uses of a pool; None if there is no such pool."""
+    """Return the number of uses of a pool; None if the id was handed out and its pool is yet to be made.
+
+    Raises:
+        InvalidValue: As :func:`begin_allocate_to_pool`.
+    """
 
 def empty_cache() -> int:
     """Return free memory of every pool to the driver, also inside scopes, and return its bytes."""
@@ -894,10 +981,12 @@ def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
     Counters, as of allocations, are never reset.
     """
 
-def memory_snapshot(device: SupportsIndex | None = None) -> dict[str, Any]:
+def memory_snapshot(
+    mempool_id: _PoolId | None = None, include_traces: bool = True, *, device: SupportsIndex | None = None
+) -> dict[str, Any]:
     """Return the memory of every pool, block by block, and the events that :func:`record_memory_history` has kept.
 
-    It is that of one device or of all. It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
+    It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
     read: ``segments`` with their blocks, ``device_traces`` with a list of events for each device,
     ``allocator_settings`` and ``external_annotations``. Sizes are in bytes, and in events those that were asked for;
     ``time_us`` counts from 1970. gpupool adds ``thread`` to each event, as the operating system numbers it, and
@@ -905,6 +994,14 @@ def memory_snapshot(device: SupportsIndex | None = None) -> dict[str, Any]:
     ``discard``, ``destroy``), ``handle`` and ``thread``.
 
     All of it is of one moment: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
+
+    Args:
+        mempool_id: A pool's id, for its segments and events alone; every pool by default, and for ``(0, 0)``.
+        include_traces: False to leave the events out.
+        device: A device's ordinal, for what is of that device; all devices by default.
+
+    Raises:
+        InvalidValue: The id is no pool's, or that of a pool that is gone or of another device.
     """
 
 def record_memory_history(

@@ -83,7 +83,7 @@ def mem_pool(
         if device not in (None, pool.device):
             raise gpupool.InvalidValue(f"the pool is of device {pool.device}, not of device {device}")
         device = pool.device
-        if pool.allocator is not None and callable(pool.allocator[0]):
+        if isinstance(pool.allocator, tuple) and callable(pool.allocator[0]):
             raise gpupool.InvalidValue(
                 "PyTorch calls a pool's allocator inside a lock, where Python functions could wait for each other for "
                 "ever: give the MemPool the addresses of C functions"
@@ -99,15 +99,20 @@ def mem_pool(
 
 
 @contextlib.contextmanager
-def using(pool: gpupool.MemPool) -> Iterator[gpupool.MemPool]:
+def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupool.MemPool]:
     """Route what this thread allocates in PyTorch into the pool, for a ``with`` block.
 
     That holds on the pool's device; what the thread allocates on others goes where it went. Any number of threads may
-    be in one pool. Threads that start meanwhile are not in it, nor are those of backward passes. What PyTorch keeps of
-    the memory after the block serves the next block with the same pool; :func:`empty_cache` gives it back.
+    be in one pool. Threads that start meanwhile are not in it, nor are those of backward passes, but with
+    ``all_threads``. What PyTorch keeps of the memory after the block serves the next block with the same pool;
+    :func:`empty_cache` gives it back.
+
+    PyTorch's own blocks are a thread's also in an asyncio task; after :func:`enable` the block is the task's.
 
     Args:
         pool: The pool.
+        all_threads: Also route what every other thread allocates in PyTorch on that device. A block that a thread
+            enters later than this one counts for that thread; after :func:`enable` also one it entered before.
 
     Raises:
         gpupool.Error: As for :func:`mem_pool`.
@@ -115,16 +120,29 @@ def using(pool: gpupool.MemPool) -> Iterator[gpupool.MemPool]:
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.use_mem_pool.html
     """
     if _has_allocator:
-        with gpupool.use_mem_pool(pool):
+        with gpupool.use_mem_pool(pool, all_threads=all_threads):
             yield pool
         return
     torch = _torch()
     torch_pool = _enter(pool)
+    enter = _use_on_all_threads if all_threads else torch.cuda.use_mem_pool
     try:
-        with torch.cuda.use_mem_pool(torch_pool, device=pool.device):
+        with enter(torch_pool, device=pool.device):
             yield pool
     finally:
         _leave(pool, torch_pool)
+
+
+@contextlib.contextmanager
+def _use_on_all_threads(torch_pool: Any, device: int) -> Iterator[None]:
+    """Route what every thread allocates, as ``torch.cuda.use_mem_pool`` does for one."""
+    functions = _torch()._C
+    functions._cuda_beginAllocateToPool(device, torch_pool.id)
+    try:
+        yield
+    finally:
+        functions._cuda_endAllocateToPool(device, torch_pool.id)
+        functions._cuda_releasePool(device, torch_pool.id)
 
 
 def _enter(pool: gpupool.MemPool) -> Any:

@@ -32,6 +32,7 @@ use crate::sync::ThisThread;
 #[derive(Debug)]
 pub struct MemPool {
     in_use: PoolUse,
+    allocator: Option<Arc<dyn SegmentSource>>,
 }
 
 /// What a [`MemPool`] will be like.
@@ -40,10 +41,11 @@ pub struct MemPool {
 pub struct MemPoolBuilder {
     device: Option<Device>,
     rules: Rules,
-    source: Option<Source>,
+    allocator: Option<Arc<dyn SegmentSource>>,
     segments: bool,
     limit: Option<u64>,
     reserve: u64,
+    is_for_graphs: bool,
 }
 
 impl MemPoolBuilder {
@@ -55,7 +57,14 @@ impl MemPoolBuilder {
 
     /// Where the memory comes from, instead of gpupool's own pages.
     pub fn allocator(mut self, source: Arc<dyn SegmentSource>) -> Self {
-        self.source = Some(Source::Segments(source));
+        self.allocator = Some(source);
+        self
+    }
+
+    /// Sets whether the pool's id is `(0, n)`, as those of pools made by users, or `(n, 0)`, as those of pools made for
+    /// graph capture; the former by default.
+    pub fn user_created(mut self, user_created: bool) -> Self {
+        self.is_for_graphs = !user_created;
         self
     }
 
@@ -104,10 +113,11 @@ impl MemPoolBuilder {
             None => runtime::get()?.current_device()?,
         };
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));
-        let source = self.source.or_else(|| self.segments.then(driver_segments));
+        let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
-        let pool = serve::make_pool(device, PoolId::user(), rules, source, self.limit, self.reserve)?;
-        Ok(MemPool { in_use: PoolUse::first(pool, false) })
+        let id = PoolId::next(!self.is_for_graphs);
+        let pool = serve::make_pool(device, id, rules, source, self.limit, self.reserve)?;
+        Ok(MemPool { in_use: PoolUse::first(pool, false), allocator: self.allocator })
     }
 }
 
@@ -121,7 +131,7 @@ impl MemPool {
         self.in_use.pool()
     }
 
-    /// Returns what identifies the pool in the process: `(0, n)`.
+    /// Returns what identifies the pool in the process: `(0, n)`, or `(n, 0)` for a pool made for graph capture.
     pub fn id(&self) -> PoolId {
         self.pool().id
     }
@@ -129,6 +139,11 @@ impl MemPool {
     /// Returns the device whose memory it is.
     pub fn device(&self) -> Device {
         self.pool().memory.device
+    }
+
+    /// Returns where the pool's memory comes from, if the pool was made with an allocator of its own.
+    pub fn allocator(&self) -> Option<&Arc<dyn SegmentSource>> {
+        self.allocator.as_ref()
     }
 
     /// Returns how many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was
@@ -166,13 +181,23 @@ impl MemPool {
     /// and any number of threads may be in the same pool at once.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` while the thread ends.
+    /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter(&self) -> Result<PoolScope> {
         PoolScope::new(self.pool())
     }
 
+    /// As [`MemPool::enter`], and also for every other thread as long as it has no scope of its own on this device, until
+    /// the scope is dropped: for threads that cannot enter one, such as those that a library starts. Requests of all
+    /// threads take a little longer meanwhile. Of several such scopes the one entered last counts.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
+    pub fn enter_all_threads(&self) -> Result<PoolScope> {
+        PoolScope::of_all_threads(self.pool())
+    }
+
     /// Returns what lets another thread enter the pool: threads do not take over the scopes of the thread that started
-    /// them.
+    /// them. A worker thread can keep the scope for as long as it lives.
     pub fn token(&self) -> PoolToken {
         PoolToken::new(self.pool())
     }
@@ -215,6 +240,16 @@ impl MemPool {
         process::refuse_forked()?;
         let caches = device_caches(self.device())?;
         serve::trim(caches, self.pool(), ThisThread::get(), Patience::Ask)
+    }
+
+    /// Ends the pool for new requests: they are refused from now on, also in scopes that are open, and no scope or
+    /// capture is entered any more. What is free goes at once, and its bytes are returned; blocks that are alive stay
+    /// valid, and go as they are freed. A second call does nothing more.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses to take memory back: the pool is closed all the same.
+    pub fn close(&self) -> Result<u64> {
+        serve::close_pool(self.pool())
     }
 
     /// Returns the pool's memory, block by block.

@@ -33,10 +33,12 @@ pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, feed};
 #[cfg(feature = "python")]
-pub(crate) use plug::{fence, torch_functions};
+pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};
 #[cfg(feature = "python")]
-pub(crate) use pool::{EnteredCapture, EnteredScope};
+pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, set_find_context_scope};
+#[cfg(feature = "python")]
+pub(crate) use pool_by_id::device_of_pool;
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 #[cfg(feature = "python")]
 pub(crate) use report::stacks_in_use;

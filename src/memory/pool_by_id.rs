@@ -9,29 +9,31 @@ use crate::ids::Device;
 use crate::runtime;
 use crate::sync::lock;
 
-/// Routes what the calling thread allocates on the device into the pool with this id, which is made if there is none
-/// yet (see [`graph_pool_handle`](super::graph_pool_handle)). Adds one to the pool's use count, which [`release_pool`]
-/// takes back. As PyTorch's `beginAllocateToPool`, but for the calling thread alone, and it nests.
+/// Routes what the calling thread allocates on the device into the pool with this id, which is made if the id was handed
+/// out by [`graph_pool_handle`](super::graph_pool_handle) and has none yet. Adds one to the pool's use count, which
+/// [`release_pool`] takes back. As PyTorch's `beginAllocateToPool`, but for the calling thread alone, and it nests.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for the id of no pool, or an unknown device.
+/// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone or closed or another device's, or for an unknown
+/// device.
 pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::device(device.ordinal() as i64)?;
-    if !id.is_known() {
-        return Err(Error::invalid_value(format!(
-            "{id} is no pool's id; take one from graph_pool_handle() or a MemPool"
-        )));
-    }
-    // Two threads that begin at once get one pool.
-    static BEGINNING: Mutex<()> = Mutex::new(());
-    let beginning = lock(&BEGINNING);
+    // The device is in use from here on, so no driver is called under the lock.
+    serve::pool_of_id(device, id)?;
     let is_captured = id.is_of_graph();
-    let known = serve::pool_with_id(device, id)?;
-    let in_use = match known.and_then(|pool| PoolUse::new(&pool, is_captured).ok()) {
-        Some(in_use) => in_use,
-        None => PoolUse::first(serve::make_pool(device, id, Rules::default(), None, None, 0)?, is_captured),
+    let in_use = {
+        // Two threads that begin at once get one pool.
+        static BEGINNING: Mutex<()> = Mutex::new(());
+        let _beginning = lock(&BEGINNING);
+        match serve::pool_of_id(device, id)? {
+            Some(pool) => PoolUse::new(&pool, is_captured)?,
+            None => {
+                let pool = serve::make_pool(device, id, Rules::default(), None, None, 0)?;
+                id.use_up();
+                PoolUse::first(pool, is_captured)
+            }
+        }
     };
-    drop(beginning);
     enter_by_id(Arc::clone(in_use.pool()), is_captured)?;
     in_use.into_id();
     Ok(())
@@ -40,23 +42,24 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
 /// Ends what [`begin_allocate_to_pool`] began, on the same thread.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if this thread does not allocate to that pool.
+/// `ErrorKind::InvalidValue` if this thread does not allocate to that pool, and as [`begin_allocate_to_pool`].
 pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     if leave_by_id(device, id) {
         return Ok(());
     }
+    serve::pool_of_id(device, id)?;
     Err(Error::invalid_value(format!(
         "this thread does not allocate to pool {id} on {device}: begin and end on the same thread, and once each"
     )))
 }
 
 /// Takes back one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory
-/// goes.
+/// goes, and the id with it.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if none is left that [`begin_allocate_to_pool`] added.
+/// `ErrorKind::InvalidValue` if none is left that [`begin_allocate_to_pool`] added, and as [`begin_allocate_to_pool`].
 pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
-    let in_use = serve::pool_with_id(device, id)?.and_then(|pool| PoolUse::from_id(pool, id.is_of_graph()));
+    let in_use = serve::pool_of_id(device, id)?.and_then(|pool| PoolUse::from_id(pool, id.is_of_graph()));
     in_use.map(drop).ok_or_else(|| {
         Error::invalid_value(format!(
             "pool {id} on {device} has no use to release: call release_pool once for each begin_allocate_to_pool"
@@ -64,10 +67,19 @@ pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
     })
 }
 
-/// Returns how many use the pool with this id; none if there is no such pool.
+/// Returns how many use the pool with this id; none if it is yet to be made.
 ///
 /// # Errors
-/// As [`device`](crate::device).
+/// As [`begin_allocate_to_pool`].
 pub fn pool_use_count(device: Device, id: PoolId) -> Result<Option<u32>> {
-    Ok(serve::pool_with_id(device, id)?.map(|pool| pool.use_count()))
+    Ok(serve::pool_of_id(device, id)?.map(|pool| pool.use_count()))
+}
+
+/// Returns the device of the pool with this id; none if it is yet to be made.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone, or of one of another device than this.
+#[cfg(feature = "python")]
+pub(crate) fn device_of_pool(id: PoolId, device: Option<Device>) -> Result<Option<Device>> {
+    Ok(serve::pool_anywhere(id, device)?.map(|pool| pool.memory.device))
 }

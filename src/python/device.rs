@@ -1,5 +1,6 @@
 //! The runtime and its devices.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::ids::Device;
@@ -17,10 +18,20 @@ pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
 /// The device that an argument names.
 pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
     get(py)?;
-    let ordinal: i64 = device
-        .extract()
-        .map_err(|_| crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}")))?;
-    Ok(existing(ordinal)?)
+    match device.extract::<i64>() {
+        Ok(ordinal) => Ok(existing(ordinal)?),
+        Err(_) => extract_index(py, device),
+    }
+}
+
+/// The device that an object of PyTorch's names, whose `index` is None for the current one.
+fn extract_index(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
+    let index = device.getattr_opt(intern!(py, "index"))?;
+    match index.map(|index| index.extract::<Option<i64>>()) {
+        Some(Ok(Some(ordinal))) => Ok(existing(ordinal)?),
+        Some(Ok(None)) => Ok(get(py)?.current_device()?),
+        _ => Err(crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}")).into()),
+    }
 }
 
 /// The device that an argument names, else the thread's current one.

@@ -1,4 +1,4 @@
-//! What `with` blocks of one object entered, each on its thread.
+//! What `with` blocks of one object entered, each on its thread, or in its task there.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -9,6 +9,8 @@ use crate::sync::{ThisThread, ThreadNumber, lock};
 #[derive(Debug)]
 struct Block<T> {
     thread: ThreadNumber,
+    /// What tells the task that entered it from the thread's others.
+    task: Option<usize>,
     entered: T,
 }
 
@@ -29,7 +31,12 @@ impl<T> WithBlocks<T> {
 
     /// Notes what the calling thread entered.
     pub(super) fn enter(&self, entered: T) {
-        self.open().push(Block { thread: ThisThread::get().number(), entered });
+        self.enter_in(None, entered);
+    }
+
+    /// Notes what a task of the calling thread entered.
+    pub(super) fn enter_in(&self, task: Option<usize>, entered: T) {
+        self.open().push(Block { thread: ThisThread::get().number(), task, entered });
     }
 
     /// Ends the block that the calling thread entered last, and returns what it entered.
@@ -37,10 +44,24 @@ impl<T> WithBlocks<T> {
     /// # Errors
     /// `ErrorKind::InvalidValue` if it entered nothing that it has not left.
     pub(super) fn leave(&self, name: &str) -> Result<T> {
+        self.leave_in(None, name)
+    }
+
+    /// Ends the block that the task of the calling thread entered last, and returns what it entered. A task may also end
+    /// the thread's own blocks, and the thread, outside of tasks, those of its tasks.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if it entered nothing that it has not left.
+    pub(super) fn leave_in(&self, task: Option<usize>, name: &str) -> Result<T> {
         let this = ThisThread::get().number();
         let mut open = self.open();
-        match open.iter().rposition(|block| block.thread == this) {
+        let own = open.iter().rposition(|block| block.thread == this && block.task == task);
+        let around = || open.iter().rposition(|block| block.thread == this && (block.task.is_none() || task.is_none()));
+        match own.or_else(around) {
             Some(last) => Ok(open.remove(last).entered),
+            None if open.iter().any(|block| block.thread == this) => Err(Error::invalid_value(format!(
+                "{name} was left in a task that did not enter it; enter and leave it in one task"
+            ))),
             None => Err(Error::invalid_value(format!(
                 "{name} was left on a thread that did not enter it; enter and leave it on one thread"
             ))),

@@ -1,5 +1,6 @@
 """PyTorch on gpupool's memory: pools of its own, graphs, and gpupool as the allocator of the whole process."""
 
+import ctypes
 import gc
 import threading
 
@@ -53,6 +54,48 @@ def test_a_pool_of_pytorchs_takes_its_memory_from_ours(torch):
     torch.cuda.empty_cache()
     assert pool.stats().live_bytes == 0
     assert all_are(outside, 99)
+
+
+def test_an_allocator_of_pytorchs_supplies_our_pool(torch):
+    driver, live = ctypes.CDLL("libcuda.so.1"), {}
+
+    def malloc(size, device, stream):
+        address = ctypes.c_uint64()
+        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        live[address.value] = size
+        return address.value
+
+    def free(address, size, device, stream):
+        assert live.pop(address) == size
+        driver.cuMemFree_v2(ctypes.c_uint64(address))
+
+    pointer, size, device = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+    functions = (
+        ctypes.CFUNCTYPE(pointer, size, device, pointer)(malloc),
+        ctypes.CFUNCTYPE(None, pointer, size, device, pointer)(free),
+    )
+    addresses = [ctypes.cast(function, pointer).value for function in functions]
+    pool = gpupool.MemPool(torch._C._cuda_customAllocator(*addresses))
+    with pool:
+        buffer = gpupool.empty(4 * MIB, torch.cuda.current_stream())
+    assert buffer.ptr in live
+    assert all_are(torch.from_dlpack(buffer).view(torch.int32).fill_(7), 7)
+    torch.cuda.synchronize()
+    del buffer, pool
+    gc.collect()
+    gpupool.empty_cache()
+    assert live == {}
+
+
+def test_a_block_for_all_threads_has_the_memory_of_backward_passes(torch):
+    pool = gpupool.MemPool()
+    weight = torch.ones(MIB, device="cuda", requires_grad=True)
+    loss = (weight * 2).sum()
+    with gpupool.torch.using(pool, all_threads=True):
+        loss.backward()
+    segments = [(segment["address"], segment["total_size"]) for segment in pool.snapshot()]
+    assert any(address <= weight.grad.data_ptr() < address + size for address, size in segments)
+    assert all_are(weight.grad, 2)
 
 
 def test_a_pool_at_its_limit_is_pytorchs_error(torch):

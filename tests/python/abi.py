@@ -40,6 +40,11 @@ def build_torch(file: Path) -> Path:
     return _compile("libc10_cuda.cpp", file, "-std=c++17", language="c++")
 
 
+def build_torch_cuda(file: Path) -> Path:
+    """Build the library that has PyTorch's pluggable allocators."""
+    return _compile("libtorch_cuda.cpp", file, "-std=c++17", language="c++")
+
+
 def build_library(
     name: str,
     file: Path,

@@ -27,12 +27,12 @@ def stream():
 
 
 def entries(*actions):
-    trace = gpupool.memory_snapshot(0)["device_traces"][0]
+    trace = gpupool.memory_snapshot(device=0)["device_traces"][0]
     return [entry for entry in trace if entry["action"] in actions]
 
 
 def held_blocks():
-    segments = gpupool.memory_snapshot(0)["segments"]
+    segments = gpupool.memory_snapshot(device=0)["segments"]
     return [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
 
 
@@ -64,7 +64,7 @@ def test_what_is_allocated_slowly_has_frames_too(record, stream):
     buffer, line = allocate(stream, 30 << 20)
     alloc, mapped = entries("alloc")[0], entries("segment_map")[0]
     assert place(alloc["frames"][0]) == place(mapped["frames"][0]) == ("allocate", __file__, line)
-    [segment] = [s for s in gpupool.memory_snapshot(0)["segments"] if s["address"] == mapped["addr"]]
+    [segment] = [s for s in gpupool.memory_snapshot(device=0)["segments"] if s["address"] == mapped["addr"]]
     assert place(segment["frames"][0]) == ("allocate", __file__, line)
     buffer.free()
     assert place(entries("free_requested")[0]["frames"][0])[0] == "test_what_is_allocated_slowly_has_frames_too"
@@ -183,7 +183,7 @@ def test_each_thread_is_named_by_its_number(record, stream):
         thread.start()
         thread.join()
     assert [entry["thread"] for entry in entries("alloc")] == numbers
-    times = [entry["time_us"] for entry in gpupool.memory_snapshot(0)["device_traces"][0]]
+    times = [entry["time_us"] for entry in gpupool.memory_snapshot(device=0)["device_traces"][0]]
     assert times == sorted(times)
 
 
@@ -221,7 +221,7 @@ def test_the_newest_entries_are_kept(record, stream):
 def test_actions_are_left_out(record, stream):
     record(skip_actions=["free_requested", "snapshot"])
     gpupool.empty(1000, stream)
-    trace = gpupool.memory_snapshot(0)["device_traces"][0]
+    trace = gpupool.memory_snapshot(device=0)["device_traces"][0]
     assert [entry["action"] for entry in trace][-2:] == ["alloc", "free_completed"]
 
 

@@ -129,7 +129,7 @@ def test_one_device(recorded):
     assert [bool(trace) for trace in both["device_traces"]] == [True, True]
     assert len(kept) == 2
     with pytest.raises(gpupool.InvalidValue, match="device 7"):
-        gpupool.memory_snapshot(7)
+        gpupool.memory_snapshot(device=7)
 
 
 def test_pools_are_told_apart(recorded, stream):

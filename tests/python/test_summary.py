@@ -187,7 +187,7 @@ def test_a_pool_that_was_dropped_is_told_of_while_it_has_blocks(nothing_left):
     del pool
     found = [each for each in of_device(0).pools if each.id == identity]
     assert [(each.is_closed, each.live_bytes) for each in found] == [(True, MIB)]
-    assert f"{identity}, dropped" in str(gpupool.memory_summary(0))
+    assert f"{identity}, closed" in str(gpupool.memory_summary(0))
     buffer.free()
     assert identity not in [each.id for each in of_device(0).pools]
 

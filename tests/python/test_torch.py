@@ -8,12 +8,12 @@ import threading
 import gpupool
 import gpupool.torch
 import pytest
-from abi import build_torch
+from abi import build_torch, build_torch_cuda
 from gpupool import _native
 from gpupool._frameworks import plug as _plug
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from running import run_program
-from torch_double import OutOfMemoryError, Torch
+from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
 
 MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -24,6 +24,7 @@ def folder(tmp_path_factory):
     """Return where the stand-in is installed."""
     folder = tmp_path_factory.mktemp("site") / "torch"
     build_torch(folder / "lib" / "libc10_cuda.so")
+    build_torch_cuda(folder / "lib" / "libtorch_cuda.so")
     return folder
 
 
@@ -103,6 +104,70 @@ def test_pools_that_cannot_feed_pytorch_are_refused(torch):
     assert own.live == {}
     with pytest.raises(gpupool.InvalidValue, match="of device 1, not of device 0"):
         gpupool.torch.mem_pool(gpupool.MemPool(device=1), device=0)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, Wrapped], ids=["allocator()", "CUDAPluggableAllocator"])
+def test_an_allocator_of_pytorchs_supplies_a_pool(torch, folder, wrap):
+    library, own = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so")), Allocator()
+    functions = MALLOC(own.malloc), FREE(own.free)
+    allocator = wrap(PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions)))
+    pool, stream = gpupool.MemPool(allocator, device=1), gpupool.Stream(1)
+    assert pool.allocator is allocator
+    first, second = allocate_in(pool, 4 * MIB, stream), allocate_in(pool, 8 * MIB, stream)
+    assert own.calls == [(4 * MIB, 1, stream.ptr), (8 * MIB, 1, stream.ptr)]
+    assert set(own.live) == {first.ptr, second.ptr}
+    # The pool keeps PyTorch's object as long as memory of it lives.
+    del allocator, pool
+    gc.collect()
+    second.free()
+    assert set(own.live) == {first.ptr}
+    del first
+    assert own.live == {}
+
+
+def test_an_allocator_of_pytorchs_that_has_no_memory_is_out_of_memory(torch, folder):
+    library = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so"))
+    functions = MALLOC(lambda size, device, stream: None), FREE(lambda *arguments: None)
+    allocator = PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions))
+    with pytest.raises(gpupool.OutOfMemory, match="null pointer"):
+        allocate_in(gpupool.MemPool(allocator), MIB)
+
+
+def test_other_allocators_of_pytorchs_are_refused(torch, folder, monkeypatch):
+    with pytest.raises(gpupool.InvalidValue, match="not one of PyTorch's pluggable allocators"):
+        gpupool.MemPool(Wrapped(CachingAllocator()))
+    monkeypatch.setattr(torch, "__file__", str(folder / "elsewhere" / "__init__.py"))
+    with pytest.raises(gpupool.LibraryNotFound, match="Give the addresses of the two C functions instead"):
+        gpupool.MemPool(CachingAllocator())
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(gpupool.InvalidValue, match="CUDAPluggableAllocator of PyTorch"):
+        gpupool.MemPool(CachingAllocator())
+
+
+def test_a_pool_with_an_allocator_of_pytorchs_feeds_pytorch(torch, folder):
+    library, own = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so")), Allocator()
+    functions = MALLOC(own.malloc), FREE(own.free)
+    allocator = PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions))
+    made = gpupool.torch.mem_pool(gpupool.MemPool(allocator))
+    assert made.take(2 * MIB) in own.live
+
+
+def test_a_block_for_all_threads_is_pytorchs_for_all_threads(torch):
+    pool = gpupool.MemPool(device=1)
+    with pytest.raises(KeyError), gpupool.torch.using(pool, all_threads=True):
+        raise KeyError
+    (_, begun_device, torch_pool), *rest = [call for call in torch.calls if call[0] in ("begin", "end", "release")]
+    assert begun_device == 1
+    assert rest == [("end", 1, torch_pool), ("release", 1, torch_pool)]
+
+
+def test_after_enable_a_block_for_all_threads_routes_theirs(allocator):
+    pool = gpupool.MemPool()
+    with other_thread() as run, gpupool.torch.using(pool, all_threads=True):
+        address = run(allocator.allocate, MIB)
+        assert pool_of(address) == pool.id
+        run(allocator.free, address, MIB, 0, None)
+    assert pool.use_count() == 1
 
 
 def test_a_block_uses_one_pool_of_pytorchs_again_and_keeps_none_of_ours(torch):

@@ -58,6 +58,49 @@ class Allocator:
         return address.value
 
 
+TYPE = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
+
+
+class PluggableAllocator:
+    """`torch._C._CUDAPluggableAllocator`: tells pybind11's protocol where its object is, if it is asked right."""
+
+    def __init__(self, library, malloc, free):
+        library.make.restype, library.make.argtypes = ADDRESS, [ADDRESS, ADDRESS]
+        library.end.argtypes = [ADDRESS]
+        self._library, self._address = library, library.make(malloc, free)
+
+    def __del__(self):
+        self._library.end(self._address)
+
+    def _pybind11_conduit_v1_(self, platform, type_info, kind):
+        assert (platform, kind) == (b"system_libstdcpp_gxx_abi_1xxx_use_cxx11_abi_1", b"raw_pointer_ephemeral")
+        point = ctypes.pythonapi.PyCapsule_GetPointer
+        point.restype, point.argtypes = ADDRESS, [ctypes.py_object, ctypes.c_char_p]
+        own_type = ctypes.addressof(ctypes.c_char.in_dll(self._library, f"_ZTI{TYPE}"))
+        assert point(type_info, b"St9type_info") == own_type
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ADDRESS, ctypes.c_char_p, ADDRESS]
+        self._name = TYPE.encode()
+        return make(self._address, self._name, None)
+
+
+class CachingAllocator:
+    """PyTorch's own allocator, which is no pluggable one."""
+
+    def _pybind11_conduit_v1_(self, platform, type_info, kind):
+        return None
+
+
+class Wrapped:
+    """`torch.cuda.memory.CUDAPluggableAllocator`."""
+
+    def __init__(self, inner):
+        self._allocator = inner
+
+    def allocator(self):
+        return self._allocator
+
+
 class MemPool:
     """`torch.cuda.MemPool`: one thread at a time may be in it. It keeps the segments that it takes."""
 
@@ -93,6 +136,9 @@ class Torch(ModuleType):
             _cuda_customAllocator=lambda malloc, free: Allocator(self.library, malloc, free),
             _cuda_changeCurrentAllocator=self._change,
             _cuda_getCurrentRawStream=lambda device: self.streams.get(device, 0),
+            _cuda_beginAllocateToPool=lambda *arguments: self.calls.append(("begin", *arguments)),
+            _cuda_endAllocateToPool=lambda *arguments: self.calls.append(("end", *arguments)),
+            _cuda_releasePool=lambda *arguments: self.calls.append(("release", *arguments)),
         )
         self.cuda = SimpleNamespace(
             MemPool=MemPool,

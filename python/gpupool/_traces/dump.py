@@ -23,6 +23,6 @@ def dump_snapshot(path: str | os.PathLike[str], device: SupportsIndex | None = N
     Raises:
         OSError: The path cannot be written. The snapshot is taken before, so that nothing else can fail after it.
     """
-    snapshot = memory_snapshot(device)
+    snapshot = memory_snapshot(device=device)
     with open(path, "wb") as file:
         pickle.dump(snapshot, file, protocol=_PROTOCOL)

@@ -13,7 +13,7 @@ use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
-use crate::memory::pool::Pool;
+use crate::memory::pool::{Pool, PoolId};
 use crate::sync::{Table, ThisThread, lock};
 
 /// How many caches a device can have.
@@ -112,6 +112,13 @@ impl DeviceCaches {
     /// Returns every pool that has, or can have, memory. The default pool is the first.
     pub(in crate::memory) fn pools(&self) -> Vec<Arc<Pool>> {
         lock(&self.pools).all.values().map(|entry| Arc::clone(&entry.pool)).collect()
+    }
+
+    /// Returns the pool with this id, if it is in use.
+    pub(in crate::memory) fn pool_in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
+        let pools = lock(&self.pools);
+        let is_meant = |pool: &&Arc<Pool>| pool.id == id && !pool.is_default() && pool.use_count() > 0;
+        pools.all.values().map(|entry| &entry.pool).find(is_meant).cloned()
     }
 
     /// Returns the pools, and what those that are gone have counted.

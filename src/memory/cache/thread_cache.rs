@@ -23,7 +23,7 @@ use crate::sync::{
     write,
 };
 
-/// The pool was dropped, so what is freed leaves at once.
+/// The pool was closed or dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
 /// The work on its stream is noted when memory is freed there.
 const LENDING: u32 = 2;
@@ -145,8 +145,10 @@ impl ThreadCache {
         let _ = self.owner.compare_exchange(thread.number().get(), 0, Ordering::Release, Ordering::Relaxed);
     }
 
+    /// Serves no more requests, and lets what is freed leave at once.
     pub(in crate::memory) fn close(&self) {
         self.duties.fetch_or(CLOSING, Ordering::Release);
+        self.visit().close();
     }
 
     /// Lends its free pages from now on, if its stream may be gone at any time.

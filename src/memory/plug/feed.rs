@@ -13,7 +13,7 @@ use super::c_api::{address_of, guard, stream_of};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
 use crate::memory::device::{AllocateFunction, FreeFunction};
-use crate::memory::pool::{Pool, PoolToken, Purpose, gone, only_in};
+use crate::memory::pool::{Pool, PoolToken, Purpose, closed, gone, only_in};
 use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{lock, read, write};
@@ -35,17 +35,17 @@ static MALLOCS: [AllocateFunction; 64] = functions!(
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was
-/// dropped.
+/// dropped or closed.
 pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
     let Some(token) = pool else { return Ok((malloc_default, free)) };
     let pool = token.pool();
     if pool.is_closed() {
-        return Err(gone(pool));
+        return Err(if pool.use_count() > 0 { closed(pool) } else { gone(pool) });
     }
     let mut fed = write(&FED);
     let place = match fed.iter().position(|other| Arc::ptr_eq(other, pool)) {
         Some(place) => place,
-        None => match fed.iter().position(|other| other.is_closed()) {
+        None => match fed.iter().position(|other| other.use_count() == 0) {
             Some(place) => {
                 fed[place] = Arc::clone(pool);
                 place

@@ -14,4 +14,4 @@ pub use feed::feed;
 pub(crate) use fence::fence;
 pub(crate) use library_memory::LibraryMemory;
 #[cfg(feature = "python")]
-pub(crate) use torch::torch_functions;
+pub(crate) use torch::{TorchAllocator, torch_functions};

@@ -1,16 +1,21 @@
 //! What a pool is: its id, its rules and uses, and the scopes and captures that lead a thread's requests into it.
 
 mod capture;
+#[cfg(feature = "python")]
+mod context_scope;
 mod id;
 mod limit;
 mod route;
 mod scope;
+mod shared_route;
 mod state;
 mod uses;
 
 #[cfg(feature = "python")]
 pub(crate) use capture::EnteredCapture;
 pub use capture::{CaptureScope, GraphMemory};
+#[cfg(feature = "python")]
+pub(crate) use context_scope::{ContextScope, set_find_context_scope};
 pub use id::{PoolId, graph_pool_handle};
 pub use limit::MemoryLimit;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
@@ -21,4 +26,4 @@ pub(in crate::memory) use route::{
 pub(crate) use scope::EnteredScope;
 pub use scope::{PoolScope, PoolToken};
 pub(in crate::memory) use state::{Ending, Pool, Rules};
-pub(in crate::memory) use uses::{PoolUse, gone};
+pub(in crate::memory) use uses::{PoolUse, closed, gone};

@@ -1,5 +1,8 @@
 //! Routes: which pool the calling thread's requests go to, by the scopes and captures that it is in.
 //!
+//! Of a thread's own routes and the scopes of its context the innermost is followed; those of all threads where there is
+//! neither.
+//!
 //! A thread's cache for a stream is found again at once as long as the thread's routes have not changed, which
 //! [`changes`] says.
 
@@ -7,7 +10,10 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(feature = "python")]
+use super::context_scope::of_context;
 use super::id::PoolId;
+use super::shared_route::{AllThreads, of_all_threads};
 use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
@@ -24,6 +30,8 @@ struct Route {
     uses: Vec<PoolUse>,
     /// What [`leave`] finds the route by.
     ticket: u64,
+    /// The same for all threads.
+    _all_threads: Option<AllThreads>,
 }
 
 /// What the memory of a route is for.
@@ -97,7 +105,8 @@ fn note_change() {
     CHANGES.set(CHANGES.get().wrapping_add(1));
 }
 
-fn next_ticket() -> u64 {
+/// Returns a number for a new route, larger than those of all before.
+pub(super) fn next_ticket() -> u64 {
     TICKETS.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -114,21 +123,55 @@ impl Routes {
         self.has_followed.set(self.all.borrow().last().is_some_and(|route| route.ticket >= first));
     }
 
-    fn destination(&self, stream: &Stream) -> Result<Option<Destination>> {
-        if !self.has_followed.get() {
+    /// Returns whether the thread allocates for another allocator, which may hold a lock, on the device.
+    #[cfg(feature = "python")]
+    fn is_in_feed(&self, device: Device) -> bool {
+        let routes = self.all.borrow();
+        routes.last().is_some_and(|last| {
+            last.pool.memory.device == device
+                && matches!(last.kind, RouteKind::Feed { .. })
+                && last.ticket >= self.first_ticket.get()
+        })
+    }
+
+    /// Returns the ticket and the pool of the innermost scope of the thread's context.
+    #[cfg(feature = "python")]
+    fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
+        if self.is_in_feed(device) { None } else { of_context(device, self.first_ticket.get()) }
+    }
+
+    #[cfg(not(feature = "python"))]
+    fn of_context(&self, _device: Device) -> Option<(u64, Arc<Pool>)> {
+        None
+    }
+
+    fn destination(&self, stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
+        if !self.has_followed.get() && !is_rerouted {
             return Ok(None);
         }
-        let device = stream.device();
+        let (device, first) = (stream.device(), self.first_ticket.get());
+        // Before the routes are borrowed, for Python may come here again.
+        let of_context = if is_rerouted { self.of_context(device) } else { None };
         let mut routes = self.all.borrow_mut();
-        let first = self.first_ticket.get();
         let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.device == device;
-        let mut followed = routes.iter_mut().rev().filter(is_followed);
-        let Some(innermost) = followed.next() else { return Ok(None) };
-        let to = |is_captured| {
-            let is_feed = matches!(innermost.kind, RouteKind::Feed { .. });
-            Ok(Some(Destination { pool: Arc::clone(&innermost.pool), is_captured, is_feed }))
+        let mut followed = routes.iter_mut().rev().filter(is_followed).peekable();
+        let own = followed.peek().map_or(0, |own| own.ticket);
+        let (pool, kind) = match of_context.filter(|(ticket, _)| *ticket > own) {
+            Some((_, pool)) => (pool, RouteKind::Scope),
+            None => match followed.next() {
+                Some(own) => (Arc::clone(&own.pool), own.kind),
+                None => {
+                    // A pool's own allocator follows no route around it.
+                    let shared = if is_rerouted && first == 0 { of_all_threads(device) } else { None };
+                    return Ok(shared.map(|pool| Destination { pool, is_captured: false, is_feed: false }));
+                }
+            },
         };
-        if innermost.kind.is_captured() {
+        let to = |is_captured| {
+            let is_feed = matches!(kind, RouteKind::Feed { .. });
+            Ok(Some(Destination { pool: Arc::clone(&pool), is_captured, is_feed }))
+        };
+        if kind.is_captured() {
             return to(true);
         }
         // On a captured stream the graph of a capture further out uses this pool as its own.
@@ -137,42 +180,50 @@ impl Routes {
         if capture.kind != RouteKind::Capture(Some(stream.raw())) && stream.capture_status()? == CaptureStatus::None {
             return to(false);
         }
-        if capture.uses.iter().all(|used| used.pool().number != innermost.pool.number) {
-            capture.uses.push(PoolUse::new(&innermost.pool, true)?);
+        if capture.uses.iter().all(|used| used.pool().number != pool.number) {
+            capture.uses.push(PoolUse::new(&pool, true)?);
         }
         to(true)
     }
 }
 
-/// Returns the pool that the thread's innermost route on the stream's device leads to, if it has one.
+/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one; with
+/// `is_rerouted` also that of its context, or of all threads, which the thread's own changes do not tell of.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends; what the driver refuses when it is asked about a capture.
-pub(in crate::memory) fn destination(stream: &Stream) -> Result<Option<Destination>> {
-    ROUTES.try_with(|routes| routes.destination(stream)).unwrap_or_else(|_| Err(ending()))
+pub(in crate::memory) fn destination(stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
+    ROUTES.try_with(|routes| routes.destination(stream, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned. The use
-/// is the thread's until then.
-pub(super) fn enter(in_use: PoolUse) -> Result<u64> {
-    add(Arc::clone(in_use.pool()), RouteKind::Scope, vec![in_use])
+/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned; with
+/// `all_threads` also those of every thread that has no route of its own there. The use is the thread's until then.
+pub(super) fn enter(in_use: PoolUse, all_threads: bool) -> Result<u64> {
+    let ticket = next_ticket();
+    let all_threads = all_threads.then(|| AllThreads::new(in_use.pool(), ticket));
+    let pool = Arc::clone(in_use.pool());
+    add(Route { pool, kind: RouteKind::Scope, uses: vec![in_use], ticket, _all_threads: all_threads })
+}
+
+fn add_new(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
+    add(Route { pool, kind, uses, ticket: next_ticket(), _all_threads: None })
 }
 
 /// As [`enter`], for a capture of the stream.
 pub(super) fn enter_capture(in_use: PoolUse, stream: RawStream) -> Result<u64> {
-    add(Arc::clone(in_use.pool()), RouteKind::Capture(Some(stream)), vec![in_use])
+    add_new(Arc::clone(in_use.pool()), RouteKind::Capture(Some(stream)), vec![in_use])
 }
 
 /// As [`enter`], until [`leave_by_id`].
 pub(in crate::memory) fn enter_by_id(pool: Arc<Pool>, is_captured: bool) -> Result<()> {
     let kind = if is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
-    add(pool, kind, Vec::new()).map(drop)
+    add_new(pool, kind, Vec::new()).map(drop)
 }
 
-fn add(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
-    let ticket = next_ticket();
+fn add(route: Route) -> Result<u64> {
+    let ticket = route.ticket;
     let entered = ROUTES.try_with(|routes| {
-        routes.all.borrow_mut().push(Route { pool, kind, uses, ticket });
+        routes.all.borrow_mut().push(route);
         routes.note_routes();
     });
     entered.map(|()| ticket).map_err(|_| ending())
@@ -293,6 +344,6 @@ pub(in crate::memory) fn only_in<R>(
         Purpose::Graph => RouteKind::Capture(None),
         Purpose::Feed { is_captured } => RouteKind::Feed { is_captured },
     };
-    let _left = Left(add(Arc::clone(pool), kind, Vec::new())?);
+    let _left = Left(add_new(Arc::clone(pool), kind, Vec::new())?);
     allocate()
 }

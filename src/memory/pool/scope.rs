@@ -23,9 +23,15 @@ impl PoolScope {
         Self::of_use(PoolUse::new(pool, false)?)
     }
 
+    /// Makes a scope that is also that of every thread without one of its own.
+    pub(in crate::memory) fn of_all_threads(pool: &Arc<Pool>) -> Result<Self> {
+        let entered = EnteredScope::new(PoolUse::new(pool, false)?, true)?;
+        Ok(Self { _entered: entered, this_thread: PhantomData })
+    }
+
     /// Makes a scope with a use that the caller has.
     pub(in crate::memory) fn of_use(in_use: PoolUse) -> Result<Self> {
-        Ok(Self { _entered: EnteredScope::new(in_use)?, this_thread: PhantomData })
+        Ok(Self { _entered: EnteredScope::new(in_use, false)?, this_thread: PhantomData })
     }
 }
 
@@ -37,8 +43,14 @@ pub(crate) struct EnteredScope {
 }
 
 impl EnteredScope {
-    fn new(in_use: PoolUse) -> Result<Self> {
-        Ok(Self { ticket: route::enter(in_use)? })
+    fn new(in_use: PoolUse, all_threads: bool) -> Result<Self> {
+        Ok(Self { ticket: route::enter(in_use, all_threads)? })
+    }
+
+    /// Stays until the thread ends.
+    #[cfg(feature = "python")]
+    pub(crate) fn stay(self) {
+        std::mem::forget(self);
     }
 }
 
@@ -89,9 +101,17 @@ impl PoolToken {
         PoolScope::new(&self.pool)
     }
 
-    /// [`PoolToken::enter`] for a caller that cannot keep a guard on its thread.
+    /// As [`MemPool::enter_all_threads`](crate::MemPool::enter_all_threads).
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool was dropped or closed.
+    pub fn enter_all_threads(&self) -> Result<PoolScope> {
+        PoolScope::of_all_threads(&self.pool)
+    }
+
+    /// [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.
     #[cfg(feature = "python")]
-    pub(crate) fn enter_scope(&self) -> Result<EnteredScope> {
-        EnteredScope::new(self.hold()?)
+    pub(crate) fn enter_scope(&self, all_threads: bool) -> Result<EnteredScope> {
+        EnteredScope::new(self.hold()?, all_threads)
     }
 }

@@ -25,7 +25,7 @@ pub(in crate::memory) enum Ending {
     Later,
 }
 
-/// What is done when the last use of a pool has ended.
+/// What is done when the last use of a pool has ended, or a use of a closed one.
 pub(in crate::memory) type EndPool = fn(&Arc<Pool>, Ending);
 
 /// A pool of device memory.
@@ -104,7 +104,7 @@ impl Pool {
     /// Returns whether what the pool has free serves other pools when memory is short: the default pool's, that of pools
     /// made for it, and that of pools without a use. Any other pool keeps what it has.
     pub(in crate::memory) fn helps_others(&self) -> bool {
-        self.is_default() || self.rules.use_on_oom || (self.is_closed() && !self.rules.has_own_source)
+        self.is_default() || self.rules.use_on_oom || self.is_closed()
     }
 
     /// Returns whether the pool's segments may be registered with a network card or a library, so that they stay where
@@ -115,7 +115,7 @@ impl Pool {
 
     /// Returns whether free memory of the pool goes back to the driver for another pool's request.
     pub(in crate::memory) fn gives_way(&self) -> bool {
-        self.is_closed() || (self.helps_others() && !self.keeps_segments())
+        self.helps_others() && !self.keeps_segments()
     }
 
     pub(in crate::memory) fn use_count(&self) -> u32 {
@@ -127,10 +127,10 @@ impl Pool {
         self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
     }
 
-    /// Ends a use; with the last one the pool ends.
+    /// Ends a use; with the last one the pool ends. A closed pool gives back what the use kept.
     pub(super) fn release(self: &Arc<Self>, ending: Ending) {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
-        if before == Ok(1) {
+        if before == Ok(1) || self.is_closed() {
             (self.end)(self, ending);
         }
     }
@@ -157,6 +157,7 @@ impl Pool {
         self.captures.load(Ordering::Acquire) > 0
     }
 
+    /// Serves no more requests; what is freed goes.
     pub(in crate::memory) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }

@@ -28,9 +28,12 @@ impl PoolUse {
     /// Makes one more use.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the pool is gone; `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::InvalidValue` if the pool is gone or closed; `ErrorKind::Forked` in a forked child.
     pub(in crate::memory) fn new(pool: &Arc<Pool>, is_captured: bool) -> Result<Self> {
         process::refuse_forked()?;
+        if pool.is_closed() && pool.use_count() > 0 {
+            return Err(closed(pool));
+        }
         if !pool.acquire() {
             return Err(gone(pool));
         }
@@ -80,6 +83,20 @@ impl Drop for PoolUse {
     fn drop(&mut self) {
         self.end(Ending::Now);
     }
+}
+
+/// Returns the error of a request to a pool that serves none any more.
+#[cold]
+pub(in crate::memory) fn closed(pool: &Pool) -> Error {
+    let (id, device) = (pool.id, pool.memory.device);
+    Error::invalid_value(if pool.use_count() > 0 {
+        format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
+    } else {
+        format!(
+            "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
+             end_allocate_to_pool"
+        )
+    })
 }
 
 /// Returns the error of a call for a pool whose last use has ended.

@@ -34,7 +34,7 @@ pub struct StreamStats {
 pub struct PoolSummary {
     /// The pool's id; [`PoolId::NONE`] for the device's default pool.
     pub id: PoolId,
-    /// Whether the pool has no use any more, so that it only waits for its live blocks to be freed.
+    /// Whether the pool was closed or has no use any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
     /// The most bytes that it may reserve, if there is a limit.
     pub limit: Option<u64>,

@@ -1,12 +1,13 @@
 //! Allocation: a free block of the thread's cache, or what is left to do to get one.
 
-use super::find_cache::cache_for;
+use super::find_cache::{cache_for, rerouted_cache_for};
 use super::request::Allocation;
 use crate::error::Result;
 use crate::memory::cache::ThreadCache;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
+use crate::sync::ThisThread;
 
 /// What became of a request that was tried.
 #[derive(Debug)]
@@ -44,19 +45,22 @@ pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Attempt> {
-    if process::state().is_plain() { take(bytes, stream, false) } else { take_while_recorded(bytes, stream) }
+    if process::state().is_plain() { take(cache_for(stream)?, bytes, false) } else { take_slowly(bytes, stream) }
 }
 
+/// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
 #[cold]
-fn take_while_recorded(bytes: u64, stream: &Stream) -> Result<Attempt> {
+fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
     process::refuse_forked()?;
+    let state = process::state();
+    // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
-    take(bytes, stream, true)
+    let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };
+    take(found, bytes, state.is_recorded())
 }
 
 #[inline]
-fn take(bytes: u64, stream: &Stream, is_recorded: bool) -> Result<Attempt> {
-    let (cache, thread) = cache_for(stream)?;
+fn take((cache, thread): (&'static ThreadCache, ThisThread), bytes: u64, is_recorded: bool) -> Result<Attempt> {
     let offset = cache.allocate_locked(&mut cache.lock(thread), bytes, is_recorded);
     Ok(match offset {
         Some(offset) => Attempt::Ready(Allocation { cache, offset }),

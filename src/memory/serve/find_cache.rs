@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::abandoned::end_abandoned;
 use super::devices::device_caches;
-use crate::error::{Error, Result};
-use crate::ids::{Device, RawStream};
+use crate::error::Result;
+use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Service, ThreadCache, normalized};
 use crate::memory::pool::{self, Destination};
 use crate::runtime::Stream;
@@ -26,8 +26,22 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
 
 #[cold]
 fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (thread, device, changes) = (ThisThread::get(), stream.device(), pool::changes());
-    let destination = pool::destination(stream)?;
+    let changes = pool::changes();
+    let (key, cache, thread) = find_now(stream, false)?;
+    cache::remember(key, changes, thread, cache);
+    Ok((cache, thread))
+}
+
+/// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
+/// may not serve the next.
+pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+    let (_, cache, thread) = find_now(stream, true)?;
+    Ok((cache, thread))
+}
+
+fn find_now(stream: &Stream, is_rerouted: bool) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
+    let (thread, device) = (ThisThread::get(), stream.device());
+    let destination = pool::destination(stream, is_rerouted)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
     let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
     let cache = match cache::known(key)? {
@@ -43,8 +57,7 @@ fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
             cache
         }
     };
-    cache::remember(key, changes, thread, cache);
-    Ok((cache, thread))
+    Ok((key, cache, thread))
 }
 
 /// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds.
@@ -92,15 +105,7 @@ fn acquire(
         cache.end_service();
         cache.give_up(thread);
         caches.put_spare(vec![cache]);
-        return Err(released(&pool.id, stream.device()));
+        return Err(pool::closed(&pool));
     }
     Ok(cache)
-}
-
-#[cold]
-fn released(id: &pool::PoolId, device: Device) -> Error {
-    Error::invalid_value(format!(
-        "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
-         end_allocate_to_pool"
-    ))
 }

@@ -21,7 +21,7 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let cache = block.cache;
     if cache.has_uses()
         || cache.has_duties()
-        || !process::state().is_plain()
+        || !process::state().is_plain_for_frees()
         || on.is_some_and(|stream| !cache.is_of(stream))
     {
         return free_slowly(block, on);

@@ -12,10 +12,10 @@ use super::grow::{Effort, grow, is_no_memory};
 use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::trim::trim_pools;
+use super::trim::{leave_closed, trim_pools};
 use crate::error::{Error, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache};
-use crate::memory::pool::Pool;
+use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
@@ -75,6 +75,7 @@ impl Climb {
     fn climb(&mut self) -> Result<Allocation> {
         self.refuse_more_than_any_device_has()?;
         for rung in LADDER {
+            self.refuse_closed()?;
             if let Some(found) = rung(self)? {
                 self.log_end();
                 return Ok(found);
@@ -94,6 +95,17 @@ impl Climb {
             self.request.bytes,
             Error::no_memory("gpupool", "no device has that many bytes"),
         ))
+    }
+
+    /// Refuses a request to a pool that was closed, also meanwhile.
+    fn refuse_closed(&self) -> Result<()> {
+        let pool = self.request.pool();
+        if !pool.is_closed() {
+            return Ok(());
+        }
+        // Pages that were added since go again; the driver's refusal is not this request's error.
+        let _ = leave_closed(self.request.cache, self.request.thread);
+        Err(pool::closed(pool))
     }
 
     fn last_refusal(&mut self) -> Error {
@@ -234,7 +246,7 @@ impl Climb {
         for _ in 0..Self::ATTEMPTS {
             match grow(&self.request, effort) {
                 Ok(Some(offset)) => return Ok(Some(self.request.allocation(offset))),
-                Ok(None) => {}
+                Ok(None) => self.refuse_closed()?,
                 // Whatever a pool's own allocator refuses is taken for a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.request.pool().source().is_pages() => {
                     self.refused = Some(error);

@@ -29,7 +29,9 @@ pub(in crate::memory) use free::{find, free_after_all_work, record_stream};
 pub(in crate::memory) use out_of_memory::without_callbacks;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use peers::enable_peer;
-pub(in crate::memory) use pools::{make_pool, pool_with_id};
+#[cfg(feature = "python")]
+pub(in crate::memory) use pools::pool_anywhere;
+pub(in crate::memory) use pools::{close_pool, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
 pub(in crate::memory) use settle::Patience;
 pub(in crate::memory) use trim::{trim, trim_pools};

@@ -13,6 +13,8 @@ use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{PAGE, Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
+#[cfg(feature = "python")]
+use crate::process;
 use crate::sync::ThisThread;
 
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
@@ -93,15 +95,65 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     }
 }
 
-/// Returns the live pool with this id on the device, if there is one.
+/// Returns the device's pool with this id; none if the id was handed out and its pool is yet to be made.
 ///
 /// # Errors
-/// As [`device_caches`].
-pub(in crate::memory) fn pool_with_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
-    Ok(device_caches(device)?.pools().into_iter().find(|pool| pool.id == id && !pool.is_closed()))
+/// `ErrorKind::InvalidValue` if the id is no pool's, or of a pool that is gone or another device's; as
+/// [`device_caches`].
+pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
+    let caches = device_caches(device)?;
+    // Asked first: an id is unused until its pool can be found.
+    let is_unused = id.is_unused();
+    match caches.pool_in_use(id) {
+        None if !is_unused => Err(refuse_id(id, Some(device))),
+        found => Ok(found),
+    }
 }
 
-/// Ends a pool whose last use has ended: what is free goes, the rest when it is freed.
+/// As [`pool_of_id`], on any device if none is named, and none is taken into use.
+#[cfg(feature = "python")]
+pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Result<Option<Arc<Pool>>> {
+    process::refuse_forked()?;
+    let is_unused = id.is_unused();
+    match DeviceCaches::all().find_map(|caches| caches.pool_in_use(id)) {
+        Some(pool) if device.is_none_or(|device| device == pool.memory.device) => Ok(Some(pool)),
+        None if is_unused => Ok(None),
+        _ => Err(refuse_id(id, device)),
+    }
+}
+
+/// Returns the error of a call with an id by which the device, or any, has no pool.
+#[cold]
+fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
+    let on = device.map_or_else(String::new, |device| format!(" on {device}"));
+    if !id.is_known() {
+        return Error::invalid_value(format!(
+            "{id}{on} is no pool's id; take one from graph_pool_handle() or a MemPool"
+        ));
+    }
+    let owner = DeviceCaches::all().find(|caches| caches.pool_in_use(id).is_some()).map(|caches| caches.memory.device);
+    Error::invalid_value(match (owner, device) {
+        (Some(owner), Some(device)) => {
+            format!("pool {id} is of {owner}, not of {device}: name {owner}, or take a pool of {device}")
+        }
+        _ => format!(
+            "pool {id}{on} is gone: its last use has ended, and no pool gets its id again; make another MemPool, or \
+             take an id from graph_pool_handle()"
+        ),
+    })
+}
+
+/// Closes a pool that is in use, and returns the bytes that go at once.
+///
+/// # Errors
+/// As [`device_caches`] and [`trim`]; the pool is closed all the same where the driver refuses.
+pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
+    let caches = device_caches(pool.memory.device)?;
+    mark_closed(pool);
+    trim(caches, pool, ThisThread::get(), Patience::Ask)
+}
+
+/// Ends a pool whose last use has ended, and one use of a closed pool: what is free goes, the rest when it is freed.
 pub(super) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
     if ending == Ending::Now

@@ -106,7 +106,7 @@ pub(in crate::memory) fn trim_pools(
     outcome.map(|()| released)
 }
 
-/// Ends a pool without a driver call: what is free goes when memory is next given back.
+/// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.
 pub(super) fn mark_closed(pool: &Pool) {
     pool.close();
     for cache in DeviceCaches::caches_of(pool) {
@@ -127,10 +127,10 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
     outcome
 }
 
-/// Forgets a closed pool that has nothing left.
+/// Forgets a pool that nothing uses and that has nothing left.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
     let is_mapped = |cache: &ThreadCache| cache.lock(thread).mapped() > 0;
-    if pool.is_closed() && !DeviceCaches::caches_of(pool).into_iter().any(is_mapped) {
+    if pool.is_closed() && pool.use_count() == 0 && !DeviceCaches::caches_of(pool).into_iter().any(is_mapped) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
     }
 }

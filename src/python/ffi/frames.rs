@@ -91,6 +91,11 @@ fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
     is_attached.then(|| unsafe { Python::assume_attached() })
 }
 
+/// Runs this if the calling thread holds the GIL, which is never waited for.
+pub(in crate::python) fn if_attached<R>(run: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    functions().and_then(attached).map(run)
+}
+
 /// Writes down where the calling thread is in each of its functions, the innermost first.
 fn walk(_py: Python<'_>, functions: Functions, key: &mut Key) {
     // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around

@@ -8,4 +8,4 @@ pub(super) mod frames;
 mod torch;
 
 pub(super) use address::PythonAddress;
-pub(super) use torch::torch_functions;
+pub(super) use torch::{torch_allocator, torch_functions};

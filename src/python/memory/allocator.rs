@@ -1,14 +1,16 @@
-//! A user's own allocator for a pool: two functions, Python callables or addresses of C functions.
+//! A user's own allocator for a pool: two functions, Python callables or addresses of C functions, or an allocator
+//! object of PyTorch's.
 
 use std::fmt;
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
-use crate::memory::SegmentSource;
-use crate::python::ffi::PythonAddress;
+use crate::memory::{SegmentSource, TorchAllocator};
+use crate::python::ffi::{PythonAddress, torch_allocator};
 use crate::runtime::Stream;
 
 /// The source that an `allocator` argument names.
@@ -16,10 +18,13 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
     let wrong = || {
         Error::invalid_value(
             "allocator must be a pair (malloc, free): callables malloc(size, device, stream) -> address and \
-             free(address, size, device, stream), or the addresses of C functions of these forms",
+             free(address, size, device, stream), or the addresses of C functions of these forms; or a \
+             CUDAPluggableAllocator of PyTorch",
         )
     };
-    let (allocate, free): (Bound<'_, PyAny>, Bound<'_, PyAny>) = allocator.extract().map_err(|_| wrong())?;
+    let Ok((allocate, free)) = allocator.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+        return Ok(Arc::new(TorchObject::new(allocator)?.ok_or_else(wrong)?));
+    };
     if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
         let address = |function: &Bound<'_, PyAny>| function.extract::<PythonAddress>().map_err(|_| wrong());
         return Ok(Arc::new(PythonAddress::segment_functions(address(&allocate)?, address(&free)?)?));
@@ -28,6 +33,35 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
         return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));
     }
     Err(wrong().into())
+}
+
+/// An allocator of PyTorch's, kept as long as memory of it may be in use.
+#[derive(Debug)]
+struct TorchObject {
+    allocator: TorchAllocator,
+    _object: Py<PyAny>,
+}
+
+impl TorchObject {
+    /// Makes a supplier of the object; none if it is nothing of PyTorch's.
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let py = object.py();
+        let module = py.import(intern!(py, "gpupool._frameworks.torch_allocator"))?;
+        let found: Option<[usize; 3]> = module.call_method1(intern!(py, "addresses"), (object,))?.extract()?;
+        let make =
+            |addresses| PyResult::Ok(Self { allocator: torch_allocator(addresses)?, _object: object.clone().unbind() });
+        found.map(make).transpose()
+    }
+}
+
+impl SegmentSource for TorchObject {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        self.allocator.allocate(bytes, stream)
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        self.allocator.free(address, bytes, stream)
+    }
 }
 
 struct Callables {

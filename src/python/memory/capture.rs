@@ -31,9 +31,9 @@ pub(in crate::python) struct PyGraphMemory {
 }
 
 impl PyCapture {
-    pub(super) fn new(pool: &Bound<'_, PyMemPool>, stream: &Stream) -> Self {
-        let token = pool.get().token();
-        Self { _pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) }
+    pub(super) fn new(pool: &Bound<'_, PyMemPool>, stream: &Stream) -> PyResult<Self> {
+        let token = pool.get().token()?;
+        Ok(Self { _pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) })
     }
 }
 

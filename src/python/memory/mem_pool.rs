@@ -1,42 +1,73 @@
 //! `MemPool`, and pools by their ids.
 
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::allocator::source;
 use super::capture::PyCapture;
-use super::scope::PyPoolToken;
+use super::scope::{PyPoolToken, ScopeBlocks};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
+use crate::error::Error;
 use crate::memory::{self, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
-use crate::sync::lock;
 
-#[pyclass(name = "MemPool", module = "gpupool", frozen)]
+/// A pool. A subclass may have what it likes in its `__init__`, as long as that calls this one's.
+#[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
+    made: OnceLock<Made>,
+    blocks: ScopeBlocks,
+}
+
+/// What `__init__` makes.
+#[derive(Debug)]
+struct Made {
     pool: MemPool,
-    allocator: Mutex<Option<Py<PyAny>>>,
+    allocator: Option<Py<PyAny>>,
 }
 
 impl PyMemPool {
-    pub(super) fn token(&self) -> memory::PoolToken {
-        self.pool.token()
+    fn made(&self) -> PyResult<&Made> {
+        let unmade =
+            || Error::invalid_value("this MemPool was not made: call MemPool.__init__ first, as super().__init__()");
+        Ok(self.made.get().ok_or_else(unmade)?)
+    }
+
+    fn pool(&self) -> PyResult<&MemPool> {
+        Ok(&self.made()?.pool)
+    }
+
+    pub(super) fn token(&self) -> PyResult<memory::PoolToken> {
+        Ok(self.pool()?.token())
     }
 }
 
 #[pymethods]
 impl PyMemPool {
+    // A subclass's `__init__` takes what it likes; the text is of this one's.
     #[new]
+    #[pyo3(
+        signature = (*_arguments, **_named),
+        text_signature = "(allocator=None, use_on_oom=False, no_split=False, limit=None, device=None, segments=False, *, \
+                          is_user_created=True)"
+    )]
+    fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+        Self { made: OnceLock::new(), blocks: ScopeBlocks::new() }
+    }
+
     #[pyo3(signature = (
-        allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false, reserve = None
+        allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false, *,
+        is_user_created = true, reserve = Whole(0)
     ))]
-    fn new(
+    #[expect(clippy::too_many_arguments, reason = "each is one of Python's, most with a default")]
+    fn __init__(
+        &self,
         py: Python<'_>,
         allocator: Option<&Bound<'_, PyAny>>,
         use_on_oom: bool,
@@ -44,106 +75,145 @@ impl PyMemPool {
         limit: Option<Whole>,
         device: Option<&Bound<'_, PyAny>>,
         segments: bool,
-        reserve: Option<Whole>,
-    ) -> PyResult<Self> {
+        is_user_created: bool,
+        reserve: Whole,
+    ) -> PyResult<()> {
         let device = device::extract_or_current(py, device)?;
-        let mut builder =
-            MemPool::builder().device(device).use_on_oom(use_on_oom).no_split(no_split).segments(segments);
+        let mut builder = MemPool::builder()
+            .device(device)
+            .use_on_oom(use_on_oom)
+            .no_split(no_split)
+            .segments(segments)
+            .user_created(is_user_created)
+            .reserve(reserve.0);
         if let Some(limit) = limit {
             builder = builder.limit(limit.0);
-        }
-        if let Some(reserve) = reserve {
-            builder = builder.reserve(reserve.0);
         }
         if let Some(allocator) = allocator {
             builder = builder.allocator(source(allocator)?);
         }
         let pool = py.detach(|| builder.build())?;
-        Ok(Self { pool, allocator: Mutex::new(allocator.map(|allocator| allocator.clone().unbind())) })
+        let made = Made { pool, allocator: allocator.map(|allocator| allocator.clone().unbind()) };
+        // What is not used of it goes outside of the lock.
+        self.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
     }
 
     #[getter]
-    fn id(&self) -> Id {
-        pair(self.pool.id())
+    fn id(&self) -> PyResult<Id> {
+        Ok(pair(self.pool()?.id()))
     }
 
     #[getter]
-    fn device(&self) -> usize {
-        self.pool.device().ordinal()
+    fn device(&self) -> PyResult<usize> {
+        Ok(self.pool()?.device().ordinal())
     }
 
     #[getter]
-    fn allocator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let allocator = lock(&self.allocator);
-        allocator.as_ref().map(|allocator| allocator.clone_ref(py))
+    fn allocator(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        Ok(self.made()?.allocator.as_ref().map(|allocator| allocator.clone_ref(py)))
     }
 
     #[getter]
-    fn use_on_oom(&self) -> bool {
-        self.pool.use_on_oom()
+    fn use_on_oom(&self) -> PyResult<bool> {
+        Ok(self.pool()?.use_on_oom())
     }
 
     #[getter]
-    fn no_split(&self) -> bool {
-        self.pool.no_split()
+    fn no_split(&self) -> PyResult<bool> {
+        Ok(self.pool()?.no_split())
     }
 
     #[getter]
-    fn reserve(&self) -> u64 {
-        self.pool.reserve()
+    fn reserve(&self) -> PyResult<u64> {
+        Ok(self.pool()?.reserve())
     }
 
-    fn use_count(&self) -> u32 {
-        self.pool.use_count()
+    fn use_count(&self) -> PyResult<u32> {
+        Ok(self.pool()?.use_count())
     }
 
     #[getter]
-    fn limit(&self) -> Option<u64> {
-        self.pool.limit()
+    fn limit(&self) -> PyResult<Option<u64>> {
+        Ok(self.pool()?.limit())
     }
 
     #[setter]
-    fn set_limit(&self, limit: Option<Whole>) {
-        self.pool.set_limit(limit.map(|limit| limit.0));
+    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+        self.pool()?.set_limit(limit.map(|limit| limit.0));
+        Ok(())
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<PyPoolStats> {
-        Ok(py.detach(|| self.pool.stats())?.into())
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.stats())?.into())
     }
 
     fn reset_peak_stats(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.pool.reset_peak_stats())?)
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.reset_peak_stats())?)
     }
 
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
-        Ok(py.detach(|| self.pool.trim())?)
+        Ok(py.detach(|| pool.trim())?)
     }
 
-    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let found = py.detach(|| self.pool.snapshot())?;
+    fn close(&self, py: Python<'_>) -> PyResult<u64> {
+        let pool = self.pool()?;
+        let _stack = hold_stack(Purpose::Allocation);
+        Ok(py.detach(|| pool.close())?)
+    }
+
+    /// Returns the segments, which have no traces, as PyTorch's `MemPool.snapshot` does whatever is asked.
+    #[pyo3(signature = (include_traces = true))]
+    fn snapshot<'py>(&self, py: Python<'py>, include_traces: bool) -> PyResult<Bound<'py, PyList>> {
+        let _ = include_traces;
+        let pool = self.pool()?;
+        let found = py.detach(|| pool.snapshot())?;
         segments(py, &found)
     }
 
     #[pyo3(name = "token")]
-    fn py_token(&self) -> PyPoolToken {
-        PyPoolToken::from(self.token())
+    fn py_token(&self) -> PyResult<PyPoolToken> {
+        Ok(PyPoolToken::from(self.token()?))
+    }
+
+    fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
+        let this = slf.get();
+        this.blocks.enter(slf.py(), &this.token()?, false)?;
+        Ok(slf.clone().unbind())
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        self.blocks.leave(py, "a MemPool's block")?;
+        Ok(false)
     }
 
     fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
         let stream = stream::resolve(slf.py(), Some(stream), None)?;
-        Ok(PyCapture::new(slf, &stream))
+        PyCapture::new(slf, &stream)
     }
 
-    fn __repr__(&self) -> String {
-        format!("gpupool.MemPool(id={:?}, device={})", self.id(), self.device())
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let name = slf.get_type().fully_qualified_name()?;
+        Ok(match slf.get().made.get() {
+            Some(Made { pool, .. }) => format!("{name}(id={:?}, device={})", pair(pool.id()), pool.device().ordinal()),
+            None => format!("<{name} that was not made>"),
+        })
     }
 }
 
 #[pyfunction]
-#[pyo3(signature = (user_created = true))]
-pub(in crate::python) fn graph_pool_handle(user_created: bool) -> Id {
-    pair(memory::graph_pool_handle(user_created))
+#[pyo3(signature = (user_created = true, *, is_user_created = None))]
+pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: Option<bool>) -> Id {
+    pair(memory::graph_pool_handle(is_user_created.unwrap_or(user_created)))
 }
 
 #[pyfunction]

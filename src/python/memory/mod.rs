@@ -3,6 +3,7 @@
 mod allocator;
 mod buffer;
 mod capture;
+mod context;
 mod functions;
 mod mem_pool;
 mod recording;

@@ -2,10 +2,12 @@
 
 use pyo3::prelude::*;
 
+use super::context::{EnteredContext, current_task};
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredScope, PoolToken};
+use crate::python::device;
 use crate::python::with_blocks::WithBlocks;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
@@ -29,21 +31,64 @@ impl PyPoolToken {
     fn device(&self) -> usize {
         self.0.device().ordinal()
     }
+
+    fn enter(&self) -> PyResult<()> {
+        self.0.enter_scope(false)?.stay();
+        Ok(())
+    }
 }
 
-/// A pool that the thread's allocations go to for a `with` block. One object may be entered again, also by another thread.
+/// What a `with` block entered: a scope of its thread, or of its asyncio task.
+#[derive(Debug)]
+enum Entered {
+    Thread(EnteredScope),
+    Context(EnteredContext),
+}
+
+/// The scopes of one object's `with` blocks. It may be entered again, also in another thread or task.
+#[derive(Debug)]
+pub(super) struct ScopeBlocks(WithBlocks<Entered>);
+
+impl ScopeBlocks {
+    pub(super) const fn new() -> Self {
+        Self(WithBlocks::new())
+    }
+
+    pub(super) fn enter(&self, py: Python<'_>, token: &PoolToken, all_threads: bool) -> PyResult<()> {
+        match current_task(py)? {
+            Some(task) => {
+                let entered = EnteredContext::new(py, token, all_threads)?;
+                self.0.enter_in(Some(task), Entered::Context(entered));
+            }
+            None => self.0.enter(Entered::Thread(token.enter_scope(all_threads)?)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn leave(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        match self.0.leave_in(current_task(py)?, name)? {
+            Entered::Thread(entered) => py.detach(|| drop(entered)),
+            Entered::Context(entered) => entered.leave(py)?,
+        }
+        Ok(())
+    }
+}
+
+/// A pool that the allocations of a thread or a task go to for a `with` block. One object may be entered again, also by
+/// another thread.
 #[pyclass(name = "PoolScope", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
-    blocks: WithBlocks<EnteredScope>,
+    all_threads: bool,
+    blocks: ScopeBlocks,
 }
 
 /// What a `MemPool` or its token names, as an argument of this function.
 pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
     if let Ok(pool) = pool.cast::<PyMemPool>() {
-        Ok(pool.get().token())
+        pool.get().token()
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
         Ok(token.get().0.clone())
     } else {
@@ -51,17 +96,31 @@ pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> Py
     }
 }
 
-/// Routes this thread's allocations into a pool for a `with` block.
+/// Routes the thread's allocations, or the task's, into a pool for a `with` block.
 #[pyfunction]
-pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoolScope> {
+#[pyo3(signature = (pool, device = None, *, all_threads = false))]
+pub(in crate::python) fn use_mem_pool(
+    py: Python<'_>,
+    pool: &Bound<'_, PyAny>,
+    device: Option<&Bound<'_, PyAny>>,
+    all_threads: bool,
+) -> PyResult<PyPoolScope> {
     let token = token_of(pool, "use_mem_pool")?;
-    Ok(PyPoolScope { pool: pool.clone().unbind(), token, blocks: WithBlocks::new() })
+    if let Some(device) = device.map(|device| device::extract(py, device)).transpose()?
+        && device != token.device()
+    {
+        let (id, own) = (token.id(), token.device());
+        return Err(
+            Error::invalid_value(format!("pool {id} is of {own}, not of {device}: leave out the device")).into()
+        );
+    }
+    Ok(PyPoolScope { pool: pool.clone().unbind(), token, all_threads, blocks: ScopeBlocks::new() })
 }
 
 #[pymethods]
 impl PyPoolScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.blocks.enter(self.token.enter_scope()?);
+        self.blocks.enter(py, &self.token, self.all_threads)?;
         Ok(self.pool.clone_ref(py))
     }
 
@@ -72,8 +131,7 @@ impl PyPoolScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let entered = self.blocks.leave("use_mem_pool")?;
-        py.detach(|| drop(entered));
+        self.blocks.leave(py, "use_mem_pool")?;
         Ok(false)
     }
 }

@@ -4,14 +4,16 @@
 
 use std::collections::HashMap;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use super::pair;
+use super::{IdArgument, from_pair, pair};
+use crate::error::Error;
 use crate::handle::HandleEvent;
 use crate::ids::Device;
-use crate::memory::{BlockView, MemoryAction, MemoryEvent, SegmentView};
+use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, device_of_pool};
 use crate::observe::recording::Stack;
 use crate::python::device;
 use crate::python::ffi::frames;
@@ -197,14 +199,43 @@ fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bo
     Ok(settings)
 }
 
+/// The pool that an argument names by its id; none for every pool.
+fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
+    match id.extract::<IdArgument>() {
+        Ok(pair) => Ok(Some(from_pair(pair)).filter(|id| *id != PoolId::NONE)),
+        Err(error) if error.is_instance_of::<PyTypeError>(id.py()) => {
+            let wrong =
+                format!("mempool_id must be a pool's id, a pair of numbers, not {id}; a device is given as device=");
+            Err(Error::invalid_value(wrong).into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
 #[pyfunction]
-#[pyo3(signature = (device = None))]
+#[pyo3(signature = (mempool_id = None, include_traces = true, *, device = None))]
 pub(in crate::python) fn memory_snapshot<'py>(
     py: Python<'py>,
+    mempool_id: Option<&Bound<'py, PyAny>>,
+    include_traces: bool,
     device: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let device: Option<Device> = device.map(|device| device::extract(py, device)).transpose()?;
-    let taken = py.detach(|| recording::snapshot(device))?;
+    let mut device: Option<Device> = device.map(|device| device::extract(py, device)).transpose()?;
+    let pool = mempool_id.map(pool_of).transpose()?.flatten();
+    if let Some(pool) = pool {
+        device = device_of_pool(pool, device)?.or(device);
+    }
+    let mut taken = py.detach(|| recording::snapshot(device))?;
+    if let Some(pool) = pool {
+        taken.memory.segments.retain(|segment| segment.pool == pool);
+        taken.memory.events.retain(|event| event.pool == pool);
+        // No handle is of a pool of memory.
+        taken.handle_events.clear();
+    }
+    if !include_traces {
+        taken.memory.events.clear();
+        taken.handle_events.clear();
+    }
     let (views, events) = (&taken.memory.segments, &taken.memory.events);
     // No driver is touched for this.
     let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };

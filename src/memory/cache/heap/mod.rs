@@ -28,6 +28,17 @@ pub(in crate::memory) enum Invalid {
     Freed,
 }
 
+/// How a heap serves requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cut {
+    /// By blocks of the size asked for.
+    ToSize,
+    /// By whole spans.
+    Whole,
+    /// Not at all any more.
+    Nothing,
+}
+
 /// The blocks of one thread cache.
 #[derive(Debug)]
 pub(in crate::memory) struct Heap {
@@ -40,7 +51,7 @@ pub(in crate::memory) struct Heap {
     spans: Spans,
     /// Bytes of pages that are mapped here.
     mapped: u64,
-    is_split: bool,
+    cut: Cut,
     counts: Counts,
     /// How often memory was cut off what is free, or joined it.
     turnover: u64,
@@ -56,7 +67,7 @@ impl Heap {
             slabs: [const { Vec::new() }; CLASSES],
             spans: Spans::default(),
             mapped: 0,
-            is_split,
+            cut: if is_split { Cut::ToSize } else { Cut::Whole },
             counts: Counts::default(),
             turnover: 0,
         }
@@ -65,6 +76,11 @@ impl Heap {
     /// Makes it a new heap, but for the turnover, which is never the same twice.
     pub(in crate::memory) fn restart(&mut self, is_split: bool) {
         *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
+    }
+
+    /// Serves no more requests, whatever is free or becomes so.
+    pub(in crate::memory) fn close(&mut self) {
+        self.cut = Cut::Nothing;
     }
 
     /// Returns a number that stays as long as free pages stay as they are, or are taken out.
@@ -91,7 +107,7 @@ impl Heap {
 
     /// Returns what a request really takes: a multiple of 512 bytes, for small ones that of their class.
     pub(in crate::memory) fn round(&self, bytes: u64) -> u64 {
-        if self.is_split && bytes <= SMALL_MAX {
+        if self.cut == Cut::ToSize && bytes <= SMALL_MAX {
             u64::from(SizeClass::of(bytes.max(1)).bytes())
         } else {
             bytes.max(1).div_ceil(ALIGNMENT) * ALIGNMENT
@@ -100,7 +116,7 @@ impl Heap {
 
     /// Returns what must be free in one piece for a request of this size to be served.
     pub(in crate::memory) fn needed_for(&self, bytes: u64) -> u64 {
-        if self.is_split && bytes <= SMALL_MAX {
+        if self.cut == Cut::ToSize && bytes <= SMALL_MAX {
             // A slab starts at a multiple of 64 KiB.
             SizeClass::of(bytes.max(1)).slab_bytes() + SMALL_MAX
         } else {
@@ -112,7 +128,7 @@ impl Heap {
     #[inline]
     pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         // 0 is not small here: it wraps.
-        if bytes.wrapping_sub(1) < SMALL_MAX && self.is_split {
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.cut == Cut::ToSize {
             self.take_slot(pages, bytes)
         } else {
             self.take_block(pages, bytes)
@@ -135,7 +151,11 @@ impl Heap {
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
         let (start, whole) = (block.start, block.size());
-        let size = if self.is_split { size } else { whole };
+        let size = match self.cut {
+            Cut::ToSize => size,
+            Cut::Whole => whole,
+            Cut::Nothing => return None,
+        };
         let id = self.cut(id, start, size)?;
         let block = &mut self.blocks[id as usize];
         block.state = BlockState::Live;

@@ -2,17 +2,18 @@
 
 use std::ops::Range;
 
-use super::Heap;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
+use super::{Cut, Heap};
 use crate::memory::device::{Mapping, PAGE, Pages};
 
 impl Heap {
     /// Where each span ends, and the bytes before its end that join what is added there; by address.
     pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
         // Memory handed out whole is not joined.
-        let free =
-            |last: u32| self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.is_split);
+        let free = |last: u32| {
+            self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.cut == Cut::ToSize)
+        };
         let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
         tails.sort_unstable();
@@ -30,8 +31,8 @@ impl Heap {
         let Some(id) = self.new_number() else { return false };
         let end = start + size;
         // Memory handed out whole is not joined.
-        let left = self.spans.ending_at(start).filter(|_| self.is_split);
-        let right = self.spans.starting_at(end).filter(|_| self.is_split);
+        let left = self.spans.ending_at(start).filter(|_| self.cut == Cut::ToSize);
+        let right = self.spans.starting_at(end).filter(|_| self.cut == Cut::ToSize);
         let (previous, next) = match (left, right) {
             (None, None) => {
                 let edge = EDGE | self.spans.add(Span { start, end, first: id, last: id });

@@ -143,7 +143,7 @@ fn device_of(ordinal: c_int) -> Result<Device> {
 
 /// Returns a use for a graph of PyTorch's, of a new pool.
 fn new_pool(device: Device) -> Result<PoolUse> {
-    let pool = serve::make_pool(device, PoolId::capture(), Rules::default(), None, None, 0)?;
+    let pool = serve::make_pool(device, PoolId::next(false), Rules::default(), None, None, 0)?;
     Ok(PoolUse::first(pool, true))
 }
 

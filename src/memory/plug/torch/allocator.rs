@@ -1,0 +1,80 @@
+//! PyTorch's pluggable allocators as suppliers of a pool: objects of a C++ class, whose functions are called by address.
+//!
+//! The class keeps the user's two functions to itself and what it has handed out, so they are called through it:
+//! `torch/csrc/cuda/CUDAPluggableAllocator.h` of PyTorch.
+
+use std::ffi::c_void;
+use std::mem::transmute;
+use std::ptr;
+
+use crate::error::{Error, Result};
+use crate::memory::device::SegmentSource;
+use crate::runtime::Stream;
+
+/// `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TorchAllocator {
+    object: usize,
+    /// `void *malloc(size_t size, c10::DeviceIndex device, cudaStream_t stream)`, a member.
+    malloc: unsafe extern "C-unwind" fn(*mut c_void, usize, i8, *mut c_void) -> *mut c_void,
+    /// `void raw_delete(void *pointer)`, a member.
+    raw_delete: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void),
+}
+
+impl TorchAllocator {
+    /// Makes a source of the object's address and those of the class's functions.
+    ///
+    /// # Safety
+    /// The object lives as long as this and is of the class, and the addresses are those of its functions, in a library
+    /// that stays loaded.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if one is null.
+    pub(crate) unsafe fn new([object, malloc, raw_delete]: [usize; 3]) -> Result<Self> {
+        if [object, malloc, raw_delete].contains(&0) {
+            return Err(Error::invalid_value("PyTorch's allocator, or a function of its class, has no address"));
+        }
+        let [malloc, raw_delete] = [malloc, raw_delete].map(ptr::with_exposed_provenance::<c_void>);
+        // SAFETY: the caller promises that these are the functions' addresses, none is null, and C++ calls members as C
+        // does functions whose first argument is the object.
+        unsafe {
+            Ok(Self {
+                object,
+                malloc: transmute::<
+                    *const c_void,
+                    unsafe extern "C-unwind" fn(*mut c_void, usize, i8, *mut c_void) -> *mut c_void,
+                >(malloc),
+                raw_delete: transmute::<*const c_void, unsafe extern "C-unwind" fn(*mut c_void, *mut c_void)>(
+                    raw_delete,
+                ),
+            })
+        }
+    }
+
+    fn object(&self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.object)
+    }
+}
+
+impl SegmentSource for TorchAllocator {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        let (size, device) = (usize::try_from(bytes), i8::try_from(stream.device().ordinal()));
+        let (Ok(size), Ok(device)) = (size, device) else {
+            let device = stream.device();
+            return Err(Error::invalid_value(format!("PyTorch's allocators cannot give {bytes} bytes on {device}")));
+        };
+        // SAFETY: `new` requires that the object lives and the function is its class's.
+        let address = unsafe { (self.malloc)(self.object(), size, device, stream.raw().as_ptr()) };
+        if address.is_null() {
+            return Err(Error::no_memory("the pool's own allocator", "malloc returned a null pointer"));
+        }
+        Ok(address.addr() as u64)
+    }
+
+    fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        let pointer = ptr::without_provenance_mut(address as usize);
+        // SAFETY: as in `allocate`, and the object gave this address, whose size and stream it knows.
+        unsafe { (self.raw_delete)(self.object(), pointer) };
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! Scopes that go with a context of Python's, as of an asyncio task, rather than with a thread.
+//!
+//! Which context a thread is in only Python knows, so it is asked at each request, and only while there is such a scope.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::route::next_ticket;
+use super::scope::PoolToken;
+use super::shared_route::{AllThreads, Rerouted};
+use super::state::Pool;
+use super::uses::PoolUse;
+use crate::error::Result;
+use crate::ids::Device;
+use crate::process;
+use crate::sync::lock;
+
+/// A scope of a context, and of those that were copied from it, until it is left or dropped.
+#[derive(Debug)]
+pub(crate) struct ContextScope {
+    ticket: u64,
+    device: Device,
+    open: Mutex<Option<Open>>,
+}
+
+/// What an open scope has.
+#[derive(Debug)]
+struct Open {
+    _all_threads: Option<AllThreads>,
+    _rerouted: Rerouted,
+    in_use: PoolUse,
+}
+
+/// Returns the innermost open scope on the device in the calling thread's context, if its ticket is at least this.
+pub(crate) type FindContextScope = fn(Device, u64) -> Option<Arc<ContextScope>>;
+
+static FIND: OnceLock<FindContextScope> = OnceLock::new();
+
+/// Sets what finds the scope that a request is in.
+pub(crate) fn set_find_context_scope(find: FindContextScope) {
+    let _ = FIND.set(find);
+}
+
+/// Returns the ticket and the pool of the innermost scope on the device in the calling thread's context.
+pub(super) fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
+    let scope = FIND.get()?(device, first)?;
+    scope.pool().map(|pool| (scope.ticket, pool))
+}
+
+impl ContextScope {
+    /// Returns whether it is open. None is in a forked child, where the lock may be held for ever.
+    pub(crate) fn is_open(&self) -> bool {
+        !process::is_forked() && lock(&self.open).is_some()
+    }
+
+    /// Returns whether it is open for requests on the device, and its ticket at least this.
+    pub(crate) fn serves(&self, device: Device, first: u64) -> bool {
+        self.device == device && self.ticket >= first && self.is_open()
+    }
+
+    fn pool(&self) -> Option<Arc<Pool>> {
+        lock(&self.open).as_ref().map(|open| Arc::clone(open.in_use.pool()))
+    }
+
+    /// Ends the scope for all contexts that have it.
+    pub(crate) fn leave(&self) {
+        if process::is_forked() {
+            return;
+        }
+        let ended = lock(&self.open).take();
+        // Outside the lock: with the last use of a pool its memory goes back to the driver.
+        drop(ended);
+    }
+}
+
+impl PoolToken {
+    /// Enters the pool for a context, which the caller notes the scope in.
+    pub(crate) fn enter_context_scope(&self, all_threads: bool) -> Result<Arc<ContextScope>> {
+        let (in_use, ticket) = (self.hold()?, next_ticket());
+        let all_threads = all_threads.then(|| AllThreads::new(in_use.pool(), ticket));
+        let open = Open { _all_threads: all_threads, _rerouted: Rerouted::new(), in_use };
+        Ok(Arc::new(ContextScope { ticket, device: self.device(), open: Mutex::new(Some(open)) }))
+    }
+}

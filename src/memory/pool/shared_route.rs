@@ -1,0 +1,76 @@
+//! Routes that are not one thread's own: those of scopes for all threads, and of scopes that go with a context.
+//!
+//! While there is any, the process counts as rerouted, and every request looks for one. Where there is none, requests
+//! ask nothing more than they ask anyway.
+
+use std::sync::{Arc, Mutex, RwLock};
+
+use super::state::Pool;
+use crate::ids::Device;
+use crate::process;
+use crate::sync::{lock, read, write};
+
+/// How many such routes there are.
+static OPEN: Mutex<usize> = Mutex::new(0);
+/// The routes of all threads; the innermost is the last.
+static ALL_THREADS: RwLock<Vec<(u64, Arc<Pool>)>> = RwLock::new(Vec::new());
+
+/// Makes requests look for routes that are not their thread's, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Rerouted(());
+
+impl Rerouted {
+    pub(super) fn new() -> Self {
+        let mut open = lock(&OPEN);
+        *open += 1;
+        process::set_rerouted(true);
+        Self(())
+    }
+}
+
+impl Drop for Rerouted {
+    fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
+        let mut open = lock(&OPEN);
+        *open -= 1;
+        process::set_rerouted(*open > 0);
+    }
+}
+
+/// A pool that requests on its device go to on every thread that has no route of its own there, until it is dropped. It
+/// does not keep the pool.
+#[derive(Debug)]
+pub(super) struct AllThreads {
+    ticket: u64,
+    _rerouted: Rerouted,
+}
+
+impl AllThreads {
+    pub(super) fn new(pool: &Arc<Pool>, ticket: u64) -> Self {
+        write(&ALL_THREADS).push((ticket, Arc::clone(pool)));
+        Self { ticket, _rerouted: Rerouted::new() }
+    }
+}
+
+impl Drop for AllThreads {
+    fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
+        let ended = {
+            let mut routes = write(&ALL_THREADS);
+            let place = routes.iter().position(|(ticket, _)| *ticket == self.ticket);
+            place.map(|place| routes.remove(place))
+        };
+        // Outside the lock: it may be the last to know the pool.
+        drop(ended);
+    }
+}
+
+/// Returns the pool of the innermost route of all threads on the device.
+pub(super) fn of_all_threads(device: Device) -> Option<Arc<Pool>> {
+    let routes = read(&ALL_THREADS);
+    routes.iter().rev().find(|(_, pool)| pool.memory.device == device).map(|(_, pool)| Arc::clone(pool))
+}
