@@ -545,8 +545,9 @@ class MemPool:
         segments: bool = False,
         *,
         is_user_created: bool = True,
+        reserve: int = 0,
     ) -> None:
-        """Make a pool; it takes no memory before it is used.
+        """Make a pool. But for what it reserves, it takes no memory before it is used.
 
         Args:
             allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
@@ -554,12 +555,21 @@ class MemPool:
                 of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
                 from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
                 memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
-            use_on_oom: Let requests for the default pool take free blocks of this one when the device has no more.
-            no_split: Give each block a segment of its own.
-            limit: The most bytes to reserve.
+            use_on_oom: Let requests of every other pool take what this one has free when the device has no more. Without
+                it what the pool has freed serves the pool alone.
+            no_split: Give each block a segment of its own, which stays until :meth:`trim` or the pool's end.
+            limit: The most bytes to have at once.
             device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
             segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
             is_user_created: False for an id as pools for graph capture have: ``(n, 0)``.
+            reserve: Bytes of physical memory that the pool has from its birth to its end, in whole pages of 2 MiB, at
+                addresses in one piece. Its requests are served from them first.
+
+        Raises:
+            InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with ``allocator``,
+                ``segments`` or ``no_split``.
+            OutOfMemory: If the device has not enough for ``reserve``, also after other pools have given back what they
+                may and the callbacks of :func:`on_oom` were asked.
         """
 
     @property
@@ -576,7 +586,7 @@ class MemPool:
 
     @property
     def use_on_oom(self) -> bool:
-        """True if requests for the default pool may take free blocks of this one when the device has no more."""
+        """True if requests of other pools may take what this one has free when the device has no more."""
 
     @property
     def no_split(self) -> bool:
@@ -591,13 +601,17 @@ class MemPool:
 
     @property
     def limit(self) -> int | None:
-        """The most bytes to reserve; None for any number.
+        """The most bytes to have at once; None for any number.
 
-        What is reserved beyond a new limit stays until it is freed and trimmed.
+        What the pool has beyond a new limit stays until it is freed and trimmed.
         """
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
+    @property
+    def reserve(self) -> int:
+        """The bytes of physical memory that the pool has from its birth to its end."""
+
     def stats(self) -> PoolStats:
         """Return the pool's counts."""
 
@@ -605,7 +619,10 @@ class MemPool:
         """Restart the pool's peaks from what it holds now."""
 
     def trim(self) -> int:
-        """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later."""
+        """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later.
+
+        What the pool reserves stays.
+        """
 
     def close(self) -> int:
         """End the pool for new requests, return what is free to the driver, and return its bytes.
@@ -970,7 +987,11 @@ def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
     """
 
 def empty_cache() -> int:
-    """Return free memory of every pool to the driver, also inside scopes, and return its bytes."""
+    """Return free memory of every pool to the driver, also inside scopes, and return its bytes.
+
+    What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments`` or
+    an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
+    """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
     """Return the counts of a device's memory."""

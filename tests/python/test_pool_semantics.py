@@ -342,6 +342,72 @@ def test_a_thread_allocates_to_a_graphs_pool_by_its_id():
     assert kept.pool_id == pool_id
 
 
+# ---- what is a pool's stays a pool's ----
+
+
+def test_a_live_pool_keeps_what_it_has_freed_and_one_made_to_help_gives_it():
+    keeper, helper = gpupool.MemPool(), gpupool.MemPool(use_on_oom=True)
+    freed = [allocate_in(pool, 40 * MIB) for pool in (keeper, helper)]
+    leave(0)
+    del freed
+    served = [gpupool.empty(16 * MIB), allocate_in(gpupool.MemPool(), 16 * MIB)]
+    assert keeper.stats().reserved_bytes == 40 * MIB
+    assert helper.stats().reserved_bytes <= 8 * MIB
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(30 * MIB)
+    assert allocate_in(keeper, 40 * MIB).pool_id == keeper.id
+    del keeper
+    served.append(gpupool.empty(30 * MIB))
+    assert [buffer.pool_id == helper.id for buffer in served] == [False] * 3
+
+
+@pytest.mark.parametrize("kind", [{"no_split": True}, {"segments": True}, {"no_split": True, "use_on_oom": True}])
+def test_segments_that_may_be_registered_stay_where_they_are(kind):
+    pool = gpupool.MemPool(**kind)
+    address = address_of(pool, 8 * MIB)
+    leave(0)
+    assert gpupool.empty_cache() == 0
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(12 * MIB)
+    assert (address_of(pool, 8 * MIB), pool.stats().reserved_bytes) == (address, 8 * MIB)
+    assert pool.trim() == 8 * MIB
+
+
+def test_a_reserve_is_the_pools_from_birth_to_end_in_one_piece():
+    pool = gpupool.MemPool(reserve=63 * MIB)
+    assert (pool.reserve, pool.stats().reserved_bytes, pool.stats().cached_bytes) == (64 * MIB,) * 3
+    leave(0)
+    calls = gpupool.memory_stats().driver_calls
+    start = address_of(pool, 64 * MIB)
+    parts = [allocate_in(pool, size, gpupool.Stream()) for size in (300, MIB, 40 * MIB)]
+    assert all(start <= part.ptr < start + 64 * MIB for part in parts)
+    del parts
+    assert (pool.trim(), gpupool.empty_cache(), pool.stats().reserved_bytes) == (0, 0, 64 * MIB)
+    assert address_of(pool, 64 * MIB) == start
+    assert gpupool.memory_stats().driver_calls == calls
+    with pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(MIB)
+    pool.close()
+    assert gpupool.empty(64 * MIB).pool_id == (0, 0)
+
+
+def test_a_reserve_that_is_not_there_is_refused_at_once():
+    held = gpupool.empty(MIB)
+    leave(30 * MIB)
+    pools = gpupool.memory_stats().pools
+    with pytest.raises(gpupool.OutOfMemory) as caught:
+        gpupool.MemPool(reserve=64 * MIB)
+    assert caught.value.requested_bytes == 64 * MIB
+    assert (gpupool.memory_stats().pools, gpupool.memory_stats().live_blocks) == (pools, 1)
+    for kind in ({"no_split": True}, {"segments": True}, {"limit": MIB}, {"allocator": (lambda *_: 0, lambda *_: 0)}):
+        with pytest.raises(gpupool.InvalidValue):
+            gpupool.MemPool(reserve=2 * MIB, **kind)
+    for wrong in (-1, 2**64):
+        with pytest.raises(gpupool.InvalidValue):
+            gpupool.MemPool(reserve=wrong)
+    del held
+
+
 # ---- memory that runs out, and statistics ----
 
 
