@@ -183,8 +183,8 @@ class HandlePool:
     def limit(self) -> int | None:
         """The most handles that there may be on each device; None for any number.
 
-        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came. Handles beyond a
-        new limit stay.
+        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came; Ctrl-C ends the
+        wait. Handles beyond a new limit stay.
         """
 
     @limit.setter

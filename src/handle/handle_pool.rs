@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::device_pool::DevicePool;
+use super::device_pool::{DevicePool, Interruption};
 use super::lease::Lease;
 use super::pool::{BUILT_IN, Pool};
 use super::pools;
@@ -163,7 +163,7 @@ impl HandlePool {
     fn serve<T: Claim>(&self, stream: &Stream, timeout: Option<Duration>) -> Result<T> {
         match self.begin(stream)? {
             Attempt::Ready(ready) => Ok(ready),
-            Attempt::Unfinished(unfinished) => unfinished.finish(timeout),
+            Attempt::Unfinished(unfinished) => unfinished.finish(timeout, Interruption::default()),
         }
     }
 

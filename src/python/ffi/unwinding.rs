@@ -17,13 +17,7 @@ const FORCED: c_int = 8;
 unsafe extern "C" {
     /// The personality function of Rust's frames, as the standard library has it.
     #[link_name = "__real_rust_eh_personality"]
-    fn personality(
-        version: c_int,
-        actions: c_int,
-        class: u64,
-        exception: *mut c_void,
-        context: *mut c_void,
-    ) -> c_int;
+    fn personality(version: c_int, actions: c_int, class: u64, exception: *mut c_void, context: *mut c_void) -> c_int;
 }
 
 /// The personality function that every Rust frame of the Python module names.
