@@ -60,6 +60,10 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(stream):
     assert (done.returncode, done.stdout, done.stderr) == (0, "parent goes on\n", "")
 
 
+def test_every_public_call_is_refused_in_a_forked_child_or_is_told_not_to_be():
+    run_program("process/forked_calls.py")
+
+
 @pytest.mark.parametrize("is_used", ["used", "unused"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_multiprocessing(method, is_used):

@@ -479,10 +479,9 @@ mod models {
             let queue = one_handle();
             let other = LoomArc::clone(&queue);
             let thread = thread::spawn(move || {
-                let at_once = || Interruption::when(&mut || true);
                 match other.take(|_| false) {
                     Ok(turn) => other.give_up(Ok(turn)),
-                    Err(place) => drop(other.wait(place, never(), at_once())),
+                    Err(place) => drop(other.wait(place, never(), Interruption::when(&mut || true))),
                 }
             });
             assert!(lease(&queue, first(), never));

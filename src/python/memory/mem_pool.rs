@@ -13,6 +13,7 @@ use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
 use crate::memory::{self, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 use crate::sync::lock;
@@ -69,9 +70,10 @@ impl PyMemPool {
     }
 
     #[getter]
-    fn allocator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    fn allocator(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        process::refuse_forked()?;
         let allocator = lock(&self.allocator);
-        allocator.as_ref().map(|allocator| allocator.clone_ref(py))
+        Ok(allocator.as_ref().map(|allocator| allocator.clone_ref(py)))
     }
 
     #[getter]
@@ -84,8 +86,9 @@ impl PyMemPool {
         self.pool.no_split()
     }
 
-    fn use_count(&self) -> u32 {
-        self.pool.use_count()
+    fn use_count(&self) -> PyResult<u32> {
+        process::refuse_forked()?;
+        Ok(self.pool.use_count())
     }
 
     #[getter]
@@ -94,8 +97,10 @@ impl PyMemPool {
     }
 
     #[setter]
-    fn set_limit(&self, limit: Option<Whole>) {
+    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+        process::refuse_forked()?;
         self.pool.set_limit(limit.map(|limit| limit.0));
+        Ok(())
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<PyPoolStats> {
@@ -117,8 +122,9 @@ impl PyMemPool {
     }
 
     #[pyo3(name = "token")]
-    fn py_token(&self) -> PyPoolToken {
-        PyPoolToken::from(self.token())
+    fn py_token(&self) -> PyResult<PyPoolToken> {
+        process::refuse_forked()?;
+        Ok(PyPoolToken::from(self.token()))
     }
 
     fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
@@ -133,8 +139,9 @@ impl PyMemPool {
 
 #[pyfunction]
 #[pyo3(signature = (user_created = true))]
-pub(in crate::python) fn graph_pool_handle(user_created: bool) -> Id {
-    pair(memory::graph_pool_handle(user_created))
+pub(in crate::python) fn graph_pool_handle(user_created: bool) -> PyResult<Id> {
+    process::refuse_forked()?;
+    Ok(pair(memory::graph_pool_handle(user_created)))
 }
 
 #[pyfunction]

@@ -6,6 +6,7 @@ use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredScope, PoolToken};
+use crate::process;
 use crate::python::with_blocks::WithBlocks;
 
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
@@ -42,6 +43,7 @@ pub(in crate::python) struct PyPoolScope {
 
 /// What a `MemPool` or its token names, as an argument of this function.
 pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
+    process::refuse_forked()?;
     if let Ok(pool) = pool.cast::<PyMemPool>() {
         Ok(pool.get().token())
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
@@ -61,6 +63,7 @@ pub(in crate::python) fn use_mem_pool(pool: &Bound<'_, PyAny>) -> PyResult<PyPoo
 #[pymethods]
 impl PyPoolScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        process::refuse_forked()?;
         self.blocks.enter(self.token.enter_scope()?);
         Ok(self.pool.clone_ref(py))
     }
@@ -72,6 +75,9 @@ impl PyPoolScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        if process::is_forked() {
+            return Ok(false);
+        }
         let entered = self.blocks.leave("use_mem_pool")?;
         py.detach(|| drop(entered));
         Ok(false)

@@ -11,6 +11,7 @@ use super::ffi::PythonAddress;
 use super::with_blocks::WithBlocks;
 use crate::error::Error;
 use crate::ids::Device;
+use crate::process;
 use crate::runtime::{self, Stream};
 
 pub(super) use source::set_stream_source;
@@ -29,8 +30,9 @@ impl PyStream {
     }
 
     #[getter]
-    fn ptr(&self) -> usize {
-        self.0.raw().address()
+    fn ptr(&self) -> PyResult<usize> {
+        process::refuse_forked()?;
+        Ok(self.0.raw().address())
     }
 
     #[getter]
@@ -47,12 +49,12 @@ impl PyStream {
     }
 
     /// The protocol of cuda.core: version 0, then the address.
-    fn __cuda_stream__(&self) -> (u32, usize) {
-        (0, self.ptr())
+    fn __cuda_stream__(&self) -> PyResult<(u32, usize)> {
+        Ok((0, self.ptr()?))
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.Stream(ptr={:#x}, device={})", self.ptr(), self.device())
+        format!("gpupool.Stream(ptr={:#x}, device={})", self.0.raw().address(), self.device())
     }
 }
 
@@ -167,8 +169,9 @@ pub(super) struct PyStreamScope {
 
 /// Makes a stream this thread's current one for a `with` block.
 #[pyfunction]
-pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
-    PyStreamScope { stream: s, blocks: WithBlocks::new() }
+pub(super) fn stream(s: Py<PyAny>) -> PyResult<PyStreamScope> {
+    process::refuse_forked()?;
+    Ok(PyStreamScope { stream: s, blocks: WithBlocks::new() })
 }
 
 #[pymethods]
@@ -186,6 +189,9 @@ impl PyStreamScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        if process::is_forked() {
+            return Ok(false);
+        }
         runtime::leave(&self.blocks.leave("gpupool.stream")?);
         Ok(false)
     }
