@@ -479,10 +479,11 @@ mod models {
             let queue = one_handle();
             let other = LoomArc::clone(&queue);
             let thread = thread::spawn(move || {
-                match other.take(|_| false) {
-                    Ok(turn) => other.give_up(Ok(turn)),
-                    Err(place) => drop(other.wait(place, never(), Interruption::when(&mut || true))),
-                }
+                let turn = match other.take(|_| false) {
+                    Ok(turn) => Some(turn),
+                    Err(place) => other.wait(place, never(), Interruption::when(&mut || true)).unwrap_or_default(),
+                };
+                turn.into_iter().for_each(|turn| other.give_up(Ok(turn)));
             });
             assert!(lease(&queue, first(), never));
             thread.join().unwrap();
