@@ -1009,7 +1009,12 @@ def replay_reserved(
     """
 
 def stream(s: _StreamLike) -> StreamScope:
-    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``."""
+    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
+
+    Raises:
+        InvalidValue: ``s`` is no stream.
+        Forked: The process is a forked child.
+    """
 
 def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], int] | None:
     """Choose the function that names a thread's current stream outside of :func:`stream`, and return the former one.

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+use super::whole::refuse_bool;
 use crate::ids::Device;
 use crate::runtime::{Runtime, device as existing, get as chosen, is_chosen};
 
@@ -17,9 +18,9 @@ pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
 /// The device that an argument names.
 pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
     get(py)?;
-    let ordinal: i64 = device
-        .extract()
-        .map_err(|_| crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}")))?;
+    let wrong = || crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}"));
+    let ordinal: i64 = device.extract().map_err(|_| wrong())?;
+    refuse_bool(device, ordinal.cast_unsigned()).map_err(|_| wrong())?;
     Ok(existing(ordinal)?)
 }
 

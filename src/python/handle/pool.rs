@@ -13,7 +13,7 @@ use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
 use crate::python::memory::token_of;
-use crate::python::whole::Whole;
+use crate::python::whole::{Whole, refuse_bool};
 use crate::python::{device, stream};
 use crate::runtime;
 
@@ -124,9 +124,17 @@ impl PyHandlePool {
     }
 
     #[pyo3(signature = (count, device = None, background = false))]
-    fn warm(&self, py: Python<'_>, count: i64, device: Option<&Bound<'_, PyAny>>, background: bool) -> PyResult<usize> {
-        let count = usize::try_from(count)
-            .map_err(|_| Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0")))?;
+    fn warm(
+        &self,
+        py: Python<'_>,
+        count: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+        background: bool,
+    ) -> PyResult<usize> {
+        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0"));
+        let number = usize::try_from(count.extract::<i64>()?).map_err(|_| wrong())?;
+        refuse_bool(count, number as u64).map_err(|_| wrong())?;
+        let count = number;
         let device = device::extract_or_current(py, device)?;
         if background {
             // The handles show up in the statistics, and a failure there too.

@@ -14,7 +14,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::{PythonAddress, dlpack};
 use crate::python::stream;
-use crate::python::whole::Whole;
+use crate::python::whole::{Whole, refuse_bool};
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
 
@@ -225,6 +225,7 @@ impl PyDeviceBuffer {
 fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
     let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
     let number = stream.extract::<i64>()?;
+    refuse_bool(stream, number.cast_unsigned())?;
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),

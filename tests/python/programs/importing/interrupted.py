@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of gpupool's own import is Ctrl-C, and the next import works."""
+"""Ctrl-C at any line of gpupool's own import is Ctrl-C, and the next import works. The command then ends quietly."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import traceback
 
 
 def interrupt_at(wanted):
-    """Raise KeyboardInterrupt, as Ctrl-C does, at so many lines of gpupool's."""
+    """Raise KeyboardInterrupt, as Ctrl-C does, at one of gpupool's lines, by the order in which they run."""
     seen = 0
 
     def trace(frame, event, argument):
@@ -23,7 +23,7 @@ def interrupt_at(wanted):
     sys.settrace(trace)
 
 
-def in_child(line):
+def of_the_package(line):
     """Import gpupool twice, and interrupt the first import. Return 1 if that came too late."""
     interrupt_at(line)
     try:
@@ -37,18 +37,33 @@ def in_child(line):
     import gpupool
 
     assert gpupool.host.handle() != 0, "no handle after the second import"
-    assert gpupool.memory_summary() is not None
     gpupool.empty(1000).free()
     return 0
 
 
-def main():
+def of_the_command(line):
+    """Import the command's parts, and interrupt that. Return 1 if that came too late."""
+    from gpupool import __main__
+
+    # Many lines run, of which some are tried.
+    interrupt_at(100 * line)
+    try:
+        status = __main__.main(["--version"])
+    except SystemExit:
+        sys.settrace(None)
+        return 1
+    sys.settrace(None)
+    assert status == 130, f"the command ends with {status}"
+    return 0
+
+
+def main(what):
     for line in range(1, 10_000):
         child = os.fork()
         if child == 0:
             status = 2
             try:
-                status = in_child(line)
+                status = globals()[what](line)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -56,12 +71,11 @@ def main():
                 # The ends of interpreters are tested elsewhere.
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status in (0, 1), f"Ctrl-C at line {line} of gpupool's import breaks it"
+        assert status in (0, 1), f"Ctrl-C at line {line} of the import breaks it"
         if status == 1:
-            assert line > 50, f"gpupool was imported after {line} lines"
-            print(line)
+            assert line > 5, f"Ctrl-C came too late at line {line} already"
             return
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
