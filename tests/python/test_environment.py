@@ -20,7 +20,9 @@ NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 )
 def test_a_value_that_cannot_be_right(variable, value):
     variables = {"GPUPOOL_RUNTIME": "host", variable: value}
-    start = f"InvalidValue {variable}='{value}' " if value != NOT_UTF8 else f"InvalidValue {variable}='\\xFF\\xFE' is not"
+    start = (
+        f"InvalidValue {variable}='{value}' " if value != NOT_UTF8 else f"InvalidValue {variable}='\\xFF\\xFE' is not"
+    )
     run_bare_program("loading/drivers.py", "gives_none", "host", start, **variables)
 
 

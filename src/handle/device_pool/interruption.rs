@@ -24,7 +24,7 @@ impl fmt::Debug for Interruption<'_> {
 
 impl<'a> Interruption<'a> {
     /// Makes an interruption that comes once this returns true.
-    #[cfg(any(feature = "python", test))]
+    #[cfg(any(feature = "python", all(test, loom)))]
     pub(crate) fn when(is_due: &'a mut (dyn FnMut() -> bool + Send)) -> Self {
         Self(Some(is_due))
     }

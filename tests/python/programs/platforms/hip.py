@@ -139,7 +139,8 @@ def virtual_memory_is(used):
 
 
 def a_switch_that_is_neither_on_nor_off_is_refused():
-    assert_starts(raised(gpupool.InvalidValue, gpupool.empty, 1), "GPUPOOL_HIP_VIRTUAL_MEMORY='off' is neither ")
+    error = raised(gpupool.InvalidValue, gpupool.empty, 1)
+    assert_starts(error, 'GPUPOOL_HIP_VIRTUAL_MEMORY="off" is neither 1 (on) nor 0 (off)')
 
 
 def a_forked_child_is_refused():
