@@ -8,7 +8,7 @@ CUDNN := nvidia-cudnn-jit-cu12==9.27.0.42
 # pyproject.toml, which maturin leaves out where some are given.
 TEST_FEATURES := python,fault-injection
 # What the installed module is built from.
-SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
+SOURCES := Cargo.toml Cargo.lock build.rs pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
 .PHONY: help
 help: ## list the targets

@@ -107,6 +107,8 @@ pub enum Wanted {
         /// The pool's limit, in bytes.
         limit: Option<u64>,
     },
+    /// So many bytes of addresses, for a device's memory to stand in. It is addresses that ran out, not memory.
+    Addresses(u64),
 }
 
 /// Device memory that ran out.
@@ -295,6 +297,15 @@ impl fmt::Display for OutOfMemory {
                 }
                 write!(f, "; {}.", self.refused)?;
             }
+            Wanted::Addresses(bytes) => {
+                return write!(
+                    f,
+                    "tried to reserve {} ({bytes} bytes) of addresses for the device's memory; {}. It is the process that \
+                     has too few addresses: raise its limit of address space (ulimit -v, RLIMIT_AS)",
+                    Bytes(*bytes),
+                    self.refused
+                );
+            }
         }
         write!(f, " Free: {} of {}. Held by gpupool:", Bytes(self.free), Bytes(self.total))?;
         if self.users.is_empty() {
@@ -309,7 +320,7 @@ impl fmt::Display for OutOfMemory {
                 ". Idle handles were destroyed before the last try; free memory elsewhere, such as the caches of CuPy \
                  (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
             }
-            Wanted::Memory { .. } => {
+            Wanted::Memory { .. } | Wanted::Addresses(_) => {
                 ". All that gpupool held and was not in use was given back before the last try; free memory elsewhere, such \
                  as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
             }

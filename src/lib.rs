@@ -55,6 +55,7 @@
 #[doc = include_str!("../README.md")]
 mod guide {}
 
+mod environment;
 mod error;
 mod handle;
 mod ids;

@@ -185,8 +185,8 @@ class HandlePool:
     def limit(self) -> int | None:
         """The most handles that there may be on each device; None for any number.
 
-        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came. Handles beyond a
-        new limit stay.
+        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came; Ctrl-C ends the
+        wait. Handles beyond a new limit stay.
         """
 
     @limit.setter
@@ -1127,7 +1127,12 @@ def replay_reserved(
     """
 
 def stream(s: _StreamLike) -> StreamScope:
-    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``."""
+    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
+
+    Raises:
+        InvalidValue: ``s`` is no stream.
+        Forked: The process is a forked child.
+    """
 
 def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], int] | None:
     """Choose the function that names a thread's current stream outside of :func:`stream`, and return the former one.

@@ -159,8 +159,11 @@ def _limits_of_environment() -> dict[int, float]:
     text = os.environ.get("CUPY_GPU_MEMORY_LIMIT")
     if not text:
         return {}
-    fraction, size = (float(text[:-1]) / 100, None) if text.endswith("%") else (None, int(text))
-    return {device: _part(device, size, fraction) for device in range(device_count())}
+    try:
+        fraction, size = (float(text[:-1]) / 100, None) if text.endswith("%") else (None, int(text))
+        return {device: _part(device, size, fraction) for device in range(device_count())}
+    except ValueError as error:
+        raise InvalidValue(f"CUPY_GPU_MEMORY_LIMIT={text!r}, a number of bytes or per cent: {error}") from error
 
 
 def _limit(device: int, part: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::device_pool::DevicePool;
+use super::device_pool::{DevicePool, Interruption};
 use super::lease::Lease;
 use super::pool::{BUILT_IN, Pool};
 use super::pools;
@@ -66,8 +66,9 @@ impl HandlePool {
     /// Makes a pool for a library that gpupool does not know. Make it once: pools live as long as the process.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the process has made 256 pools.
+    /// `ErrorKind::Unavailable` if the process has made 256 pools; `ErrorKind::Forked` in a forked child.
     pub fn new(library: impl Library + 'static) -> Result<Self> {
+        process::refuse_forked()?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
         let Some(id) = id.ok().and_then(|id| u8::try_from(id).ok()) else {
             return Err(Error::unavailable(format!(
@@ -96,24 +97,27 @@ impl HandlePool {
     /// Returns the library's version, if it tells one.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded; `ErrorKind::Forked` in a forked child.
     pub fn version(&self) -> Result<Option<library::Version>> {
+        process::refuse_forked()?;
         self.0.library.version()
     }
 
     /// Returns the file that the library was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// As [`HandlePool::version`].
     pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
+        process::refuse_forked()?;
         self.0.library.path()
     }
 
     /// Returns how that file was found: a wheel, the toolkit, ...
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// As [`HandlePool::version`].
     pub fn origin(&self) -> Result<Option<library::Origin>> {
+        process::refuse_forked()?;
         self.0.library.origin()
     }
 
@@ -163,7 +167,7 @@ impl HandlePool {
     fn serve<T: Claim>(&self, stream: &Stream, timeout: Option<Duration>) -> Result<T> {
         match self.begin(stream)? {
             Attempt::Ready(ready) => Ok(ready),
-            Attempt::Unfinished(unfinished) => unfinished.finish(timeout),
+            Attempt::Unfinished(unfinished) => unfinished.finish(timeout, Interruption::default()),
         }
     }
 

@@ -17,6 +17,8 @@ mod stats;
 mod window;
 
 pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
+#[cfg(feature = "python")]
+pub(crate) use device_pool::Interruption;
 pub use events::{HandleAction, HandleEvent};
 pub(crate) use events::{clear as clear_events, events};
 pub use handle_pool::HandlePool;
@@ -24,6 +26,6 @@ pub use lease::Lease;
 pub use pools::handle_stats;
 pub(crate) use pools::{devices_in_use, reset_peak_stats};
 #[cfg(feature = "python")]
-pub(crate) use request::Attempt;
+pub(crate) use request::{Attempt, Claim, Unfinished};
 pub use stats::HandleStats;
 pub use window::Handle;

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::device_pool::{DevicePool, PlaceInLine, PooledHandle, Turn};
+use super::device_pool::{DevicePool, Interrupted, Interruption, PlaceInLine, PooledHandle, Turn};
 use super::hand_over;
 use super::pool::Pool;
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
@@ -100,13 +100,28 @@ fn claim<T: Claim>(
 }
 
 impl<T: Claim> Unfinished<'_, T> {
+    /// Returns whether the request has to wait its turn.
+    #[cfg(feature = "python")]
+    pub(crate) fn must_wait(&self) -> bool {
+        matches!(self.turn, Some(Err(_)))
+    }
+
     /// Does what is left: waits for the request's turn, and makes the handle ready or creates one.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the wait was interrupted; else as the request it finishes.
     #[cold]
-    pub(crate) fn finish(mut self, timeout: Option<Duration>) -> Result<T> {
+    pub(crate) fn finish(mut self, timeout: Option<Duration>, interruption: Interruption<'_>) -> Result<T> {
         let timeout = timeout.unwrap_or(WAIT);
+        let name = self.pool.library.name();
         let turn = match self.turn.take() {
             Some(Ok(turn)) => Some(turn),
-            Some(Err(place)) => self.on_device.wait(place, self.pool.library.name(), self.stream, timeout),
+            Some(Err(place)) => {
+                let waited = self.on_device.wait(place, name, self.stream, timeout, interruption);
+                waited.map_err(|Interrupted| {
+                    Error::unavailable(format!("the wait for a {name} handle was interrupted"))
+                })?
+            }
             None => None,
         };
         let pooled = match turn {

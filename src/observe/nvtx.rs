@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use log::info;
 
 use super::target::RUNTIME;
+use crate::environment;
+use crate::error::Result;
 use crate::ids::RawStream;
 use crate::shared_object::open;
 use crate::sync::ThisThread;
@@ -153,6 +155,11 @@ const OFF: u8 = 1;
 const ATTACHING: u8 = 2;
 const ON: u8 = 3;
 
+/// Refuses a switch that says neither on nor off, which all else takes for off.
+pub(crate) fn check_switch() -> Result<()> {
+    environment::switch(SWITCH, false).map(drop)
+}
+
 /// Returns whether a profiler listens.
 #[inline]
 fn is_on() -> bool {
@@ -163,7 +170,7 @@ fn is_on() -> bool {
 fn is_attached() -> bool {
     match STATE.compare_exchange(UNKNOWN, ATTACHING, Ordering::Acquire, Ordering::Acquire) {
         Ok(_) => {
-            let is_on = std::env::var_os(SWITCH).is_some_and(|value| !value.is_empty() && value != "0") && attach();
+            let is_on = environment::switch(SWITCH, false).unwrap_or(false) && attach();
             STATE.store(if is_on { ON } else { OFF }, Ordering::Release);
             is_on
         }

@@ -3,6 +3,7 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 
+use super::whole::refuse_bool;
 use crate::ids::Device;
 use crate::runtime::{Runtime, device as existing, get as chosen, is_chosen};
 
@@ -18,20 +19,24 @@ pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
 /// The device that an argument names.
 pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
     get(py)?;
+    let wrong = || crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}"));
     match device.extract::<i64>() {
-        Ok(ordinal) => Ok(existing(ordinal)?),
-        Err(_) => extract_index(py, device),
+        Ok(ordinal) => {
+            refuse_bool(device, ordinal.cast_unsigned()).map_err(|_| wrong())?;
+            Ok(existing(ordinal)?)
+        }
+        Err(_) => extract_index(py, device)?.ok_or_else(|| wrong().into()),
     }
 }
 
-/// The device that an object of PyTorch's names, whose `index` is None for the current one.
-fn extract_index(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
+/// The device that an object of PyTorch's names, whose `index` is None for the current one; none for another object.
+fn extract_index(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     let index = device.getattr_opt(intern!(py, "index"))?;
-    match index.map(|index| index.extract::<Option<i64>>()) {
-        Some(Ok(Some(ordinal))) => Ok(existing(ordinal)?),
-        Some(Ok(None)) => Ok(get(py)?.current_device()?),
-        _ => Err(crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}")).into()),
-    }
+    Ok(match index.map(|index| index.extract::<Option<i64>>()) {
+        Some(Ok(Some(ordinal))) => Some(existing(ordinal)?),
+        Some(Ok(None)) => Some(get(py)?.current_device()?),
+        _ => None,
+    })
 }
 
 /// The device that an argument names, else the thread's current one.

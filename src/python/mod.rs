@@ -12,6 +12,7 @@ mod error;
 mod ffi;
 mod handle;
 mod info;
+mod interruption;
 mod logging;
 mod memory;
 #[cfg(feature = "fault-injection")]

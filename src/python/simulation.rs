@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::ffi::PythonAddress;
+use super::device;
 use super::stream::resolve;
 use crate::error::{Error, StatusKind};
-use crate::ids::{CaptureMode, Device};
+use crate::ids::CaptureMode;
 use crate::library::host as library;
 use crate::runtime::host::{self, Call, Fault};
 
@@ -44,13 +44,14 @@ pub(super) fn host_set_handle_bytes(nbytes: u64) {
 }
 
 #[pyfunction]
-pub(super) fn host_stream_of(handle: PythonAddress) -> usize {
-    handle.stream_of_host_handle()
+pub(super) fn host_stream_of(handle: usize) -> PyResult<usize> {
+    let none = || Error::invalid_value(format!("{handle:#x} is no live handle of the simulated library"));
+    Ok(library::stream_at(handle).ok_or_else(none)?)
 }
 
 #[pyfunction]
-pub(super) fn host_create_stream(device: u32) -> PyResult<usize> {
-    Ok(host::create_stream(Device::from_ordinal(device))?.address())
+pub(super) fn host_create_stream(device: &Bound<'_, PyAny>) -> PyResult<usize> {
+    Ok(host::create_stream(device::extract(device.py(), device)?)?.address())
 }
 
 #[pyfunction]

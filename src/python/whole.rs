@@ -1,23 +1,36 @@
-//! Whole numbers as arguments: one out of range is an `InvalidValue`, as any other argument that cannot be right.
+//! Whole numbers as arguments: one out of range is an `InvalidValue`, as any other argument that cannot be right. So is a
+//! bool, which Python takes for 0 or 1, and which stands where another argument was meant.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// A number from 0 to 2**64 - 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Whole(pub(super) u64);
 
+/// Refuses an argument that is a bool and came out as this number. Only 0 and 1 can be one, so others take no time.
+#[inline]
+pub(super) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64) -> Result<()> {
+    if number <= 1 && argument.is_exact_instance_of::<PyBool>() {
+        return Err(Error::invalid_value(format!("{argument} is a bool, not a number")));
+    }
+    Ok(())
+}
+
 impl<'py> FromPyObject<'_, 'py> for Whole {
     type Error = PyErr;
 
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        number.extract().map(Self).map_err(|error| {
+        let whole: u64 = number.extract().map_err(|error: PyErr| {
             if !error.is_instance_of::<PyOverflowError>(number.py()) {
                 return error;
             }
             Error::invalid_value(format!("{} is out of range: give 0 to 2**64 - 1", *number)).into()
-        })
+        })?;
+        refuse_bool(&number, whole)?;
+        Ok(Self(whole))
     }
 }

@@ -20,9 +20,10 @@ use std::sync::OnceLock;
 
 use log::info;
 
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
-use crate::observe::target::RUNTIME;
+use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
 pub(crate) use device_info::memory_info;
@@ -324,13 +325,15 @@ pub(crate) fn is_chosen() -> bool {
 /// Probes outside any lock, so two threads may both do it; the first result stays.
 #[cold]
 fn choose() -> Result<&'static dyn Runtime> {
-    let wanted = std::env::var(RUNTIME_VARIABLE).unwrap_or_default();
-    let runtime: Box<dyn Runtime> = match wanted.as_str() {
-        "" => first_with_a_device()?,
-        "cuda" => Box::new(cuda::Cuda::probe()?),
-        "hip" => Box::new(hip::Hip::probe()?),
-        "host" => Box::new(host::Host::from_environment()?),
-        other => {
+    // What reads it later cannot fail.
+    nvtx::check_switch()?;
+    let wanted = environment::text(RUNTIME_VARIABLE)?;
+    let runtime: Box<dyn Runtime> = match wanted.as_deref() {
+        None => first_with_a_device()?,
+        Some("cuda") => Box::new(cuda::Cuda::probe()?),
+        Some("hip") => Box::new(hip::Hip::probe()?),
+        Some("host") => Box::new(host::Host::from_environment()?),
+        Some(other) => {
             return Err(Error::invalid_value(format!(
                 "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda, hip or host, or unset it to take the first that has a device"
             )));

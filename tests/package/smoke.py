@@ -5,6 +5,7 @@ Usage: smoke.py, in the virtual environment that it is installed in.
 
 import os
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from importlib.metadata import metadata
@@ -45,6 +46,26 @@ def has_no_faults() -> None:
     assert not controls, controls
 
 
+# A process that ends with a daemon thread in a callable of gpupool's, whose Rust frames Python before 3.14 unwinds.
+ENDS_IN_A_CALLABLE = """
+import sys, threading, gpupool
+sys.setswitchinterval(1e-6)
+inside = threading.Event()
+def stay():
+    inside.set()
+    while True: pass
+pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None, lambda handle, stream: stay())
+threading.Thread(target=pool.handle, daemon=True).start()
+inside.wait()
+"""
+
+
+def ends_quietly() -> None:
+    """See that the linker put gpupool's function before Rust's own, which aborts such a process."""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", ENDS_IN_A_CALLABLE], check=True)
+
+
 def commands_run() -> None:
     """Run the installed command."""
     command = Path(sysconfig.get_path("scripts")) / "gpupool"
@@ -61,5 +82,6 @@ if __name__ == "__main__":
     use()
     is_whole()
     has_no_faults()
+    ends_quietly()
     commands_run()
     print(f"gpupool {gpupool.__version__} works from {Path(gpupool.__file__).parent}")

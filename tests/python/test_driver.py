@@ -112,13 +112,5 @@ def test_a_runtime_that_cannot_be_had(wanted, expected):
     run_bare_program("loading/drivers.py", "gives_none", "host", expected, GPUPOOL_RUNTIME=wanted)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{"GPUPOOL_HOST_DEVICES": "0"}, {"GPUPOOL_HOST_DEVICES": "many"}, {"GPUPOOL_HOST_MEMORY": "-1"}],
-)
-def test_simulated_devices_that_cannot_be(variables):
-    run_bare_program("loading/drivers.py", "gives_none", "host", "InvalidValue ", **variables)
-
-
 def test_a_replay_asks_the_drivers_pool_what_it_has(driver):
     driver("is_asked_what_its_pool_has")

@@ -127,6 +127,11 @@ def test_virtual_memory_can_be_turned_off(machine):
     machine.run("platforms/hip.py", "virtual_memory_is", "unused", FAKE_VMM="1", GPUPOOL_HIP_VIRTUAL_MEMORY="0")
 
 
+def test_a_switch_that_is_neither_on_nor_off_is_refused(machine):
+    program = ("platforms/hip.py", "a_switch_that_is_neither_on_nor_off_is_refused")
+    machine.run(*program, FAKE_VMM="1", GPUPOOL_HIP_VIRTUAL_MEMORY="off")
+
+
 def test_a_forked_child_is_refused(machine):
     machine.run("platforms/hip.py", "a_forked_child_is_refused")
 

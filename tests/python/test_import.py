@@ -1,6 +1,7 @@
 """What `import gpupool` does, and what it leaves alone."""
 
 import gpupool
+import pytest
 from running import run_program
 
 
@@ -12,6 +13,11 @@ def test_import_loads_no_gpu_library_and_chooses_no_runtime():
 def test_import_imports_no_framework():
     frameworks = ("cupy", "torch", "numba", "numpy", "cuda")
     run_program("importing/leaves_alone.py", "these_modules", "", *frameworks)
+
+
+@pytest.mark.parametrize("what", ["of_the_package", "of_the_command"])
+def test_ctrl_c_during_an_import(what):
+    run_program("importing/interrupted.py", what)
 
 
 def test_everything_public_is_there():

@@ -1,5 +1,6 @@
 """Leases: handles for a block, limits, and who holds what."""
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -127,3 +128,49 @@ def test_all_pools_are_one_table():
     assert stats["host"].leased == 1
     assert "cudnn" not in stats
     assert gpupool.handle_stats(0).keys() == stats.keys()
+
+
+def while_waiting(pool, act):
+    """Return a thread that acts once a request waits for a handle of the pool."""
+
+    def wait_and_act():
+        wait_until(lambda: pool.stats().waits == 1, "a request waits for a handle")
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("ask", ["handle", "lease"])
+def test_ctrl_c_ends_a_wait_at_once_and_leaves_no_trace_of_it(make_pool, ask):
+    pool = make_pool()
+    pool.limit = 1
+    # No test waits as long as these do: 30 seconds, and for ever.
+    request = {"handle": pool.handle, "lease": lambda: pool.lease(timeout=1e9)}[ask]
+    lease = pool.lease()
+    other = while_waiting(pool, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        request()
+    other.join()
+    stats = pool.stats()
+    assert (stats.leased, stats.held, stats.idle, stats.waits, stats.failures) == (1, 0, 0, 1, 0)
+    lease.release()
+    # What comes back goes to none that waits no more.
+    assert pool.stats().idle == 1
+    assert int(pool.lease(timeout=0)) != 0
+
+
+def test_a_signal_whose_handler_returns_ends_no_wait(make_pool):
+    pool = make_pool()
+    pool.limit = 1
+    lease = pool.lease()
+    handle = int(lease)
+    former = signal.signal(signal.SIGUSR1, lambda *_: lease.release())
+    try:
+        other = while_waiting(pool, lambda: signal.raise_signal(signal.SIGUSR1))
+        with pool.lease() as served:
+            assert int(served) == handle
+        other.join()
+    finally:
+        signal.signal(signal.SIGUSR1, former)

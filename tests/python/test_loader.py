@@ -90,6 +90,12 @@ def test_a_place_that_the_environment_names_is_the_only_one_tried(site_packages)
     check("is_tried_only_as", "cusparse", only, **variables)
 
 
+def test_a_file_that_the_environment_names_and_that_is_no_library_is_told_with_the_variable(tmp_path):
+    file = tmp_path / "libcusparse.so.12"
+    file.write_text("no library")
+    check("is_tried_only_as", "cusparse", f"{file} (from GPUPOOL_CUSPARSE_PATH): ", GPUPOOL_CUSPARSE_PATH=str(file))
+
+
 def test_a_wheel_comes_before_a_newer_cuda_of_the_system(site_packages, tmp_path):
     wheel = build_library("cusparse", site_packages / "nvidia/cusparse/lib/libcusparse.so.12")
     build_library("cusparse", tmp_path / "cuda-13/lib64/libcusparse.so.12")

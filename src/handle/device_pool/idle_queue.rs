@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::interruption::{Interrupted, Interruption};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, ThreadNumber, lock, wait_until};
 
 /// Slots of a device's queue. Threads are spread over them, so that each mostly meets its own: 16 threads at work, the most
@@ -42,7 +43,7 @@ pub(in crate::handle) enum Turn<T> {
     Room,
 }
 
-/// A place in the line of requests that wait; [`IdleQueue::wait`] or [`IdleQueue::leave`] ends it.
+/// A place in the line of requests that wait; [`IdleQueue::wait`] or [`IdleQueue::give_up`] ends it.
 #[derive(Debug)]
 #[must_use = "a handle that is given to this place is lost with it"]
 pub(in crate::handle) struct PlaceInLine<T> {
@@ -226,12 +227,41 @@ impl<T> IdleQueue<T> {
     }
 
     /// Waits in line until the deadline, and returns what the request was given until then.
-    pub(super) fn wait(&self, place: PlaceInLine<T>, deadline: Instant) -> Option<Turn<T>> {
-        place.waiter.wait(deadline).or_else(|| self.leave(place))
+    ///
+    /// # Errors
+    /// [`Interrupted`] if the wait was; the request has left the line then, and has nothing.
+    pub(super) fn wait(
+        &self,
+        place: PlaceInLine<T>,
+        deadline: Instant,
+        mut interruption: Interruption<'_>,
+    ) -> Result<Option<Turn<T>>, Interrupted> {
+        loop {
+            // The place in line stays while the interruption is asked, so no turn is lost and the order is kept.
+            if let Some(turn) = place.waiter.wait(interruption.next(deadline)) {
+                return Ok(Some(turn));
+            }
+            if interruption.is_due() {
+                self.give_up(Err(place));
+                return Err(Interrupted);
+            }
+            if Instant::now() >= deadline {
+                return Ok(self.leave(place));
+            }
+        }
+    }
+
+    /// Gives a turn back that its request does not use, or its place in the line.
+    pub(super) fn give_up(&self, turn: Result<Turn<T>, PlaceInLine<T>>) {
+        match turn.map_or_else(|place| self.leave(place), Some) {
+            Some(Turn::Handle(item)) => self.put(item),
+            Some(Turn::Room) => self.leave_room(),
+            None => {}
+        }
     }
 
     /// Leaves the line, and returns what the request was given in the last moment.
-    pub(super) fn leave(&self, place: PlaceInLine<T>) -> Option<Turn<T>> {
+    fn leave(&self, place: PlaceInLine<T>) -> Option<Turn<T>> {
         // Under the lock, so that the request is not served after it has left.
         let mut state = self.lock();
         if let Some(index) = state.waiters.iter().position(|other| Arc::ptr_eq(other, &place.waiter)) {
@@ -369,7 +399,7 @@ mod models {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
-    use super::{Arc, IdleQueue, ThreadNumber, Turn};
+    use super::{Arc, IdleQueue, Interruption, ThreadNumber, Turn};
 
     fn first() -> ThreadNumber {
         ThreadNumber::from_word(1).unwrap()
@@ -399,7 +429,8 @@ mod models {
     }
 
     fn take(queue: &IdleQueue<AtomicUsize>, deadline: fn() -> Instant) -> Option<Turn<AtomicUsize>> {
-        queue.take(|_| false).map_or_else(|place| queue.wait(place, deadline()), Some)
+        let waited = |place| queue.wait(place, deadline(), Interruption::default()).unwrap();
+        queue.take(|_| false).map_or_else(waited, Some)
     }
 
     fn lease(queue: &IdleQueue<AtomicUsize>, thread: ThreadNumber, deadline: fn() -> Instant) -> bool {
@@ -436,6 +467,24 @@ mod models {
             let queue = one_handle();
             let other = LoomArc::clone(&queue);
             let thread = thread::spawn(move || lease(&other, first(), at_once));
+            assert!(lease(&queue, first(), never));
+            thread.join().unwrap();
+            assert_eq!(queue.idle_count(), 1);
+        });
+    }
+
+    #[test]
+    fn a_request_that_is_interrupted_loses_no_handle() {
+        loom::model(|| {
+            let queue = one_handle();
+            let other = LoomArc::clone(&queue);
+            let thread = thread::spawn(move || {
+                let turn = match other.take(|_| false) {
+                    Ok(turn) => Some(turn),
+                    Err(place) => other.wait(place, never(), Interruption::when(&mut || true)).unwrap_or_default(),
+                };
+                turn.into_iter().for_each(|turn| other.give_up(Ok(turn)));
+            });
             assert!(lease(&queue, first(), never));
             thread.join().unwrap();
             assert_eq!(queue.idle_count(), 1);

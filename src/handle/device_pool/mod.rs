@@ -5,6 +5,7 @@
 
 mod holder;
 mod idle_queue;
+mod interruption;
 mod pooled_handle;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +26,8 @@ use idle_queue::IdleQueue;
 
 pub(super) use holder::Holder;
 pub(super) use idle_queue::Turn;
+pub(super) use interruption::Interrupted;
+pub(crate) use interruption::Interruption;
 pub(crate) use pooled_handle::PooledHandle;
 
 /// A request's place in the line for a handle.
@@ -164,18 +167,23 @@ impl DevicePool {
 
     /// Waits in line, and returns what the request was given; none if that took longer than the timeout. `name` is the
     /// library's.
+    ///
+    /// # Errors
+    /// [`Interrupted`] if the wait was.
     pub(super) fn wait(
         &self,
         place: PlaceInLine,
         name: &str,
         stream: &Stream,
         timeout: Duration,
-    ) -> Option<Turn<PooledHandle>> {
+        interruption: Interruption<'_>,
+    ) -> Result<Option<Turn<PooledHandle>>, Interrupted> {
         self.books().waits += 1;
         let waiting = Activity::begin(format_args!("wait for {name} handle"));
         let now = Instant::now();
-        let turn = self.idle.wait(place, now.checked_add(timeout).unwrap_or_else(|| now + FOREVER));
-        let in_vain = if turn.is_none() { " in vain" } else { "" };
+        let deadline = now.checked_add(timeout).unwrap_or_else(|| now + FOREVER);
+        let turn = self.idle.wait(place, deadline, interruption);
+        let in_vain = if matches!(turn, Ok(Some(_))) { "" } else { " in vain" };
         let (took, device) = (waiting.took(), stream.device());
         info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
         turn
@@ -183,11 +191,7 @@ impl DevicePool {
 
     /// Gives a turn back that its request does not use.
     pub(super) fn give_up(&self, turn: Result<Turn<PooledHandle>, PlaceInLine>) {
-        match turn.map_or_else(|place| self.idle.leave(place), Some) {
-            Some(Turn::Handle(pooled)) => self.put_idle([pooled]),
-            Some(Turn::Room) => self.leave_room(),
-            None => {}
-        }
+        self.idle.give_up(turn);
     }
 
     /// Makes room for a handle that no request waits for, and returns whether there was any.

@@ -189,9 +189,7 @@ impl Search<'_> {
         origin: Origin,
     ) -> Option<Loaded> {
         if !file.exists() {
-            let source =
-                if origin == Origin::Environment { format!(" (from {})", variable(component)) } else { String::new() };
-            self.note(format!("{}{source}: no such file", file.display()));
+            self.note(format!("{}{}: no such file", file.display(), named_by(component, origin)));
             return None;
         }
         preload(component, cuda);
@@ -204,7 +202,7 @@ impl Search<'_> {
             Err(reason) => {
                 // Of a file that is not there the linker says this; of one that needs another, it names that one.
                 self.is_present |= !reason.starts_with(&format!("{}: cannot open shared object file", file.display()));
-                self.note(format!("{}: {reason}", file.display()));
+                self.note(format!("{}{}: {reason}", file.display(), named_by(component, origin)));
                 None
             }
         }
@@ -217,7 +215,8 @@ impl Search<'_> {
             let symbol = symbol.to_string_lossy();
             let how = if origin == Origin::Process { "already loaded" } else { "loaded" };
             self.is_present = true;
-            self.note(format!("{} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+            let source = named_by(component, origin);
+            self.note(format!("{}{source} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
             return None;
         }
         let cuda = cuda_of(component, &path);
@@ -248,6 +247,11 @@ impl Search<'_> {
             self.tried.push(tried);
         }
     }
+}
+
+/// Returns what an error says of a file that the user's variable names; nothing of any other.
+fn named_by(component: &Component, origin: Origin) -> String {
+    if origin == Origin::Environment { format!(" (from {})", variable(component)) } else { String::new() }
 }
 
 /// Returns the major version of CUDA that other code in this process uses, if it uses just one.

@@ -40,8 +40,8 @@ const CONFIG_VARIABLE: &str = "CUBLAS_WORKSPACE_CONFIG";
 /// What the variable asks for, else what NVIDIA recommends (`cublasSetWorkspace` in the vendor's reference): 32 MiB for Hopper
 /// and later, 4 MiB before. A variable that cannot be read is left to cuBLAS.
 fn workspace_bytes(device: Device) -> u64 {
-    if let Ok(config) = std::env::var(CONFIG_VARIABLE) {
-        return configured_bytes(&config).unwrap_or(0);
+    if let Some(config) = std::env::var_os(CONFIG_VARIABLE) {
+        return config.to_str().and_then(configured_bytes).unwrap_or(0);
     }
     let capability = runtime::get().and_then(|runtime| runtime.compute_capability(device));
     match capability {

@@ -3,8 +3,12 @@
 //!
 //! Without a GPU it shows what the pools do; in benches it shows what they cost by themselves.
 
+#[cfg(feature = "fault-injection")]
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr::NonNull;
+#[cfg(feature = "fault-injection")]
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +19,8 @@ use crate::library::workspace::{HandleWorkspaces, Workspaces};
 use crate::library::{Library, RawHandle, Version};
 use crate::runtime::host::{self, Call, check};
 use crate::runtime::{Kind, Stream};
+#[cfg(feature = "fault-injection")]
+use crate::sync::lock;
 
 /// The simulated library. All pools of it share its settings.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +47,7 @@ struct HostHandle {
 
 /// Sets how long creating a handle takes from now on.
 pub fn set_create_cost(cost: Duration) {
-    CREATE_NANOSECONDS.store(cost.as_nanos() as u64, Ordering::Relaxed);
+    CREATE_NANOSECONDS.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 /// Sets how much simulated device memory a handle takes from now on, in bytes.
@@ -100,6 +106,18 @@ pub unsafe fn stream_of(handle: *mut c_void) -> usize {
     unsafe { &*handle.cast::<HostHandle>() }.stream.load(Ordering::Relaxed)
 }
 
+/// The addresses of the live handles, for those who do not vouch for one.
+#[cfg(feature = "fault-injection")]
+static LIVE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Returns the stream that was last set on the handle at this address; none if no handle of this library is there.
+#[cfg(feature = "fault-injection")]
+pub fn stream_at(address: usize) -> Option<usize> {
+    let live = lock(&LIVE);
+    // SAFETY: the handle is live, and under the lock it stays so.
+    live.contains(&address).then(|| unsafe { stream_of(std::ptr::with_exposed_provenance_mut(address)) })
+}
+
 impl Library for HostLibrary {
     fn name(&self) -> &str {
         "host"
@@ -125,7 +143,9 @@ impl Library for HostLibrary {
             bytes,
         });
         let handle = NonNull::from(Box::leak(handle));
-        handle.as_ptr().expose_provenance();
+        let _address = handle.as_ptr().expose_provenance();
+        #[cfg(feature = "fault-injection")]
+        lock(&LIVE).insert(_address);
         // SAFETY: the box was just leaked for this handle, and `destroy` takes it back.
         let handle = unsafe { RawHandle::from_ptr(handle.cast()) };
         Ok(match WORKSPACE_BYTES.load(Ordering::Relaxed) {
@@ -136,6 +156,8 @@ impl Library for HostLibrary {
 
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         check(Call::HandleDestroy)?;
+        #[cfg(feature = "fault-injection")]
+        lock(&LIVE).remove(&handle.as_ptr().addr());
         // SAFETY: the handle owns the box that `create` leaked.
         let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<HostHandle>()) };
         let freed = host::synchronize_and_free(inner.device, inner.bytes);

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::{Mapping, PAGE};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
-use crate::runtime::{self, BoundDevice, Extent, RelaxedCapture, Runtime};
+use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
 use crate::sync::lock;
 
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
@@ -39,6 +39,20 @@ fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Res
     call(runtime).map_err(|e| e.on(device))
 }
 
+/// Returns the error of a device whose memory has too few addresses to stand in: where the driver says that it ran out
+/// of memory, it is addresses that it ran out of.
+#[cold]
+fn without_addresses(error: Error, device: Device, bytes: u64) -> Error {
+    match error.on(device).into_kind() {
+        ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
+            let MemoryInfo { free, total } = runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 });
+            let wanted = Wanted::Addresses(bytes);
+            ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users: Vec::new() }).into()
+        }
+        other => other.into(),
+    }
+}
+
 impl AddressRange {
     pub(super) const fn new(device: Device, base: u64, bytes: u64) -> Self {
         Self { device, base, bytes, peers: Mutex::new(Vec::new()), driver_calls: AtomicU64::new(0) }
@@ -57,7 +71,7 @@ impl AddressRange {
             loop {
                 match runtime.address_reserve(bytes) {
                     Ok(base) => return Ok((base, bytes)),
-                    Err(error) if bytes / 2 < total => return Err(error),
+                    Err(error) if bytes / 2 < total => return Err(without_addresses(error, device, bytes)),
                     Err(_) => bytes = (bytes / 2).next_multiple_of(PAGE),
                 }
             }

@@ -15,6 +15,7 @@ use crate::ids::{CaptureStatus, Device};
 use crate::memory::device::{AllocateFunction, FreeFunction};
 use crate::memory::pool::{Pool, PoolToken, Purpose, closed, gone, only_in};
 use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
+use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{lock, read, write};
 
@@ -35,8 +36,9 @@ static MALLOCS: [AllocateFunction; 64] = functions!(
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was
-/// dropped or closed.
+/// dropped or closed; `ErrorKind::Forked` in a forked child.
 pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
+    process::refuse_forked()?;
     let Some(token) = pool else { return Ok((malloc_default, free)) };
     let pool = token.pool();
     if pool.is_closed() {

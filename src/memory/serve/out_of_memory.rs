@@ -9,6 +9,7 @@ use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::pool::Pool;
 use crate::memory_users;
+use crate::process;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::lock;
 
@@ -32,6 +33,10 @@ pub struct OomGuard {
 
 impl Drop for OomGuard {
     fn drop(&mut self) {
+        // A forked child asks no callback, and the lock may be held for ever there.
+        if process::is_forked() {
+            return;
+        }
         let removed = {
             let mut callbacks = lock(&CALLBACKS);
             let place = callbacks.iter().position(|registered| registered.number == self.number);
@@ -44,8 +49,11 @@ impl Drop for OomGuard {
 
 /// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for,
 /// without any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and
-/// finds none, no callback is asked.
+/// finds none, no callback is asked. In a forked child, where every request is refused, it registers nothing.
 pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
+    if process::is_forked() {
+        return OomGuard { number: u64::MAX };
+    }
     let mut callbacks = lock(&CALLBACKS);
     let number = callbacks.iter().map(|registered| registered.number + 1).max().unwrap_or(0);
     callbacks.push(Registered { number, callback: Arc::new(callback) });

@@ -14,6 +14,7 @@ use crate::ids::Device;
 use crate::library::RawHandle;
 use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
 use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions};
+use crate::python::whole::refuse_bool;
 use crate::runtime::Stream;
 
 /// An address that a Python value gave.
@@ -26,7 +27,9 @@ impl<'py> FromPyObject<'_, 'py> for PythonAddress {
     type Error = PyErr;
 
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        Ok(Self { number: number.extract()? })
+        let address = number.extract()?;
+        refuse_bool(&number, address as u64)?;
+        Ok(Self { number: address })
     }
 }
 
@@ -112,12 +115,5 @@ impl PythonAddress {
                 transmute::<*const c_void, FreeFunction>(free),
             )
         })
-    }
-
-    /// The stream that was last set on the handle of the simulated library at this address.
-    #[cfg(feature = "fault-injection")]
-    pub(in crate::python) fn stream_of_host_handle(self) -> usize {
-        // SAFETY: tests pass only what `handle()` of the simulated library's pool returned, while its thread holds it.
-        unsafe { crate::library::host::stream_of(ptr::with_exposed_provenance_mut(self.number)) }
     }
 }

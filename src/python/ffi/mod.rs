@@ -6,6 +6,7 @@ mod address;
 pub(super) mod dlpack;
 pub(super) mod frames;
 mod torch;
+mod unwinding;
 
 pub(super) use address::PythonAddress;
 pub(super) use torch::{torch_allocator, torch_functions};

@@ -60,13 +60,13 @@ impl Callbacks {
 
     /// Runs a callable, and turns what it raises into a refusal with the exception as its cause.
     fn call<R>(&self, function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
-        match Python::try_attach(call) {
-            Some(result) => result.map_err(|raised| {
-                let name = Python::attach(|py| raised.get_type(py).name().map(|name| name.to_string()));
+        let called = Python::try_attach(|py| {
+            call(py).map_err(|raised| {
+                let name = raised.get_type(py).name().map(|name| name.to_string());
                 self.refused(function, name.unwrap_or_default(), Some(raised))
-            }),
-            None => Err(self.refused(function, "the interpreter is shutting down".to_owned(), None)),
-        }
+            })
+        });
+        called.unwrap_or_else(|| Err(self.refused(function, "the interpreter is shutting down".to_owned(), None)))
     }
 
     fn refused(&self, function: &str, status: String, cause: Option<PyErr>) -> Error {

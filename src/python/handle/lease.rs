@@ -4,8 +4,9 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::handle::Lease;
+use crate::process;
 use crate::sync::lock;
 
 /// A handle that is its holder's alone until the block ends.
@@ -25,8 +26,10 @@ impl PyLease {
         Self { library, address, device, lease: Mutex::new(Some(lease)) }
     }
 
-    fn end(&self) -> Option<Lease> {
-        lock(&self.lease).take()
+    /// Takes the lease out of its place, which a forked child cannot: its lock may be held for ever there.
+    fn end(&self) -> Result<Option<Lease>> {
+        process::refuse_forked()?;
+        Ok(lock(&self.lease).take())
     }
 }
 
@@ -38,11 +41,13 @@ impl PyLease {
     }
 
     fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) -> bool {
-        drop(self.end());
+        // A block that ends in a child ends quietly, or the refusal would hide what was raised in it.
+        let _ = self.end();
         false
     }
 
     fn __index__(&self) -> PyResult<usize> {
+        process::refuse_forked()?;
         if lock(&self.lease).is_some() {
             return Ok(self.address);
         }
@@ -59,19 +64,21 @@ impl PyLease {
         self.device
     }
 
-    fn release(&self) {
-        drop(self.end());
+    fn release(&self) -> PyResult<()> {
+        Ok(self.end().map(drop)?)
     }
 
-    fn discard(&self, py: Python<'_>) {
-        if let Some(lease) = self.end() {
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(lease) = self.end()? {
             py.detach(|| lease.discard());
         }
+        Ok(())
     }
 
     fn __repr__(&self) -> String {
         match self.__index__() {
             Ok(address) => format!("<gpupool.Lease {} {address:#x}>", self.library),
+            Err(_) if process::is_forked() => format!("<gpupool.Lease {} (of the parent process)>", self.library),
             Err(_) => format!("<gpupool.Lease {} (over)>", self.library),
         }
     }

@@ -8,11 +8,12 @@ use super::callbacks::Callbacks;
 use super::lease::PyLease;
 use super::stats::PyHandleStats;
 use crate::error::Error;
-use crate::handle::{Attempt, HandlePool};
+use crate::handle::{Attempt, Claim, HandlePool, Interruption, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
+use crate::python::interruption::interruptible;
 use crate::python::memory::token_of;
-use crate::python::whole::Whole;
+use crate::python::whole::{Whole, refuse_bool};
 use crate::python::{device, stream};
 use crate::runtime;
 
@@ -32,6 +33,19 @@ fn seconds(timeout: f64) -> PyResult<Duration> {
         return Err(Error::invalid_value(format!("timeout={timeout} is no number of seconds from 0")).into());
     }
     Ok(Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX))
+}
+
+/// Does what is left of a request, without the GIL, and returns what is made of what it gets.
+fn finish<T: Claim, R: Send>(
+    py: Python<'_>,
+    left: Unfinished<'_, T>,
+    timeout: Option<Duration>,
+    made: impl FnOnce(T) -> R + Send,
+) -> PyResult<R> {
+    if left.must_wait() {
+        return interruptible(py, |interruption| left.finish(timeout, interruption).map(made));
+    }
+    Ok(py.detach(|| left.finish(timeout, Interruption::default()).map(made))?)
 }
 
 #[pymethods]
@@ -58,7 +72,7 @@ impl PyHandlePool {
         // To give the GIL up and get it back takes longer than to take an idle handle.
         match self.0.try_handle(&stream)? {
             Attempt::Ready(handle) => Ok(handle.as_ptr().addr()),
-            Attempt::Unfinished(left) => Ok(py.detach(|| left.finish(None).map(|handle| handle.as_ptr().addr()))?),
+            Attempt::Unfinished(left) => finish(py, left, None, |handle| handle.as_ptr().addr()),
         }
     }
 
@@ -75,7 +89,7 @@ impl PyHandlePool {
             Attempt::Ready(lease) => lease,
             Attempt::Unfinished(left) => {
                 let timeout = timeout.map(seconds).transpose()?;
-                py.detach(|| left.finish(timeout))?
+                finish(py, left, timeout, |lease| lease)?
             }
         };
         Ok(PyLease::new(self.0.name(), lease))
@@ -110,9 +124,17 @@ impl PyHandlePool {
     }
 
     #[pyo3(signature = (count, device = None, background = false))]
-    fn warm(&self, py: Python<'_>, count: i64, device: Option<&Bound<'_, PyAny>>, background: bool) -> PyResult<usize> {
-        let count = usize::try_from(count)
-            .map_err(|_| Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0")))?;
+    fn warm(
+        &self,
+        py: Python<'_>,
+        count: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+        background: bool,
+    ) -> PyResult<usize> {
+        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0"));
+        let number = usize::try_from(count.extract::<i64>()?).map_err(|_| wrong())?;
+        refuse_bool(count, number as u64).map_err(|_| wrong())?;
+        let count = number;
         let device = device::extract_or_current(py, device)?;
         if background {
             // The handles show up in the statistics, and a failure there too.

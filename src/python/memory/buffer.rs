@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::ids::Device;
 use crate::memory::{self, DeviceBuffer, Empty};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
 use crate::python::ffi::{PythonAddress, dlpack};
 use crate::python::stream;
-use crate::python::whole::Whole;
+use crate::python::whole::{Whole, refuse_bool};
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
 
@@ -72,7 +73,9 @@ impl PyDeviceBuffer {
         self.keeper.as_ref().map(|_| buffer.stream().view())
     }
 
+    /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
     fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
+        process::refuse_forked()?;
         let buffer = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
         Ok(buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
@@ -127,6 +130,7 @@ impl PyDeviceBuffer {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
+        process::refuse_forked()?;
         let mut place = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
         if let (Some(buffer), Some(stream)) = (place.as_deref(), &stream) {
@@ -210,6 +214,7 @@ impl PyDeviceBuffer {
                 buffer.nbytes(),
                 buffer.device().ordinal()
             ),
+            Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),
             Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
         }
     }
@@ -220,6 +225,7 @@ impl PyDeviceBuffer {
 fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
     let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
     let number = stream.extract::<i64>()?;
+    refuse_bool(stream, number.cast_unsigned())?;
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),

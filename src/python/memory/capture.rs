@@ -8,6 +8,7 @@ use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredCapture, GraphMemory, PoolToken};
+use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
@@ -40,6 +41,7 @@ impl PyCapture {
 #[pymethods]
 impl PyCapture {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyGraphMemory>> {
+        process::refuse_forked()?;
         let mut state = lock(&self.state);
         if state.is_some() {
             return Err(Error::invalid_value("this capture was entered before; call MemPool.capture for each").into());
@@ -58,6 +60,9 @@ impl PyCapture {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        if process::is_forked() {
+            return Ok(false);
+        }
         let left = {
             let mut state = lock(&self.state);
             state.take_if(|(thread, _, _)| *thread == ThisThread::get().number())
@@ -82,8 +87,10 @@ impl PyGraphMemory {
         self.pool_id
     }
 
-    fn reset(&self, py: Python<'_>) {
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        process::refuse_forked()?;
         let memory = lock(&self.memory).take();
         py.detach(|| drop(memory));
+        Ok(())
     }
 }

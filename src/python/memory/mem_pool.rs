@@ -14,6 +14,7 @@ use super::{Id, IdArgument, from_pair, pair};
 use crate::error::Error;
 use crate::memory::{self, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 
@@ -110,6 +111,7 @@ impl PyMemPool {
 
     #[getter]
     fn allocator(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        process::refuse_forked()?;
         Ok(self.made()?.allocator.as_ref().map(|allocator| allocator.clone_ref(py)))
     }
 
@@ -129,6 +131,7 @@ impl PyMemPool {
     }
 
     fn use_count(&self) -> PyResult<u32> {
+        process::refuse_forked()?;
         Ok(self.pool()?.use_count())
     }
 
@@ -139,6 +142,7 @@ impl PyMemPool {
 
     #[setter]
     fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+        process::refuse_forked()?;
         self.pool()?.set_limit(limit.map(|limit| limit.0));
         Ok(())
     }
@@ -176,10 +180,12 @@ impl PyMemPool {
 
     #[pyo3(name = "token")]
     fn py_token(&self) -> PyResult<PyPoolToken> {
+        process::refuse_forked()?;
         Ok(PyPoolToken::from(self.token()?))
     }
 
     fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
+        process::refuse_forked()?;
         let this = slf.get();
         this.blocks.enter(slf.py(), &this.token()?, false)?;
         Ok(slf.clone().unbind())
@@ -192,7 +198,9 @@ impl PyMemPool {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        self.blocks.leave(py, "a MemPool's block")?;
+        if !process::is_forked() {
+            self.blocks.leave(py, "a MemPool's block")?;
+        }
         Ok(false)
     }
 
@@ -212,8 +220,9 @@ impl PyMemPool {
 
 #[pyfunction]
 #[pyo3(signature = (user_created = true, *, is_user_created = None))]
-pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: Option<bool>) -> Id {
-    pair(memory::graph_pool_handle(is_user_created.unwrap_or(user_created)))
+pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: Option<bool>) -> PyResult<Id> {
+    process::refuse_forked()?;
+    Ok(pair(memory::graph_pool_handle(is_user_created.unwrap_or(user_created))))
 }
 
 #[pyfunction]

@@ -65,11 +65,12 @@ fn watched<T: Send>(
     let mut raised = None;
     let outcome = py.detach(|| {
         run(&mut |part| {
-            let asked = Python::attach(|py| {
+            let asked = Python::try_attach(|py| {
                 py.check_signals()?;
                 watch.as_ref().map_or(Ok(()), |watch| watch.call1(py, (part,)).map(drop))
             });
-            asked.map_err(|error| raised = Some(error)).is_ok()
+            // None once there is no interpreter any more.
+            asked.is_some_and(|asked| asked.map_err(|error| raised = Some(error)).is_ok())
         })
     });
     if let Some(raised) = raised {

@@ -7,6 +7,7 @@ use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredScope, PoolToken};
+use crate::process;
 use crate::python::device;
 use crate::python::with_blocks::WithBlocks;
 
@@ -87,6 +88,7 @@ pub(in crate::python) struct PyPoolScope {
 
 /// What a `MemPool` or its token names, as an argument of this function.
 pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
+    process::refuse_forked()?;
     if let Ok(pool) = pool.cast::<PyMemPool>() {
         pool.get().token()
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
@@ -120,6 +122,7 @@ pub(in crate::python) fn use_mem_pool(
 #[pymethods]
 impl PyPoolScope {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        process::refuse_forked()?;
         self.blocks.enter(py, &self.token, self.all_threads)?;
         Ok(self.pool.clone_ref(py))
     }
@@ -131,7 +134,9 @@ impl PyPoolScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        self.blocks.leave(py, "use_mem_pool")?;
+        if !process::is_forked() {
+            self.blocks.leave(py, "use_mem_pool")?;
+        }
         Ok(false)
     }
 }

@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 use crate::error::Error;
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
 use crate::python::counts::counts_class;
 use crate::python::device;
 use crate::python::whole::Whole;
@@ -94,14 +95,17 @@ pub(in crate::python) struct PyOomCallback(Mutex<Option<OomGuard>>);
 
 #[pymethods]
 impl PyOomCallback {
-    fn remove(&self, py: Python<'_>) {
+    fn remove(&self, py: Python<'_>) -> PyResult<()> {
+        process::refuse_forked()?;
         let guard = lock(&self.0).take();
         py.detach(|| drop(guard));
+        Ok(())
     }
 }
 
 #[pyfunction]
 pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
+    process::refuse_forked()?;
     if !callback.is_callable() {
         return Err(
             Error::invalid_value(format!("on_oom takes a callable(device, nbytes) -> bool, not {callback}")).into()

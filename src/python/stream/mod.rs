@@ -11,6 +11,7 @@ use super::ffi::PythonAddress;
 use super::with_blocks::WithBlocks;
 use crate::error::Error;
 use crate::ids::Device;
+use crate::process;
 use crate::runtime::{self, Stream};
 
 pub(super) use source::set_stream_source;
@@ -29,8 +30,9 @@ impl PyStream {
     }
 
     #[getter]
-    fn ptr(&self) -> usize {
-        self.0.raw().address()
+    fn ptr(&self) -> PyResult<usize> {
+        process::refuse_forked()?;
+        Ok(self.0.raw().address())
     }
 
     #[getter]
@@ -47,12 +49,12 @@ impl PyStream {
     }
 
     /// The protocol of cuda.core: version 0, then the address.
-    fn __cuda_stream__(&self) -> (u32, usize) {
-        (0, self.ptr())
+    fn __cuda_stream__(&self) -> PyResult<(u32, usize)> {
+        Ok((0, self.ptr()?))
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.Stream(ptr={:#x}, device={})", self.ptr(), self.device())
+        format!("gpupool.Stream(ptr={:#x}, device={})", self.0.raw().address(), self.device())
     }
 }
 
@@ -125,11 +127,27 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
             return Ok(address);
         }
     }
-    Err(Error::invalid_value(format!(
+    Err(no_stream(stream)?.into())
+}
+
+/// The error of an argument that is no stream of any kind.
+fn no_stream(argument: &Bound<'_, PyAny>) -> PyResult<Error> {
+    Ok(Error::invalid_value(format!(
         "{} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
-        stream.get_type().name()?
-    ))
-    .into())
+        argument.get_type().name()?
+    )))
+}
+
+/// Whether an object has anything that [`address_of`] asks for.
+fn has_address(stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = stream.py();
+    for name in [intern!(py, "__cuda_stream__"), intern!(py, "cuda_stream"), intern!(py, "ptr"), intern!(py, "handle")]
+    {
+        if stream.hasattr(name)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The device that a default stream object says it belongs to.
@@ -165,10 +183,14 @@ pub(super) struct PyStreamScope {
     blocks: WithBlocks<runtime::EnteredStream>,
 }
 
-/// Makes a stream this thread's current one for a `with` block.
+/// Makes a stream this thread's current one for a `with` block. What is no stream is refused here, before the block.
 #[pyfunction]
-pub(super) fn stream(s: Py<PyAny>) -> PyStreamScope {
-    PyStreamScope { stream: s, blocks: WithBlocks::new() }
+pub(super) fn stream(s: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
+    process::refuse_forked()?;
+    if !s.is_exact_instance_of::<PyInt>() && !has_address(s)? {
+        return Err(no_stream(s)?.into());
+    }
+    Ok(PyStreamScope { stream: s.clone().unbind(), blocks: WithBlocks::new() })
 }
 
 #[pymethods]
@@ -186,6 +208,9 @@ impl PyStreamScope {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        if process::is_forked() {
+            return Ok(false);
+        }
         runtime::leave(&self.blocks.leave("gpupool.stream")?);
         Ok(false)
     }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::ids::Device;
+use crate::process;
 use crate::python::ffi::PythonAddress;
 use crate::runtime::{Stream, scoped};
 use crate::sync::lock;
@@ -19,10 +20,11 @@ static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 /// Sets the source and returns the former one.
 #[pyfunction]
 #[pyo3(signature = (source))]
-pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
+pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+    process::refuse_forked()?;
     let mut place = lock(&SOURCE);
     HAS_SOURCE.store(source.is_some(), Ordering::Relaxed);
-    std::mem::replace(&mut *place, source)
+    Ok(std::mem::replace(&mut *place, source))
 }
 
 /// The calling thread's current stream on the device.

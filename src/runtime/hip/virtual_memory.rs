@@ -12,6 +12,7 @@ use std::sync::Mutex;
 
 use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
+use crate::environment;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::{Extent, Runtime};
@@ -50,7 +51,7 @@ impl Hip {
     /// Returns whether the device says that it has virtual memory, and what the allocator does with it works.
     pub(super) fn has_virtual_memory(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
-        if std::env::var_os(VARIABLE).is_some_and(|value| value == "0") {
+        if !environment::switch(VARIABLE, true)? {
             return Ok(false);
         }
         let mut is_supported = 0;

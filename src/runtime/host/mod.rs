@@ -20,6 +20,7 @@ use super::{
     Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
     no_such_device,
 };
+use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
@@ -38,6 +39,10 @@ pub use fault::{Call, Fault, clear_faults, inject};
 pub const DEVICES_VARIABLE: &str = "GPUPOOL_HOST_DEVICES";
 /// How much memory each has, in bytes.
 pub const MEMORY_VARIABLE: &str = "GPUPOOL_HOST_MEMORY";
+/// More devices than any machine has.
+const MOST_DEVICES: u64 = 4096;
+/// As many bytes as a process has addresses for.
+const MOST_MEMORY: u64 = 1 << 47;
 
 /// The error of a stream or event that does not exist.
 const INVALID_HANDLE: (&str, i32) = ("HOST_ERROR_INVALID_HANDLE", 400);
@@ -63,27 +68,19 @@ fn timeline() -> MutexGuard<'static, Timeline> {
     lock(&TIMELINE)
 }
 
-fn number(variable: &str, default: u64) -> Result<u64> {
-    match std::env::var(variable) {
-        Err(_) => Ok(default),
-        Ok(text) => text.parse().map_err(|_| {
-            Error::invalid_value(format!("{variable}={text:?} is not a number; set it to a whole number"))
-        }),
-    }
-}
-
 pub(crate) fn refused(function: &str, (status, code): (&str, i32), kind: StatusKind) -> Error {
     Error::refused("host", function, status, code, kind)
 }
 
 impl Host {
     pub(super) fn from_environment() -> Result<Self> {
-        Self::new(number(DEVICES_VARIABLE, 1)?, number(MEMORY_VARIABLE, 16 << 30)?)
+        let devices = number(DEVICES_VARIABLE, 1..=MOST_DEVICES, 1)?;
+        Self::new(devices, number(MEMORY_VARIABLE, 1..=MOST_MEMORY, 16 << 30)?)
     }
 
     fn new(devices: u64, capacity: u64) -> Result<Self> {
-        if !(1..=4096).contains(&devices) {
-            return Err(Error::invalid_value(format!("{devices} devices: 1 to 4096 can be simulated")));
+        if !(1..=MOST_DEVICES).contains(&devices) {
+            return Err(Error::invalid_value(format!("{devices} devices: 1 to {MOST_DEVICES} can be simulated")));
         }
         Ok(Self { memory: MEMORY.get_or_init(|| Memory::new(devices, capacity)) })
     }

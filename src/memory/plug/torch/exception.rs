@@ -111,7 +111,7 @@ fn describe(error: Error) -> (String, bool) {
             Wanted::Memory { bytes, .. } => {
                 (format!("CUDA out of memory. Tried to allocate {}. {text}", size(*bytes)), true)
             }
-            Wanted::Handle(_) => (format!("CUDA out of memory. {text}"), true),
+            Wanted::Handle(_) | Wanted::Addresses(_) => (format!("CUDA out of memory. {text}"), true),
         },
         _ => (text, false),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gpupool
 from double import MIB, calls, driver, error_of, fail, is_capturing, set_capture
+from errors import assert_starts, raised
 from forking import assert_refused, exit_code_of
 from waiting import in_thread
 
@@ -135,6 +136,11 @@ def virtual_memory_is(used):
     kept.append(gpupool.empty(30 * MIB))
     found = calls("hipMalloc"), calls("hipMemCreate") > 0
     assert found == {"used": (0, True), "unused": (1, False)}[used], f"hipMalloc and hipMemCreate: {found}"
+
+
+def a_switch_that_is_neither_on_nor_off_is_refused():
+    error = raised(gpupool.InvalidValue, gpupool.empty, 1)
+    assert_starts(error, 'GPUPOOL_HIP_VIRTUAL_MEMORY="off" is neither 1 (on) nor 0 (off)')
 
 
 def a_forked_child_is_refused():

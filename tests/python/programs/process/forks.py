@@ -72,8 +72,9 @@ def leases():
             gpupool.host.stats,
             gpupool.handle_stats,
             lambda: setattr(gpupool.host, "limit", 3),
+            lease.release,
         )
-        lease.release()
+        del lease
         os._exit(0)
     assert exit_code_of(child) == 0, "the child failed"
     assert gpupool.host.stats().leased == 1, "the child released the parent's lease"

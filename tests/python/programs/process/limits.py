@@ -1,9 +1,33 @@
-"""What the system, or a table of a fixed size, has no more of is `Unavailable`."""
+"""What the system, or a table of a fixed size, has no more of is `Unavailable`; memory and addresses, `OutOfMemory`."""
 
+import resource
 import sys
 
 import gpupool
-from errors import assert_starts, raised
+from errors import assert_says, assert_starts, raised
+
+
+def none():
+    assert gpupool.device_count() >= 1, "there is no device"
+
+
+def of_addresses():
+    """Give the process no address more than it has."""
+    stream = gpupool.Stream()
+    with open("/proc/self/statm") as told:
+        has = int(told.read().split()[0]) * resource.getpagesize()
+    former = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has, former[1]))
+    requests = [
+        raised(gpupool.OutOfMemory, gpupool.empty, 1000, stream),
+        raised(gpupool.OutOfMemory, gpupool.MemPool),
+        raised(gpupool.OutOfMemory, gpupool.memory_stats),
+    ]
+    resource.setrlimit(resource.RLIMIT_AS, former)
+    for error in requests:
+        assert_says(error, "out of memory on device 0: tried to reserve ", "addresses", "ulimit -v")
+        assert error.requested_bytes >= error.total_bytes > 0, "the bytes are not those of the device"
+    assert gpupool.empty(1000, stream).nbytes == 1000, "the lack outlives the limit"
 
 
 def of_pools():

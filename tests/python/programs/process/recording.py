@@ -28,7 +28,7 @@ def a_forked_child_does_not_record_and_ends():
         assert_refused(
             gpupool.record_memory_history, gpupool.memory_snapshot, lambda: gpupool.record_memory_history(None)
         )
-        lent.release()
+        del lent
         kept.clear()
         thread = threading.Thread(target=lambda: None)
         thread.start()

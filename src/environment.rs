@@ -1,0 +1,36 @@
+//! Environment variables of gpupool's own. One that is empty counts as not set, and an error names the variable whose value
+//! cannot be right.
+
+use std::ops::RangeInclusive;
+
+use crate::error::{Error, Result};
+
+/// Returns the error of a variable that is set to something else than it should be.
+fn wrong(variable: &str, value: impl std::fmt::Debug, remedy: impl std::fmt::Display) -> Error {
+    Error::invalid_value(format!("{variable}={value:?} {remedy}"))
+}
+
+/// Returns a variable's text; none if it is not set.
+pub(crate) fn text(variable: &str) -> Result<Option<String>> {
+    let Some(value) = std::env::var_os(variable).filter(|value| !value.is_empty()) else { return Ok(None) };
+    value.into_string().map(Some).map_err(|bytes| wrong(variable, bytes, "is not UTF-8; set it to plain text"))
+}
+
+/// Returns a variable's number; `default` if it is not set.
+pub(crate) fn number(variable: &str, valid: RangeInclusive<u64>, default: u64) -> Result<u64> {
+    let Some(text) = text(variable)? else { return Ok(default) };
+    text.parse().ok().filter(|number| valid.contains(number)).ok_or_else(|| {
+        let (least, most) = valid.into_inner();
+        wrong(variable, text, format_args!("is no whole number from {least} to {most}; set it to one, or unset it"))
+    })
+}
+
+/// Returns whether a variable switches something on (`1`) or off (`0`); `default` if it is not set.
+pub(crate) fn switch(variable: &str, default: bool) -> Result<bool> {
+    match text(variable)?.as_deref() {
+        None => Ok(default),
+        Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(wrong(variable, other, "is neither 1 (on) nor 0 (off); set it to one of them, or unset it")),
+    }
+}

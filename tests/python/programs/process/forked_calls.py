@@ -1,0 +1,230 @@
+"""Each public call is refused in a forked child of a process that used gpupool, or told here why it is not."""
+
+import os
+
+import gpupool
+from errors import assert_says
+from forking import exit_code_of
+
+# What Python gives every class, and what tells of an object without asking for anything.
+ORDINARY = {
+    *("__annotations__", "__dataclass_fields__", "__dataclass_params__", "__delattr__", "__dict__", "__doc__"),
+    *("__eq__", "__ge__", "__gt__", "__hash__", "__init__", "__le__", "__lt__", "__match_args__", "__module__"),
+    *("__ne__", "__repr__", "__setattr__", "__str__", "__weakref__"),
+}
+
+FACT = "is known since the object was made, and touches nothing that another thread of the parent may have locked"
+ENDS_A_BLOCK = "ends the block that the child was forked in, quietly, as a refusal would hide what was raised there"
+VALUES = "are plain values, taken before"
+
+# What is not refused, and why.
+ANSWERED = {
+    "CApi.capsule": "is an address; the functions behind it refuse",
+    "CApi.cupy_free": "is an address; the function behind it does nothing in a child",
+    "CApi.cupy_malloc": "is an address; the function behind it fails in a child",
+    "CApi.free": "is an address; the function behind it does nothing in a child",
+    "CApi.handler": "is an address; the functions behind it refuse",
+    "CApi.handler_alloc": "is an address; the function behind it fails in a child",
+    "CApi.handler_free": "is an address; the function behind it does nothing in a child",
+    "CApi.malloc": "is an address; the function behind it fails in a child",
+    "Capture.__exit__": ENDS_A_BLOCK,
+    "GraphMemory.pool_id": FACT,
+    "HandlePool.available": "is False there, as there are no handles to be had",
+    "HandlePool.limit": FACT,
+    "HandlePool.loaded": FACT,
+    "HandlePool.name": FACT,
+    "HandleStats": VALUES,
+    "Info": VALUES,
+    "Lease.__exit__": ENDS_A_BLOCK,
+    "Lease.device": FACT,
+    "MemPool.device": FACT,
+    "MemPool.id": FACT,
+    "MemPool.limit": FACT,
+    "MemPool.no_split": FACT,
+    "MemPool.use_on_oom": FACT,
+    "MemoryStats": VALUES,
+    "MemorySummary": VALUES,
+    "PoolScope.__exit__": ENDS_A_BLOCK,
+    "PoolStats": VALUES,
+    "PoolToken.device": FACT,
+    "PoolToken.id": FACT,
+    "Stream.device": FACT,
+    "StreamScope.__exit__": ENDS_A_BLOCK,
+    "info": "tells that the process was forked",
+    "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
+    **dict.fromkeys(
+        ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch"),
+        "does what it does by the calls above",
+    ),
+}
+
+
+def public_calls():
+    """Return the names of all that users can call or ask for."""
+    for name in dir(gpupool):
+        value = getattr(gpupool, name)
+        is_own = name in gpupool.__all__ or getattr(value, "__name__", "").startswith("gpupool.")
+        if name.startswith("_") or not is_own:
+            continue
+        if isinstance(value, gpupool.HandlePool | gpupool.CApi):
+            # Known by their classes.
+            continue
+        if isinstance(value, type) and not issubclass(value, gpupool.Error) and name not in ANSWERED:
+            yield from (f"{name}.{member}" for member in vars(value) if member not in ORDINARY)
+        elif not isinstance(value, type):
+            yield name
+
+
+def refused_calls():
+    """Return what must be refused in a child, by name, with arguments that the parent could give."""
+    stream = gpupool.Stream()
+    stream_scope = gpupool.stream(stream)
+    buffer = gpupool.empty(1000, stream)
+    mem_pool = gpupool.MemPool()
+    token = mem_pool.token()
+    capture = mem_pool.capture(stream)
+    gpupool._native.host_begin_capture(stream)
+    with mem_pool.capture(stream) as graph_memory:
+        pass
+    gpupool._native.host_end_capture(stream)
+    scope = gpupool.use_mem_pool(mem_pool)
+    callback = gpupool.on_oom(lambda device, nbytes: False)
+    lease = gpupool.host.lease()
+    pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
+    pool.handle()
+    return {
+        "CApi.feed": lambda: gpupool.c_api.feed(mem_pool),
+        "CApi.feed of no pool": lambda: gpupool.c_api.feed(),
+        "Capture.__enter__": capture.__enter__,
+        "DeviceBuffer.__cuda_array_interface__": lambda: buffer.__cuda_array_interface__,
+        "DeviceBuffer.__dlpack__": buffer.__dlpack__,
+        "DeviceBuffer.__dlpack_device__": buffer.__dlpack_device__,
+        "DeviceBuffer.device": lambda: buffer.device,
+        "DeviceBuffer.free": buffer.free,
+        "DeviceBuffer.nbytes": lambda: buffer.nbytes,
+        "DeviceBuffer.pool_id": lambda: buffer.pool_id,
+        "DeviceBuffer.ptr": lambda: buffer.ptr,
+        "DeviceBuffer.record_stream": lambda: buffer.record_stream(stream),
+        "DeviceBuffer.stream": lambda: buffer.stream,
+        "GraphMemory.reset": graph_memory.reset,
+        "HandlePool.__new__": lambda: gpupool.HandlePool("other", lambda: 1, lambda handle: None),
+        "HandlePool.close": pool.close,
+        "HandlePool.handle": gpupool.host.handle,
+        "HandlePool.handle of a user's pool": pool.handle,
+        "HandlePool.lease": gpupool.host.lease,
+        "HandlePool.limit =": lambda: setattr(pool, "limit", 3),
+        "HandlePool.origin": lambda: gpupool.host.origin,
+        "HandlePool.path": lambda: gpupool.host.path,
+        "HandlePool.reset_peak_stats": gpupool.host.reset_peak_stats,
+        "HandlePool.set_mem_pool": lambda: gpupool.host.set_mem_pool(mem_pool),
+        "HandlePool.set_mem_pool of none": lambda: gpupool.host.set_mem_pool(None),
+        "HandlePool.stats": gpupool.host.stats,
+        "HandlePool.trim": gpupool.host.trim,
+        "HandlePool.version": lambda: gpupool.host.version,
+        "HandlePool.warm": lambda: gpupool.host.warm(1),
+        "HandlePool.warm in the background": lambda: gpupool.host.warm(1, background=True),
+        "Lease.__enter__": lease.__enter__,
+        "Lease.__index__": lease.__index__,
+        "Lease.__int__": lambda: int(lease),
+        "Lease.discard": lease.discard,
+        "Lease.release": lease.release,
+        "MemPool.__new__": gpupool.MemPool,
+        "MemPool.allocator": lambda: mem_pool.allocator,
+        "MemPool.capture": lambda: mem_pool.capture(stream),
+        "MemPool.limit =": lambda: setattr(mem_pool, "limit", 3),
+        "MemPool.reset_peak_stats": mem_pool.reset_peak_stats,
+        "MemPool.snapshot": mem_pool.snapshot,
+        "MemPool.stats": mem_pool.stats,
+        "MemPool.token": mem_pool.token,
+        "MemPool.trim": mem_pool.trim,
+        "MemPool.use_count": mem_pool.use_count,
+        "OomCallback.remove": callback.remove,
+        "PoolScope.__enter__": scope.__enter__,
+        "Stream.__cuda_stream__": stream.__cuda_stream__,
+        "Stream.__new__": gpupool.Stream,
+        "Stream.ptr": lambda: stream.ptr,
+        "Stream.query": stream.query,
+        "Stream.synchronize": stream.synchronize,
+        "StreamScope.__enter__": stream_scope.__enter__,
+        "_native.set_stream_source": lambda: gpupool._native.set_stream_source(None),
+        "begin_allocate_to_pool": lambda: gpupool.begin_allocate_to_pool(0, mem_pool.id),
+        "current_device": gpupool.current_device,
+        "device_count": gpupool.device_count,
+        "dump_snapshot": lambda: gpupool.dump_snapshot(os.devnull),
+        "empty": lambda: gpupool.empty(1, stream),
+        "empty_cache": gpupool.empty_cache,
+        "enable_peer_access": lambda: gpupool.enable_peer_access(0, 0),
+        "end_allocate_to_pool": lambda: gpupool.end_allocate_to_pool(0, mem_pool.id),
+        "get_per_process_memory_fraction": gpupool.get_per_process_memory_fraction,
+        "graph_pool_handle": gpupool.graph_pool_handle,
+        "handle_stats": gpupool.handle_stats,
+        "memory_snapshot": gpupool.memory_snapshot,
+        "memory_stats": gpupool.memory_stats,
+        "memory_summary": gpupool.memory_summary,
+        "on_oom": lambda: gpupool.on_oom(lambda device, nbytes: False),
+        "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
+        "record_memory_history": gpupool.record_memory_history,
+        "release_pool": lambda: gpupool.release_pool(0, mem_pool.id),
+        "reset_peak_memory_stats": gpupool.reset_peak_memory_stats,
+        "runtime": gpupool.runtime,
+        "set_per_process_memory_fraction": lambda: gpupool.set_per_process_memory_fraction(0.5),
+        "stream": lambda: gpupool.stream(stream),
+        "use_mem_pool": lambda: gpupool.use_mem_pool(mem_pool),
+        "use_mem_pool of a token": lambda: gpupool.use_mem_pool(token),
+    }
+
+
+def in_child(refused):
+    wrong = []
+    for name, call in refused.items():
+        try:
+            wrong.append(f"{name} answers {call()!r}")
+        except gpupool.Forked as error:
+            assert_says(error, "spawn")
+        except Exception as error:
+            wrong.append(f"{name} raises {error!r}")
+    assert not wrong, "in a forked child " + "; ".join(wrong)
+    assert gpupool.host.available is False
+
+
+def blocks_end_quietly():
+    """Leave, in a child, the blocks that it was forked in: what was raised there arrives."""
+    stream, pool = gpupool.Stream(), gpupool.MemPool()
+    gpupool._native.host_begin_capture(stream)
+
+    def in_blocks():
+        with gpupool.host.lease(), gpupool.stream(stream), gpupool.use_mem_pool(pool), pool.capture(stream):
+            if os.fork() == 0:
+                raise LookupError
+
+    try:
+        in_blocks()
+    except LookupError:
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, "a block that ends in a child hides what was raised there"
+
+
+def main():
+    refused = refused_calls()
+    calls = set(public_calls())
+    unknown = calls - refused.keys() - ANSWERED.keys()
+    assert not unknown, f"say of these whether a forked child may use them: {sorted(unknown)}"
+    gone = {name for name in ANSWERED if name.partition(".")[0] not in dir(gpupool)}
+    assert not gone, f"these are no calls any more: {gone}"
+    child = os.fork()
+    if child == 0:
+        try:
+            in_child(refused)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+        # Without the interpreter's end, which the parent has too.
+        os._exit(0)
+    assert exit_code_of(child) == 0, "see above"
+    blocks_end_quietly()
+
+
+if __name__ == "__main__":
+    main()
