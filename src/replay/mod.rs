@@ -7,7 +7,7 @@ mod reserved;
 mod server;
 mod watch;
 
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
@@ -58,6 +58,8 @@ pub struct ReplayResult {
 }
 
 const PASSES: usize = 4;
+/// The most threads of a replay.
+const MAX_THREADS: usize = 1024;
 /// Events between two looks at whether the replay is to end: too many for the look to show in the times.
 const CHUNK: usize = 512;
 
@@ -148,7 +150,8 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
 /// it returns false, the replay ends and returns none.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes.
+/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for no
+/// threads and for more than 1024; `ErrorKind::Unavailable` if the system does not start so many.
 pub fn replay(
     events: &[ReplayEvent],
     threads: usize,
@@ -158,9 +161,16 @@ pub fn replay(
     if threads == 0 {
         return Err(Error::invalid_value("0 threads replay nothing"));
     }
+    if threads > MAX_THREADS {
+        return Err(Error::invalid_value(format!("a replay has at most {MAX_THREADS} threads, not {threads}")));
+    }
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(PASSES * threads * events.len());
     watched(&progress, watch, || passes(&place, events, threads, &progress))
+}
+
+fn not_started(threads: usize, error: &std::io::Error) -> Error {
+    Error::unavailable(format!("{threads} threads cannot be started for a replay, take fewer: {error}"))
 }
 
 fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
@@ -173,8 +183,20 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
     let barrier = Barrier::new(threads + 1);
     let (outcomes, first) = thread::scope(|scope| {
         let barrier = &barrier;
-        let spawn = |_| scope.spawn(move || run(place, events, progress, barrier));
-        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let mut running = Vec::with_capacity(threads);
+        // A thread begins only when all are there, for without one the others would wait at the barrier for ever.
+        let mut starts = Vec::with_capacity(threads);
+        for _ in 0..threads {
+            let (start, started) = mpsc::channel();
+            let work =
+                move || started.recv().map_or_else(|_| Ok(Vec::new()), |()| run(place, events, progress, barrier));
+            running.push(thread::Builder::new().spawn_scoped(scope, work).map_err(|e| not_started(threads, &e))?);
+            starts.push(start);
+        }
+        for start in &starts {
+            // It waits for this.
+            let _ = start.send(());
+        }
         let mut first = None;
         for _ in 0..PASSES {
             barrier.wait();
@@ -185,8 +207,8 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
             barrier.wait();
         }
         let outcomes: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
-        (outcomes, first)
-    });
+        Ok::<_, Error>((outcomes, first))
+    })?;
     let mut times = vec![Vec::new(); PASSES];
     for outcome in outcomes {
         let panicked = |_| Error::internal("a replaying thread panicked");
