@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gpupool.__main__ import main
+from gpupool._traces import bounds as _bounds
 from running import start_command, start_program
 from snapshots import block, entry, handle, segment, write
 
@@ -31,6 +32,7 @@ def run(request, tmp_path, capsys):
         code = main([request.param, str(path), *output, *options])
         error = capsys.readouterr().err
         assert (code, error) == (0, "") or (code == 1 and re.fullmatch(r"gpupool: [^\n]+\n", error)), (code, error)
+        assert "a fault of gpupool's own" not in error
         return code, error
 
     return run
@@ -96,16 +98,27 @@ def test_one_line_of_gibibytes_takes_no_memory(tmp_path):
     assert done.stderr == f"gpupool: {path}: line 2: longer than 65536 characters; correct or remove the line\n"
 
 
-def test_many_events_of_a_small_file(tmp_path):
-    path = tmp_path / "many.csv.gz"
-    with open(path, "wb") as file:
-        part = gzip.compress(b"0,0,allocate,1,1,0\n" * MIB)
-        file.writelines([gzip.compress(HEADER.encode()), *[part] * 16])
-    done = start_program("command_line/little_memory.py", 768, "replay", path)
-    assert done.returncode == 1
-    assert re.search(
-        r"many\.csv\.gz: line 7290346: reading it would take more than 445 MiB of memory, .*gunzip", done.stderr
-    )
+def test_many_events_of_a_small_file(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(_bounds, "memory_limit", lambda descriptor: 64_000)
+    lines = ["0,allocate,1,1,0"] * 1002
+    assert run(log(tmp_path / "a.csv", *lines[:1000])) == (0, "")
+    code, error = run(log(tmp_path / "a.csv", *lines))
+    assert code == 1
+    assert "a.csv: line 1002: reading it would take more than 62.5 KiB of memory, too much for a file of its" in error
+
+
+def test_memory_that_a_file_may_take(tmp_path):
+    path = tmp_path / "a"
+    for nbytes, expected in ((0, 64 * MIB), (MIB, 576 * MIB), (1 << 40, 8192 * MIB)):
+        path.touch()
+        os.truncate(path, nbytes)
+        with open(path) as file:
+            assert _bounds.memory_limit(file.fileno()) == expected
+    # A pipe does not tell how much will come.
+    reader, writer = os.pipe()
+    assert _bounds.memory_limit(reader) == 8192 * MIB
+    os.close(reader)
+    os.close(writer)
 
 
 # Snapshots.
@@ -141,6 +154,15 @@ def test_values_of_blocks(run, tmp_path, key, value):
     damaged = segment(0, block(MIB, "active_allocated", MIB), block(MIB))
     damaged["blocks"][0][key] = value
     run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged]))
+
+
+@pytest.mark.parametrize("part", [None, 5, "address", ["address"], {"address": 0}])
+def test_blocks_that_are_none(run, tmp_path, part):
+    damaged = segment(0, block(MIB, "active_allocated", MIB))
+    damaged["blocks"] += [part]
+    code, error = run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged]))
+    assert code == 1
+    assert "segments[0]: " in error
 
 
 @pytest.mark.parametrize("key", ["time_us", "library", "action", "handle"])
@@ -258,8 +280,8 @@ def test_opcodes(tmp_path, code, reason):
 
 
 def test_many_values_of_a_small_file(tmp_path):
-    content = gzip.compress(PICKLE + b"}" * (16 * MIB))
-    assert re.match(r"reading it would take more than 2\d\d MiB of memory, .*gunzip", refused(tmp_path, content, 768))
+    content = gzip.compress(PICKLE + b"}" * (2 * MIB))
+    assert re.match(r"reading it would take more than 65 MiB of memory, .*gunzip", refused(tmp_path, content, 256))
 
 
 def snapshot_of(entry):

@@ -24,9 +24,9 @@ MAX_NAME = 200
 # What an event takes of memory, about.
 EVENT_MEMORY = 64
 
-_LEAST_MEMORY, _MOST_MEMORY = 256 << 20, 8 << 30
-# A byte of a file that is packed well makes a hundred bytes of objects.
-_MEMORY_OF_A_BYTE = 256
+_LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 8 << 30
+# A byte of a file that is packed well makes two hundred bytes of objects.
+_MEMORY_OF_A_BYTE = 512
 
 
 def memory_limit(descriptor: int) -> int:

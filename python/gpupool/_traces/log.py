@@ -74,9 +74,10 @@ def _fields(line: str) -> list[str]:
 
 @functools.lru_cache(MAX_STREAMS)
 def _stream(text: str) -> int:
-    stream = pointer(text)
+    # What is longer is no number of 64 bits, and is not kept.
+    stream = pointer(text) if len(text) < 40 else -1
     if not 0 <= stream <= MAX_SIZE:
-        raise ValueError(stream)
+        raise ValueError(text)
     return stream
 
 

@@ -118,6 +118,8 @@ class Snapshot:
         address, size = _whole(entry, "address"), _whole(entry, "total_size")
         at, blocks = address, []
         for block in _list(entry, "blocks"):
+            if not isinstance(block, dict):
+                raise ValueError(f"a block {told(block)}")
             # PyTorch before 2.1 does not say where blocks are; they follow each other.
             start = _whole(block, "address") if "address" in block else at
             nbytes = _whole(block, "size")
@@ -142,6 +144,10 @@ class Snapshot:
         free = "free_completed" if completed else "free_requested"
         pools = _Pools(segments)
         reserved = _reserved_before(segments, entries)
+        if reserved is not None and reserved > MAX_TOTAL:
+            raise self._damaged(
+                f"device_traces[{device}]", ValueError(f"{reserved} bytes reserved before it, which no device has")
+            )
         begin = next((_time_of(entry) for entry in entries), None)
         for address, size, stream, stack in _live_before(segments, entries, free):
             yield Event(True, address, size, stream, 0, begin, pools.of(None, address), stack, reserved)
@@ -241,8 +247,8 @@ def _text(entry: dict[str, Any], key: str, default: str | None = None) -> str:
     return value[:MAX_NAME]
 
 
-def _number(entry: dict[str, Any], key: str) -> int:
-    value = entry.get(key)
+def _number(entry: object, key: str) -> int:
+    value = entry.get(key) if isinstance(entry, dict) else None
     return value if type(value) is int else 0
 
 
@@ -317,6 +323,6 @@ def _reserved_before(segments: list[Segment], entries: list[Any]) -> int | None:
         return None
     change = lowest = 0
     for entry in entries:
-        change += _sign(entry) * _number(entry, "size") if isinstance(entry, dict) else 0
+        change += _sign(entry) * _number(entry, "size")
         lowest = min(lowest, change)
     return max(sum(segment.size for segment in segments) - change, -lowest)

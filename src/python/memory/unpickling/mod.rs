@@ -29,7 +29,7 @@ const NUMBER: u64 = 32;
 const TEXT: u64 = 56;
 const LIST: u64 = 64;
 const DICTIONARY: u64 = 72;
-const ITEM: u64 = 32;
+const ITEM: u64 = 16;
 
 type Value<'py> = Bound<'py, PyAny>;
 
