@@ -99,12 +99,12 @@ def test_one_line_of_gibibytes_takes_no_memory(tmp_path):
 
 
 def test_many_events_of_a_small_file(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(_bounds, "memory_limit", lambda descriptor: 64_000)
+    monkeypatch.setattr(_bounds, "memory_limit", lambda descriptor: 128_000)
     lines = ["0,allocate,1,1,0"] * 1002
     assert run(log(tmp_path / "a.csv", *lines[:1000])) == (0, "")
     code, error = run(log(tmp_path / "a.csv", *lines))
     assert code == 1
-    assert "a.csv: line 1002: reading it would take more than 62.5 KiB of memory, too much for a file of its" in error
+    assert "a.csv: line 1002: reading it would take more than 125 KiB of memory, too much for a file of its" in error
 
 
 def test_memory_that_a_file_may_take(tmp_path):
@@ -192,8 +192,17 @@ def test_block_outside_of_its_segment(tmp_path, capsys):
         damaged = segment(0, block(1 << 60, "active_allocated", 5), total_size=1)
         path = write(tmp_path / "s", segments=[damaged])
         assert main(["plot", path, "-o", str(tmp_path / output)]) == 1
-        reason = "segments[0]: the block at 0 of 1152921504606846976 bytes is not inside the segment at 0 of 1 bytes"
+        reason = "segments[0]: the block at 0 of 1152921504606846976 bytes is not inside the segment at 0 of 1 bytes, "
         assert reason in capsys.readouterr().err
+
+
+def test_block_that_is_in_a_segment_twice(run, tmp_path):
+    twice = segment(0, block(MIB, "active_allocated", 5), block(MIB))
+    for number in (0, 1):
+        damaged = {**twice, "blocks": [twice["blocks"][number]] * 2}
+        code, error = run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged]))
+        assert code == 1
+        assert "behind the block before" in error
 
 
 def test_segments_of_more_than_all_memory(tmp_path, capsys):

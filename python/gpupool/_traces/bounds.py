@@ -21,8 +21,8 @@ MAX_STREAMS = 1 << 14
 # The most frames of a call stack that are kept, the innermost, and the most characters of each name in them.
 MAX_FRAMES = 24
 MAX_NAME = 200
-# What an event takes of memory, about.
-EVENT_MEMORY = 64
+# What an event takes of memory, about, also to be drawn.
+EVENT_MEMORY = 128
 
 _LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 8 << 30
 # A byte of a file that is packed well makes two hundred bytes of objects.

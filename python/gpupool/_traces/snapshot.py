@@ -123,9 +123,10 @@ class Snapshot:
             # PyTorch before 2.1 does not say where blocks are; they follow each other.
             start = _whole(block, "address") if "address" in block else at
             nbytes = _whole(block, "size")
-            if not address <= start <= start + nbytes <= address + size:
+            if not at <= start < start + nbytes <= address + size:
                 raise ValueError(
-                    f"the block at {start} of {nbytes} bytes is not inside the segment at {address} of {size} bytes"
+                    f"the block at {start} of {nbytes} bytes is not inside the segment at {address} of {size} bytes, "
+                    "behind the block before"
                 )
             requested = _whole(block, "requested_size") if "requested_size" in block else nbytes
             stack = self.stacks.number(block.get("frames"))

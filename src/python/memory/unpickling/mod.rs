@@ -30,6 +30,8 @@ const TEXT: u64 = 56;
 const LIST: u64 = 64;
 const DICTIONARY: u64 = 72;
 const ITEM: u64 = 16;
+/// What the readers make of a value that is in one more list or dictionary.
+const USE: u64 = 24;
 
 type Value<'py> = Bound<'py, PyAny>;
 
@@ -209,7 +211,7 @@ impl<'py> Machine<'py> {
         let place = self.input.unsigned(width)?;
         let known = self.memo.get(place as usize).cloned().flatten();
         let value = known.ok_or_else(|| self.here(format_args!("no memo entry {place}")))?;
-        self.push(value, 0)
+        self.push(value, USE)
     }
 
     fn put(&mut self, place: u64) -> PyResult<()> {
