@@ -66,6 +66,16 @@ const CHUNK: usize = 512;
 /// Each slot's block, its bytes and its stream.
 type Slots = Vec<Option<(Block, u64, u32)>>;
 
+/// Returns as many empty slots.
+fn empty_slots(count: usize) -> Result<Slots> {
+    let mut slots = Slots::new();
+    slots.try_reserve_exact(count).map_err(|_| {
+        Error::unavailable(format!("this process has no memory to replay {count} allocations; take fewer threads"))
+    })?;
+    slots.resize(count, None);
+    Ok(slots)
+}
+
 /// Where a log is replayed: the calling thread's current device.
 struct ReplayPlace {
     server: Server,
@@ -90,12 +100,11 @@ impl ReplayPlace {
 fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
     let ReplayPlace { server, streams, slots } = place;
     let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
-    let mut blocks: Slots = vec![None; *slots];
     let mut times = Vec::new();
-    let (_bound, mut outcome) = match bound {
-        Ok(bound) => (Some(bound), Ok(())),
+    let (_bound, mut blocks, mut outcome) = match bound.and_then(|bound| Ok((bound, empty_slots(*slots)?))) {
+        Ok((bound, blocks)) => (Some(bound), blocks, Ok(())),
         // The other threads wait for this one at the barrier all the same.
-        Err(error) => (None, Err(error)),
+        Err(error) => (None, Slots::new(), Err(error)),
     };
     for _ in 0..PASSES {
         barrier.wait();

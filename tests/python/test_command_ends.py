@@ -10,7 +10,7 @@ from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._cli import replay as _replay
 from gpupool._traces import replay as _replays
-from running import start_command, start_program
+from running import run_program, start_command, start_program
 from snapshots import block, entry, segment, write
 
 MIB = 1 << 20
@@ -97,6 +97,10 @@ def test_threads_that_the_system_does_not_start(trace):
     done = start_command("replay", trace, "--threads", "2", RUST_MIN_STACK=str(1 << 47))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("gpupool: no thread could be started for a replay: ")
+
+
+def test_replay_without_memory_for_it():
+    run_program("command_line/little_memory_for_a_replay.py")
 
 
 @pytest.mark.parametrize(
