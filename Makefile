@@ -7,6 +7,8 @@ CUDNN := nvidia-cudnn-jit-cu12==9.27.0.42
 # What the module has for tests, and the wheel that is published has not: faults on demand. These stand for those of
 # pyproject.toml, which maturin leaves out where some are given.
 TEST_FEATURES := python,fault-injection
+# How long `make fuzz` tries; what it finds stays in build/fuzz, where the next run begins.
+FUZZ_SECONDS ?= 60
 # What the installed module is built from.
 SOURCES := Cargo.toml Cargo.lock build.rs pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
@@ -23,6 +25,11 @@ help: ## list the targets
 .venv/frameworks: .venv/ready requirements-frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CUDNN)
+	@touch $@
+
+# What `make fuzz` runs.
+.venv/fuzz: .venv/ready requirements-fuzz.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-fuzz.txt
 	@touch $@
 
 # What builds the guide, and what makes packages to publish.
@@ -53,6 +60,10 @@ test: .venv/built .venv/frameworks ## all tests; those that need a GPU skip with
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
 	$(BIN)/python -m pytest --quiet -r '' tests/gpu
 	$(BIN)/python -m pytest tests/python
+
+.PHONY: fuzz
+fuzz: .venv/built .venv/frameworks .venv/fuzz ## for FUZZ_SECONDS trace files that are made to break their readers
+	$(BIN)/python tests/fuzz/readers.py build/fuzz -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1
 
 .PHONY: lint
 lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, and the layout

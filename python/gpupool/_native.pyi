@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
+from _typeshed import SupportsRead
+
 __version__: str
 
 cublas: HandlePool
@@ -1124,6 +1126,13 @@ def replay_reserved(
 
     The list has at most ``most`` entries: if there were more changes, it has the least, the most and the last of each
     of equal parts.
+    """
+
+def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
+    """Read a pickle of dictionaries, lists, tuples, numbers and texts, run nothing, and return its content.
+
+    Integers have at most 64 bits, keys are texts or integers, and the values that are made take about ``memory_limit``
+    bytes at most; anything else is :class:`InvalidValue`. What ``file`` raises is raised.
     """
 
 def stream(s: _StreamLike) -> StreamScope:

@@ -71,7 +71,7 @@ mod _native {
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, empty_kept,
         enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
         memory_snapshot, memory_stats, on_oom, pool_use_count, record_memory_history, release_pool, replay,
-        replay_reserved, set_memory_limit, set_per_process_memory_fraction, torch_functions, use_mem_pool,
+        replay_reserved, set_memory_limit, set_per_process_memory_fraction, torch_functions, unpickle, use_mem_pool,
     };
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]

@@ -7,7 +7,7 @@ mod reserved;
 mod server;
 mod watch;
 
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
@@ -58,11 +58,23 @@ pub struct ReplayResult {
 }
 
 const PASSES: usize = 4;
+/// The most threads of a replay.
+const MAX_THREADS: usize = 1024;
 /// Events between two looks at whether the replay is to end: too many for the look to show in the times.
 const CHUNK: usize = 512;
 
 /// Each slot's block, its bytes and its stream.
 type Slots = Vec<Option<(Block, u64, u32)>>;
+
+/// Returns as many empty slots.
+fn empty_slots(count: usize) -> Result<Slots> {
+    let mut slots = Slots::new();
+    slots.try_reserve_exact(count).map_err(|_| {
+        Error::unavailable(format!("this process has no memory to replay {count} allocations; take fewer threads"))
+    })?;
+    slots.resize(count, None);
+    Ok(slots)
+}
 
 /// Where a log is replayed: the calling thread's current device.
 struct ReplayPlace {
@@ -88,12 +100,11 @@ impl ReplayPlace {
 fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
     let ReplayPlace { server, streams, slots } = place;
     let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
-    let mut blocks: Slots = vec![None; *slots];
     let mut times = Vec::new();
-    let (_bound, mut outcome) = match bound {
-        Ok(bound) => (Some(bound), Ok(())),
+    let (_bound, mut blocks, mut outcome) = match bound.and_then(|bound| Ok((bound, empty_slots(*slots)?))) {
+        Ok((bound, blocks)) => (Some(bound), blocks, Ok(())),
         // The other threads wait for this one at the barrier all the same.
-        Err(error) => (None, Err(error)),
+        Err(error) => (None, Slots::new(), Err(error)),
     };
     for _ in 0..PASSES {
         barrier.wait();
@@ -148,7 +159,8 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
 /// it returns false, the replay ends and returns none.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes.
+/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for no
+/// threads and for more than 1024; `ErrorKind::Unavailable` if the system does not start so many.
 pub fn replay(
     events: &[ReplayEvent],
     threads: usize,
@@ -158,9 +170,16 @@ pub fn replay(
     if threads == 0 {
         return Err(Error::invalid_value("0 threads replay nothing"));
     }
+    if threads > MAX_THREADS {
+        return Err(Error::invalid_value(format!("a replay has at most {MAX_THREADS} threads, not {threads}")));
+    }
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(PASSES * threads * events.len());
     watched(&progress, watch, || passes(&place, events, threads, &progress))
+}
+
+fn not_started(threads: usize, error: &std::io::Error) -> Error {
+    Error::unavailable(format!("{threads} threads cannot be started for a replay, take fewer: {error}"))
 }
 
 fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
@@ -173,8 +192,20 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
     let barrier = Barrier::new(threads + 1);
     let (outcomes, first) = thread::scope(|scope| {
         let barrier = &barrier;
-        let spawn = |_| scope.spawn(move || run(place, events, progress, barrier));
-        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let mut running = Vec::with_capacity(threads);
+        // A thread begins only when all are there, for without one the others would wait at the barrier for ever.
+        let mut starts = Vec::with_capacity(threads);
+        for _ in 0..threads {
+            let (start, started) = mpsc::channel();
+            let work =
+                move || started.recv().map_or_else(|_| Ok(Vec::new()), |()| run(place, events, progress, barrier));
+            running.push(thread::Builder::new().spawn_scoped(scope, work).map_err(|e| not_started(threads, &e))?);
+            starts.push(start);
+        }
+        for start in &starts {
+            // It waits for this.
+            let _ = start.send(());
+        }
         let mut first = None;
         for _ in 0..PASSES {
             barrier.wait();
@@ -185,8 +216,8 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
             barrier.wait();
         }
         let outcomes: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
-        (outcomes, first)
-    });
+        Ok::<_, Error>((outcomes, first))
+    })?;
     let mut times = vec![Vec::new(); PASSES];
     for outcome in outcomes {
         let panicked = |_| Error::internal("a replaying thread panicked");

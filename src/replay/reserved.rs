@@ -1,7 +1,7 @@
 //! The bytes that an allocator has of the device over the events of a log, in few numbers.
 
 use super::watch::{Progress, watched};
-use super::{CHUNK, ReplayAllocator, ReplayEvent, ReplayPlace, Slots, step};
+use super::{CHUNK, ReplayAllocator, ReplayEvent, ReplayPlace, empty_slots, step};
 use crate::error::Result;
 use crate::runtime::{self, BoundDevice};
 
@@ -62,7 +62,7 @@ pub fn replay_reserved(
         let ReplayPlace { server, streams, slots } = &place;
         let _bound = BoundDevice::new(runtime::get()?, server.device)?;
         server.clear()?;
-        let mut blocks: Slots = vec![None; *slots];
+        let mut blocks = empty_slots(*slots)?;
         let mut changes = Changes::new(most);
         let mut outcome = Ok(());
         'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {

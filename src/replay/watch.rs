@@ -45,18 +45,21 @@ pub(super) fn watched<T: Send>(
 ) -> Result<Option<T>> {
     let outcome = thread::scope(|scope| {
         let (working, ended) = mpsc::channel::<()>();
-        let worker = scope.spawn(move || {
+        let working = move || {
             // Dropped when the work ends, however it does.
             let _working = working;
             work()
-        });
+        };
+        let worker = thread::Builder::new()
+            .spawn_scoped(scope, working)
+            .map_err(|e| Error::unavailable(format!("no thread could be started for a replay: {e}")))?;
         while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             if !progress.is_stopped() && !watch(progress.part()) {
                 progress.is_stopped.store(true, Ordering::Relaxed);
             }
         }
-        worker.join()
+        worker.join().map_err(|_| Error::internal("the replay's thread panicked"))?
     });
-    let result = outcome.map_err(|_| Error::internal("the replay's thread panicked"))??;
+    let result = outcome?;
     Ok((!progress.is_stopped()).then_some(result))
 }

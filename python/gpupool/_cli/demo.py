@@ -5,6 +5,7 @@ import time
 
 import gpupool
 from gpupool import _native
+from gpupool._cli.output import say
 
 # The time and memory that a handle of the simulated library costs.
 SIMULATED_CREATE_SECONDS = 65e-6
@@ -15,11 +16,11 @@ CHECKOUTS = 2000
 def run(threads: int, waves: int) -> None:
     """Let `waves` times `threads` threads check handles out of every available pool, and print what that cost."""
     if gpupool.runtime() == "host":
-        print("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
+        say("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
         _native.simulate_costly_handles(SIMULATED_CREATE_SECONDS, SIMULATED_HANDLE_BYTES)
         pools = [gpupool.host]
     else:
-        print(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")
+        say(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")
         every = [
             gpupool.cudnn,
             gpupool.cusparse,
@@ -31,16 +32,16 @@ def run(threads: int, waves: int) -> None:
         ]
         pools = [pool for pool in every if pool.available]
     served = threads * waves
-    print(f"{served} threads, {threads} at a time, {CHECKOUTS} checkouts each from every pool.\n")
+    say(f"{served} threads, {threads} at a time, {CHECKOUTS} checkouts each from every pool.\n")
     header = f"{'pool':<10} {'version':<10} {'threads':>8} {'created':>8} {'hit':>8}"
-    print(f"{header}   one handle for each thread would have cost")
+    say(f"{header}   one handle for each thread would have cost")
     for pool in pools:
         hit = _serve(pool, threads, waves)
         stats = pool.stats()
         seconds = stats.create_seconds / stats.created * served
         nbytes = stats.device_bytes / (stats.idle + stats.held) * served
         version = ".".join(map(str, pool.version or ()))
-        print(
+        say(
             f"{pool.name:<10} {version:<10} {served:>8} {stats.created:>8} {hit * 1e9:>5.0f} ns"
             f"   {seconds * 1e3:>9.1f} ms {nbytes / 2**20:>9.0f} MiB"
         )
@@ -69,8 +70,13 @@ def _serve(pool: gpupool.HandlePool, threads: int, waves: int) -> float:
     for _ in range(waves):
         barrier = threading.Barrier(threads)
         workers = [threading.Thread(target=work, args=(barrier,)) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
+        try:
+            for worker in workers:
+                worker.start()
+        except RuntimeError as error:
+            # Those that run wait for it.
+            barrier.abort()
+            raise gpupool.Unavailable(f"{threads} threads cannot be started here, take fewer: {error}") from error
         for worker in workers:
             worker.join()
         if errors:

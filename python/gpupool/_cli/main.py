@@ -1,19 +1,23 @@
 """The commands, their options and their exit codes."""
 
 import argparse
-import math
-import os
-import sys
 
 import gpupool
 from gpupool._cli import demo as _demo
+from gpupool._cli import ending as _ending
 from gpupool._cli import plot as _plot
 from gpupool._cli import replay as _replay
-from gpupool._traces.replay import ALLOCATORS
+from gpupool._cli.output import say
+from gpupool._traces.bounds import MAX_TIME
+from gpupool._traces.replay import ALLOCATORS, MAX_THREADS
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    return _ending.end(lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools and device memory for GPU programs.")
     parser.add_argument("--version", action="version", version=f"gpupool {gpupool.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -27,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="print one JSON object")
     info.add_argument("--no-smoke-test", action="store_true", help="load, make and allocate nothing")
     demo = commands.add_parser("demo", help="threads come and go and share handles; a table shows what that saves")
-    demo.add_argument("--threads", type=int, default=16, help="threads alive at a time (default: 16)")
+    demo.add_argument(
+        "--threads", type=int, default=16, help=f"threads alive at a time, at most {MAX_THREADS} (default: 16)"
+    )
     demo.add_argument("--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)")
     replay = commands.add_parser(
         "replay",
@@ -41,7 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
         "traces", nargs="+", metavar="TRACE", help="a CSV log of RMM or a memory snapshot of PyTorch, also with gzip"
     )
     replay.add_argument("--json", action="store_true", help="print one JSON object a line, sizes in bytes")
-    replay.add_argument("--threads", type=int, default=1, help="threads that replay the trace at once (default: 1)")
+    replay.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help=f"threads that replay the trace at once, at most {MAX_THREADS} (default: 1)",
+    )
     replay.add_argument(
         "--allocator",
         choices=ALLOCATORS,
@@ -76,42 +87,31 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
+    if options.command == "demo" and options.threads > MAX_THREADS:
+        parser.error(f"--threads must be at most {MAX_THREADS}")
     if options.command == "replay":
-        if options.threads < 1:
-            parser.error("--threads must be at least 1")
+        if not 1 <= options.threads <= MAX_THREADS:
+            parser.error(f"--threads must be at least 1 and at most {MAX_THREADS}")
         if options.compare and options.allocator != "gpupool":
             parser.error("--compare takes every allocator; leave --allocator out")
         if options.output and options.threads > 1:
             parser.error("a picture shows one thread; leave --threads out")
-    try:
-        if options.command == "info":
-            found = gpupool.info(smoke_test=not options.no_smoke_test)
-            print(found.to_json() if options.json else found)
-            return 0 if found.ok else 1
-        if options.command == "demo":
-            _demo.run(threads=options.threads, waves=options.waves)
-        elif options.command == "plot":
-            _plot.run(options.file, options.output, options.device, options.at)
-        else:
-            _replay.run(
-                options.traces, options.threads, options.allocator, options.json, options.compare, options.output
-            )
-    except gpupool.Error as error:
-        print(f"gpupool: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The reader of a pipe has closed it; without this the interpreter complains once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        # The exit code that shells have for a program that Ctrl-C ended.
-        return 130
+    if options.command == "info":
+        found = gpupool.info(smoke_test=not options.no_smoke_test)
+        say(found.to_json() if options.json else str(found))
+        return 0 if found.ok else 1
+    if options.command == "demo":
+        _demo.run(threads=options.threads, waves=options.waves)
+    elif options.command == "plot":
+        _plot.run(options.file, options.output, options.device, options.at)
+    else:
+        _replay.run(options.traces, options.threads, options.allocator, options.json, options.compare, options.output)
     return 0
 
 
 def _moment(text: str) -> str:
     try:
-        if text in ("end", "peak") or 0 <= float(text) < math.inf:
+        if text in ("end", "peak") or 0 <= float(text) * 1e6 <= MAX_TIME:
             return text
     except ValueError:
         pass

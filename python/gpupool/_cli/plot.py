@@ -2,9 +2,12 @@
 
 import os
 
+from gpupool._cli.output import say
 from gpupool._plot import draw as _draw
 from gpupool._plot import output as _output
 from gpupool._plot import page as _page
+from gpupool._report.printable import printable
+from gpupool._traces import bounds as _bounds
 from gpupool._traces import trace as _trace
 from gpupool._traces.progress import Progress
 from gpupool._traces.replay import HOST_MEMORY
@@ -16,14 +19,14 @@ def run(path: str, output: str | None, device: int | None, moment: str | None) -
     if output is None:
         output = _page.name_for(path)
     _output.check(output)
-    with Progress(f"reading {os.path.basename(path)}") as progress:
+    with Progress(f"reading {printable(os.path.basename(path))}") as progress:
         file = _trace.read_file(path, device, progress)
     picture = _draw.draw(file, moment)
     _output.write(output, picture)
-    others = [str(other) for other in file.devices if other != file.device]
+    others = [other for other in file.devices if other != file.device]
     if others and device is None:
-        print(f"device {file.device}, which has most; --device {' or '.join(others)} draws another")
-    print(f"wrote {output}")
+        say(f"device {file.device}, which has most; --device {_bounds.first_of(others, ' or ')} draws another")
+    say(f"wrote {printable(output)}")
 
 
 def _simulate() -> None:

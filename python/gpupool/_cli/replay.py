@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import gpupool
+from gpupool._cli.output import say
 from gpupool._plot import comparison as _comparison
 from gpupool._plot import output as _output
 from gpupool._plot.picture import AddressMap, Chart, Picture
+from gpupool._report.printable import printable
 from gpupool._report.units import size
 from gpupool._traces import trace as _trace
 from gpupool._traces.progress import Progress
@@ -44,26 +46,25 @@ def run(
             "there is a CUDA driver and GPUPOOL_RUNTIME does not say host"
         )
     allocators = [allocator] if not compare else ["gpupool"] if runtime == "host" else list(ALLOCATORS)
-    width = max(len("trace"), *(len(os.path.basename(path)) for path in paths))
+    width = max(len("trace"), *(len(printable(os.path.basename(path))) for path in paths))
     if not as_json:
         where = "host (simulated device)" if runtime == "host" else runtime
         what = "allocators compared" if compare else f"allocator {allocator}"
-        print(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
+        say(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
         if compare and runtime == "host":
-            print("the driver's own allocators need a GPU, and are left out")
-        print(
+            say("the driver's own allocators need a GPU, and are left out")
+        say(
             f"{'trace':<{width}} {'allocator ' if compare else ''}{'events':>8} {'peak live':>10} {'peak reserved':>13}"
-            f" {'ratio':>6} {'driver calls':>12} {'moved pages':>11} {'cold ns':>8} {'warm ns':>8}",
-            flush=True,
+            f" {'ratio':>6} {'driver calls':>12} {'moved pages':>11} {'cold ns':>8} {'warm ns':>8}"
         )
     charts: list[Chart | AddressMap] = []
     for path in paths:
-        with Progress(f"reading {os.path.basename(path)}") as progress:
+        with Progress(f"reading {printable(os.path.basename(path))}") as progress:
             trace = _trace.read(path, progress)
         for row in rows(trace, threads, allocators, compare):
-            print(_as_json(row, compare) if as_json else _as_text(row, width, compare), flush=True)
+            say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
         if not as_json and trace.device_count > 1:
-            print(f"  device {trace.device}, which has most events of {trace.device_count} devices", flush=True)
+            say(f"  device {trace.device}, which has most events of {trace.device_count} devices")
         if output is not None:
             charts.append(_comparison.chart(trace, allocators, compare))
     if output is not None:
@@ -72,7 +73,7 @@ def run(
         subtitle = f"what programs asked for, and what allocators reserved for it in a replay on {where}"
         _output.write(output, Picture(title, subtitle, [], charts))
         if not as_json:
-            print(f"wrote {output}")
+            say(f"wrote {printable(output)}")
 
 
 def _as_json(row: Row, compare: bool) -> str:

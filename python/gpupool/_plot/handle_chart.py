@@ -9,6 +9,8 @@ from gpupool._traces.snapshot import HandleEvent
 
 # The most numbers that each line is drawn from.
 MOST = 8_000
+# The most libraries that are drawn, with two lines each.
+MOST_LIBRARIES = 20
 # The actions by which a handle that was not seen before is known to have existed, and to have been in use.
 _WAS_THERE = ("take", "give_back", "discard", "destroy")
 _WAS_IN_USE = ("give_back", "discard")
@@ -26,7 +28,11 @@ def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
         return None
     styles: list[tuple[str, Dash]] = [("created", "dotted"), ("in use", "solid")]
     lines: list[Line] = []
-    for (library, found), number in zip(sorted(by_library.items()), range(len(by_library)), strict=True):
+    drawn = sorted(by_library, key=lambda library: (-len(by_library[library]), library))[:MOST_LIBRARIES]
+    left_out = len(by_library) - len(drawn)
+    note = f"{left_out} more {'library' if left_out == 1 else 'libraries'} with fewer events left out." * (left_out > 0)
+    for number, library in enumerate(sorted(drawn)):
+        found = by_library[library]
         colour = COLOURS[number % len(COLOURS)]
         times, there, in_use = _count(found)
         for (what, dash), numbers in zip(styles, (there, in_use), strict=True):
@@ -35,7 +41,7 @@ def chart(events: Iterable[HandleEvent], zero: int, end: int) -> Chart | None:
             x = [0 if place == 0 else max(0, times[place - 1] - zero) for place in places]
             y = [numbers[place] for place in places]
             lines.append(Line(f"{library} {what}: peak {max(numbers)}", colour, dash, x, y))
-    return Chart("Handles over time", "handles", "time", max(1, end), lines=lines)
+    return Chart("Handles over time", "handles", "time", max(1, end), lines=lines, note=note)
 
 
 def _count(events: list[HandleEvent]) -> "tuple[list[int], array[int], array[int]]":

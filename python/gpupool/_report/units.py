@@ -6,10 +6,10 @@ def size(nbytes: int) -> str:
     if nbytes < 1000:
         return f"{nbytes} B"
     value, power = float(nbytes), 0
-    while value >= 999.5:
+    while value >= 999.5 and power < len("KMGTPEZY"):
         value /= 1024
         power += 1
-    return f"{value:#.3g}".rstrip(".") + f" {'KMGTPE'[power - 1]}iB"
+    return f"{value:#.3g}".rstrip(".") + f" {'KMGTPEZY'[power - 1]}iB"
 
 
 def duration(microseconds: int) -> str:

@@ -5,10 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import gpupool
-
-MAX_SIZE = (1 << 64) - 1
-# The most frames of a call stack that are kept: the innermost.
-MAX_FRAMES = 24
+from gpupool._traces import bounds as _bounds
 
 Reader: TypeAlias = "io.BufferedReader[Any]"
 PoolId: TypeAlias = tuple[int, int]
@@ -28,6 +25,8 @@ class Event(NamedTuple):
     """The address of the block, as a number or as the file has it, which tells it from other live ones."""
     size: int
     stream: int
+    place: int
+    """The number of the line or of the entry that tells of it."""
     time: int | None = None
     """The time in microseconds."""
     pool: PoolId | None = None
@@ -54,6 +53,8 @@ class Stacks:
         self._numbers: dict[tuple[str, ...], int] = {(): 0}
         # A snapshot has one list object for all events of a call stack. It is kept, so that its id stays its own.
         self._seen: dict[int, tuple[object, int]] = {}
+        # Frames are shared too.
+        self._texts: dict[int, tuple[object, str]] = {}
 
     def number(self, frames: object) -> int:
         """Return the number of a snapshot's frames. Entries that are no frames are left out."""
@@ -62,13 +63,17 @@ class Stacks:
         seen = self._seen.get(id(frames))
         if seen is not None:
             return seen[1]
-        stack = tuple(
-            f"{frame.get('name')}  {frame.get('filename')}:{frame.get('line')}"
-            for frame in frames[:MAX_FRAMES]
-            if isinstance(frame, dict)
-        )
+        stack = tuple(self._text(frame) for frame in frames[: _bounds.MAX_FRAMES] if isinstance(frame, dict))
         number = self._numbers.setdefault(stack, len(self.table))
         if number == len(self.table):
             self.table.append(stack)
         self._seen[id(frames)] = frames, number
         return number
+
+    def _text(self, frame: dict[str, object]) -> str:
+        seen = self._texts.get(id(frame))
+        if seen is not None:
+            return seen[1]
+        name, file, line = (_bounds.name(frame.get(key)) for key in ("name", "filename", "line"))
+        self._texts[id(frame)] = frame, f"{name}  {file}:{line}"
+        return self._texts[id(frame)][1]

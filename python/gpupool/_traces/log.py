@@ -5,35 +5,37 @@ import functools
 import io
 from collections.abc import Callable, Iterator
 
-from gpupool._traces.event import MAX_SIZE, Event, TraceError, pointer
+from gpupool._traces.bounds import MAX_LINE, MAX_SIZE, MAX_STREAMS, MAX_TIME
+from gpupool._traces.event import Event, TraceError, pointer
 
 _DAY = 86_400_000_000
 
 
-def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
+def events(path: str, text: io.TextIOWrapper) -> Iterator[Event]:
     """Yield the allocations and frees of a log, in order; it has no pools and no call stacks."""
-    reader = csv.reader(lines, skipinitialspace=True)
-    row: list[str] = []
+    lines = _lines(path, text)
+    number, line = next(lines, (1, ""))
     try:
-        row = next(reader, [])
-        names = [name.strip().lower() for name in row]
-        missing = [name for name in ("Action", "Pointer", "Size", "Stream") if name.lower() not in names]
-        if missing:
-            raise TraceError(
-                f"{path}: line 1: no column {missing[0]}: neither an RMM log, whose first line is "
-                "Thread,Time,Action,Pointer,Size,Stream, nor a PyTorch memory snapshot"
-            )
-        action_column, pointer_column, size_column, stream_column = map(
-            names.index, ("action", "pointer", "size", "stream")
+        names = [name.strip().lower() for name in _fields(line)]
+    except csv.Error:
+        names = []
+    missing = [name for name in ("Action", "Pointer", "Size", "Stream") if name.lower() not in names]
+    if missing:
+        raise TraceError(
+            f"{path}: line 1: no column {missing[0]}: neither an RMM log, whose first line is "
+            "Thread,Time,Action,Pointer,Size,Stream, nor a PyTorch memory snapshot"
         )
-        time_column = names.index("time") if "time" in names else None
-        time_of = _clock()
-        stream_of = functools.cache(pointer)
-        for row in reader:
-            if not row:
+    action_column, pointer_column, size_column, stream_column = map(
+        names.index, ("action", "pointer", "size", "stream")
+    )
+    time_column = names.index("time") if "time" in names else None
+    time_of = _clock()
+    try:
+        for number, line in lines:
+            if not line:
                 continue
-            action = row[action_column]
-            # The pointer's text is enough to tell blocks apart.
+            row = _fields(line)
+            action = row[action_column].strip()
             if action == "allocate":
                 size = int(row[size_column])
                 if not 0 <= size <= MAX_SIZE:
@@ -44,14 +46,39 @@ def events(path: str, lines: io.TextIOWrapper) -> Iterator[Event]:
                 continue
             else:
                 raise ValueError(action)
-            time = None if time_column is None else time_of(row[time_column])
-            yield Event(action == "allocate", row[pointer_column], size, stream_of(row[stream_column]), time)
+            time = None if time_column is None else time_of(row[time_column].strip())
+            # The pointer's text is enough to tell blocks apart.
+            block, stream = row[pointer_column].strip(), _stream(row[stream_column])
+            yield Event(action == "allocate", block, size, stream, number, time)
     except (ValueError, IndexError, csv.Error) as error:
-        line = ",".join(row)
-        line = line if len(line) <= 80 else f"{line[:77]}..."
+        shown = line if len(line) <= 80 else f"{line[:77]}..."
         raise TraceError(
-            f"{path}: line {reader.line_num}: neither an allocation nor a free: {line!r}; correct or remove the line"
+            f"{path}: line {number}: neither an allocation nor a free: {shown!r}; correct or remove the line"
         ) from error
+
+
+def _lines(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number. A line that is too long is not read to its end."""
+    number = 0
+    while line := text.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise TraceError(f"{path}: line {number}: longer than {MAX_LINE} characters; correct or remove the line")
+        yield number, line.rstrip("\r\n")
+
+
+def _fields(line: str) -> list[str]:
+    # A quote that stays open would take the lines after it.
+    return next(csv.reader([line], skipinitialspace=True, strict=True)) if '"' in line else line.split(",")
+
+
+@functools.lru_cache(MAX_STREAMS)
+def _stream(text: str) -> int:
+    # What is longer is no number of 64 bits, and is not kept.
+    stream = pointer(text) if len(text) < 40 else -1
+    if not 0 <= stream <= MAX_SIZE:
+        raise ValueError(text)
+    return stream
 
 
 def _clock() -> Callable[[str], int | None]:
@@ -64,7 +91,7 @@ def _clock() -> Callable[[str], int | None]:
     def time_of(text: str) -> int | None:
         nonlocal latest, midnights
         if text.isdecimal():
-            return int(text)
+            return _bounded(int(text))
         fields = text.replace(".", ":").split(":")
         if len(fields) != 4 or not all(field.isdecimal() for field in fields):
             return None
@@ -73,6 +100,12 @@ def _clock() -> Callable[[str], int | None]:
         if time + _DAY // 2 < latest:
             midnights += 1
         latest = time
-        return time + midnights * _DAY
+        return _bounded(time + midnights * _DAY)
 
     return time_of
+
+
+def _bounded(time: int) -> int:
+    if time > MAX_TIME:
+        raise ValueError(time)
+    return time

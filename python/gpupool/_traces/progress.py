@@ -25,7 +25,7 @@ class Progress:
         self._label = label
         self._start = self._latest = time.monotonic()
         self._is_shown = False
-        self._wanted = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._wanted = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __enter__(self) -> "Progress":
         return self
@@ -41,12 +41,18 @@ class Progress:
         width = max(4, min(40, columns - len(self._label) - 10))
         done = round(width * part)
         line = f"{self._label} [{'#' * done}{' ' * (width - done)}] {part:4.0%}"
-        sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
-        sys.stderr.flush()
+        self._show(f"\r{line[: columns - 1]}\x1b[K")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
+            self._show("\r\x1b[K")
+
+    def _show(self, line: str) -> None:
+        try:
+            sys.stderr.write(line)
             sys.stderr.flush()
+        except OSError:
+            # The terminal is gone; the work is not.
+            self._wanted = False

@@ -6,12 +6,15 @@ begins with the oldest entry that its buffer still had, so what was there before
 """
 
 import bisect
-import pickle
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from gpupool._traces.event import MAX_SIZE, Event, PoolId, Reader, Stacks, TraceError
+import gpupool
+from gpupool import _native
+from gpupool._traces.bounds import MAX_NAME, MAX_SIZE, MAX_TIME, MAX_TOTAL, told
+from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError
 
 # The actions of a trace that change the bytes which the allocator has of the device, and their signs.
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -57,13 +60,6 @@ class HandleEvent(NamedTuple):
     handle: int
 
 
-class _Unpickler(pickle.Unpickler):
-    """An unpickler of containers, numbers and strings; a file that names anything else could run code through it."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
-
-
 @dataclass
 class Snapshot:
     """A snapshot that is unpickled and not yet looked at in detail."""
@@ -84,38 +80,59 @@ class Snapshot:
 
     def busiest(self) -> int | None:
         """Return the device with the longest trace; without traces, that with most memory, or with most handles."""
+        memory: Counter[int] = Counter()
+        for entry in self.segment_entries:
+            memory[_device_of(entry)] += _number(entry, "total_size")
+        handles = Counter(map(_device_of, self.handle_entries))
 
         def weight(device: int) -> tuple[int, int, int]:
             entries = len(self.traces[device]) if device < len(self.traces) else 0
-            memory = sum(_number(entry, "total_size") for entry in self.segment_entries if _device_of(entry) == device)
-            return entries, memory, sum(_device_of(entry) == device for entry in self.handle_entries)
+            return entries, memory[device], handles[device]
 
         return max(self.devices(), key=lambda device: (weight(device), -device), default=None)
 
     def segments(self, device: int) -> list[Segment]:
-        """Return the device's segments, by address."""
+        """Return the device's segments, by address; those without a byte are left out."""
         segments = []
+        # Segments of a file that was made to take all memory could share a long list of blocks.
+        known: set[int] = set()
+        total = 0
         for number, entry in enumerate(self.segment_entries):
             if _device_of(entry) != device:
                 continue
             try:
-                segments.append(self._segment(entry))
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                segment = self._segment(entry)
+                if id(entry["blocks"]) in known:
+                    raise ValueError("its blocks are those of another segment")
+                known.add(id(entry["blocks"]))
+            except (LookupError, TypeError, ValueError) as error:
                 raise self._damaged(f"segments[{number}]", error) from error
+            total += segment.size
+            if segment.size:
+                segments.append(segment)
+        if total > MAX_TOTAL:
+            raise self._damaged("segments", ValueError(f"more than {MAX_TOTAL} bytes together, which no device has"))
         return sorted(segments, key=lambda segment: segment.address)
 
     def _segment(self, entry: dict[str, Any]) -> Segment:
         address, size = _whole(entry, "address"), _whole(entry, "total_size")
         at, blocks = address, []
-        for block in entry["blocks"]:
+        for block in _list(entry, "blocks"):
+            if not isinstance(block, dict):
+                raise ValueError(f"a block {told(block)}")
             # PyTorch before 2.1 does not say where blocks are; they follow each other.
             start = _whole(block, "address") if "address" in block else at
             nbytes = _whole(block, "size")
-            requested = block.get("requested_size", nbytes)
+            if not at <= start < start + nbytes <= address + size:
+                raise ValueError(
+                    f"the block at {start} of {nbytes} bytes is not inside the segment at {address} of {size} bytes, "
+                    "behind the block before"
+                )
+            requested = _whole(block, "requested_size") if "requested_size" in block else nbytes
             stack = self.stacks.number(block.get("frames"))
-            blocks.append(Block(start, nbytes, requested, str(block["state"]), stack))
+            blocks.append(Block(start, nbytes, requested, _text(block, "state"), stack))
             at = start + nbytes
-        kind = "expandable" if entry.get("is_expandable") else str(entry.get("segment_type", ""))
+        kind = "expandable" if entry.get("is_expandable") else _text(entry, "segment_type", "")
         return Segment(address, size, _number(entry, "stream"), _pool_of(entry.get("segment_pool_id")), kind, blocks)
 
     def events(self, device: int) -> Iterator[Event]:
@@ -128,25 +145,31 @@ class Snapshot:
         free = "free_completed" if completed else "free_requested"
         pools = _Pools(segments)
         reserved = _reserved_before(segments, entries)
+        if reserved is not None and reserved > MAX_TOTAL:
+            raise self._damaged(
+                f"device_traces[{device}]", ValueError(f"{reserved} bytes reserved before it, which no device has")
+            )
         begin = next((_time_of(entry) for entry in entries), None)
         for address, size, stream, stack in _live_before(segments, entries, free):
-            yield Event(True, address, size, stream, begin, pools.of(None, address), stack, reserved)
+            yield Event(True, address, size, stream, 0, begin, pools.of(None, address), stack, reserved)
         for number, entry in enumerate(entries):
             try:
-                action = entry["action"]
+                action = _text(entry, "action")
                 if action in _RESERVES and reserved is not None:
                     reserved += _RESERVES[action] * _whole(entry, "size")
+                    if not 0 <= reserved <= MAX_TOTAL:
+                        raise ValueError(f"{reserved} bytes would be reserved after it, which no device has")
                 if action not in ("alloc", free):
                     continue
                 address, size, stream = entry["addr"], entry["size"], entry["stream"]
                 if not (type(address) is type(size) is type(stream) is int and 0 <= size <= MAX_SIZE):
-                    raise ValueError(f"addr {address!r}, size {size!r}, stream {stream!r}")
+                    raise ValueError(f"addr {told(address)}, size {told(size)}, stream {told(stream)}")
             except (LookupError, TypeError, ValueError) as error:
                 raise self._damaged(f"device_traces[{device}][{number}]", error) from error
             allocates = action == "alloc"
             pool = pools.of(entry.get("pool_id"), address) if allocates else None
             stack = self.stacks.number(entry.get("frames")) if allocates else 0
-            yield Event(allocates, address, size, stream, _time_of(entry), pool, stack, reserved)
+            yield Event(allocates, address, size, stream, number, _time_of(entry), pool, stack, reserved)
 
     def failures(self, device: int) -> list[OutOfMemory]:
         """Return the requests that failed for want of memory."""
@@ -164,8 +187,11 @@ class Snapshot:
             if _device_of(entry) != device:
                 continue
             try:
-                texts = str(entry["library"]), str(entry["action"])
-                events.append(HandleEvent(_whole(entry, "time_us"), *texts, _whole(entry, "handle")))
+                texts = _text(entry, "library"), _text(entry, "action")
+                time = _time_of(entry)
+                if time is None:
+                    raise ValueError(f"time_us {told(entry['time_us'])}")
+                events.append(HandleEvent(time, *texts, _whole(entry, "handle")))
             except (LookupError, TypeError, ValueError) as error:
                 raise self._damaged(f"handle_events[{number}]", error) from error
         return events
@@ -175,13 +201,12 @@ class Snapshot:
         return _not_a_snapshot(self.path, f"{place}: {reason}")
 
 
-def load(path: str, file: Reader) -> Snapshot:
+def load(path: str, file: Reader, memory_limit: int) -> Snapshot:
     """Unpickle a snapshot without ever running code that it names."""
     try:
-        content = _Unpickler(file).load()
-    except Exception as error:
-        # The bytes of a file can make the unpickler raise nearly anything.
-        raise _not_a_snapshot(path, str(error) or type(error).__name__) from error
+        content = _native.unpickle(file, memory_limit)
+    except gpupool.InvalidValue as error:
+        raise _not_a_snapshot(path, str(error)) from error
     traces = content.get("device_traces") if isinstance(content, dict) else None
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise _not_a_snapshot(path, "it has no lists device_traces")
@@ -209,21 +234,35 @@ def _device_of(entry: object) -> int:
     return device if type(device) is int and device >= 0 else 0
 
 
-def _number(entry: dict[str, Any], key: str) -> int:
-    value = entry.get(key)
+def _list(entry: dict[str, Any], key: str) -> list[Any]:
+    value = entry[key]
+    if not isinstance(value, list):
+        raise ValueError(f"{key} {told(value)}")
+    return value
+
+
+def _text(entry: dict[str, Any], key: str, default: str | None = None) -> str:
+    value = entry[key] if default is None else entry.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} {told(value)}")
+    return value[:MAX_NAME]
+
+
+def _number(entry: object, key: str) -> int:
+    value = entry.get(key) if isinstance(entry, dict) else None
     return value if type(value) is int else 0
 
 
 def _whole(entry: dict[str, Any], key: str) -> int:
     value = entry[key]
     if type(value) is not int or not 0 <= value <= MAX_SIZE:
-        raise ValueError(f"{key} {value!r}")
+        raise ValueError(f"{key} {told(value)}")
     return value
 
 
 def _time_of(entry: object) -> int | None:
     time = entry.get("time_us") if isinstance(entry, dict) else None
-    return time if type(time) is int else None
+    return time if type(time) is int and 0 <= time <= MAX_TIME else None
 
 
 def _pool_of(value: object) -> PoolId | None:
@@ -274,12 +313,17 @@ def _live_before(segments: list[Segment], entries: list[Any], free: str) -> Iter
                 yield block.address, block.requested or block.size, segment.stream, block.stack
 
 
+def _sign(entry: object) -> int:
+    action = _action(entry)
+    return _RESERVES.get(action, 0) if isinstance(action, str) else 0
+
+
 def _reserved_before(segments: list[Segment], entries: list[Any]) -> int | None:
     """Return the bytes that the allocator had when the trace begins; None if the snapshot does not tell."""
-    if not segments and not any(_action(entry) in _RESERVES for entry in entries):
+    if not segments and not any(_sign(entry) for entry in entries):
         return None
     change = lowest = 0
     for entry in entries:
-        change += _RESERVES.get(str(_action(entry)), 0) * _number(entry, "size") if isinstance(entry, dict) else 0
+        change += _sign(entry) * _number(entry, "size")
         lowest = min(lowest, change)
     return max(sum(segment.size for segment in segments) - change, -lowest)

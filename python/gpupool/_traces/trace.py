@@ -1,5 +1,6 @@
 """The trace of a program's allocations, read from RMM's CSV logs and from memory snapshots of PyTorch or gpupool."""
 
+import functools
 import gzip
 import io
 import os
@@ -8,6 +9,9 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpupool._report.printable import printable
+from gpupool._report.units import size as _size
+from gpupool._traces import bounds as _bounds
 from gpupool._traces import log as _trace_log
 from gpupool._traces import snapshot as _trace_snapshot
 from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
@@ -28,7 +32,7 @@ class Trace:
     """
 
     name: str
-    """The file's name without its folder."""
+    """The file's name without its folder, as it can be printed."""
     events: int
     peak_live: int
     """The most bytes that were live at a time, as the program asked for them: nothing is rounded up."""
@@ -108,10 +112,11 @@ def read_file(path: str, device: int | None = None, watch: Watch | None = None) 
     """
     try:
         with open(path, "rb", buffering=0) as raw, io.BufferedReader(_Watched(raw, watch), 1 << 18) as file:
+            limit = _bounds.memory_limit(raw.fileno())
             if file.peek(2)[:2] != b"\x1f\x8b":
-                return _file_of(path, file, device)
+                return _file_of(path, file, device, limit)
             with gzip.GzipFile(fileobj=file) as unpacked, io.BufferedReader(unpacked, 1 << 18) as buffered:
-                return _file_of(path, buffered, device)
+                return _file_of(path, buffered, device, limit)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
@@ -138,23 +143,24 @@ class _Watched(io.RawIOBase):
         return count
 
 
-def _file_of(path: str, file: Reader, device: int | None) -> TraceFile:
-    name = os.path.basename(path)
+def _file_of(path: str, file: Reader, device: int | None, memory_limit: int) -> TraceFile:
+    name = printable(os.path.basename(path))
+    pack = functools.partial(_pack, path, memory_limit)
     # Every pickle of protocol 2 or later starts with the opcode PROTO.
     if file.peek(1)[:1] != b"\x80":
         with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
             if device is not None:
                 raise TraceError(f"{path}: a log does not name devices; leave --device out")
-            log = _pack(path, _trace_log.events(path, text), Stacks())
+            log = pack(_trace_log.events(path, text), "line {}", Stacks())
         if log is None:
             raise _nothing(path)
         return TraceFile(name, log, True, None, (), [], [], [], log.call_stacks)
-    snapshot = _trace_snapshot.load(path, file)
+    snapshot = _trace_snapshot.load(path, file, memory_limit)
     devices = tuple(snapshot.devices())
     if device is None:
         device = snapshot.busiest()
     elif device not in devices:
-        known = f"only of {', '.join(map(str, devices))}" if devices else "nor of any other"
+        known = f"only of {_bounds.first_of(devices)}" if devices else "nor of any other"
         raise TraceError(f"{path}: nothing of device {device} in it, {known}")
     if device is None:
         return TraceFile(name, None, False, None, (), [], [], [], [()])
@@ -162,7 +168,8 @@ def _file_of(path: str, file: Reader, device: int | None) -> TraceFile:
     has_events = device < len(snapshot.traces) and bool(snapshot.traces[device])
     if has_events:
         device_count = sum(map(bool, snapshot.traces))
-        trace = _pack(path, snapshot.events(device), snapshot.stacks, device, device_count)
+        place = f"device_traces[{device}][{{}}]"
+        trace = pack(snapshot.events(device), place, snapshot.stacks, device, device_count)
     segments, handle_events = snapshot.segments(device), snapshot.handle_events(device)
     failures, stacks = snapshot.failures(device), snapshot.stacks.table
     return TraceFile(name, trace, has_events, device, devices, segments, failures, handle_events, stacks)
@@ -173,10 +180,17 @@ def _nothing(path: str) -> TraceError:
 
 
 def _pack(
-    path: str, events: Iterable[Event], stacks: Stacks, device: int | None = None, device_count: int = 1
+    path: str,
+    memory_limit: int,
+    events: Iterable[Event],
+    place: str,
+    stacks: Stacks,
+    device: int | None = None,
+    device_count: int = 1,
 ) -> Trace | None:
-    slots, sizes = array("I"), array("Q")
-    streams: list[int] = []
+    most = memory_limit // _bounds.EVENT_MEMORY
+    slots, sizes, streams = array("I"), array("Q"), array("I")
+    stream_numbers: dict[int, int] = {}
     times: array[int] | None = array("q")
     reserved: array[int] | None = array("Q")
     addresses: array[int] | None = array("Q")
@@ -191,7 +205,7 @@ def _pack(
         nonlocal times, reserved, start, latest
         slots.append(slot)
         sizes.append(size)
-        streams.append(stream)
+        streams.append(stream_numbers.setdefault(stream, len(stream_numbers)))
         if times is not None:
             if event.time is None:
                 times = None
@@ -227,21 +241,38 @@ def _pack(
             now += event.size
             if now > peak:
                 peak = now
+                if peak > _bounds.MAX_TOTAL:
+                    raise TraceError(
+                        f"{path}: {place.format(event.place)}: more than {_size(_bounds.MAX_TOTAL)} would be live, "
+                        "which no device has; correct the sizes"
+                    )
+            if count > most:
+                raise TraceError(
+                    f"{path}: {place.format(event.place)}: reading it would take more than {_size(memory_limit)} of "
+                    "memory, too much for a file of its size; if it is as it should be, unpack it with gunzip"
+                )
+        if len(stream_numbers) > _bounds.MAX_STREAMS:
+            raise TraceError(
+                f"{path}: {place.format(event.place)}: more than {_bounds.MAX_STREAMS} streams, too many to make; "
+                "correct the streams, or cut the file"
+            )
     if not peak:
         return None
-    order = dict.fromkeys(streams)
-    if 0 in order:
-        order = {0: None, **order}
-    numbers = {stream: number for number, stream in enumerate(order)}
+    default = stream_numbers.get(0, 0)
+    if default:
+        # Those before the default stream make room for it.
+        moved = [*range(1, default + 1), 0, *range(default + 1, len(stream_numbers))]
+        streams = array("I", [moved[stream] for stream in streams])
+        stream_numbers = {0: 0, **stream_numbers}
     return Trace(
-        name=os.path.basename(path),
+        name=printable(os.path.basename(path)),
         events=len(slots),
         peak_live=peak,
         slot_count=count,
         slots=slots.tobytes(),
         sizes=sizes.tobytes(),
-        streams=array("I", [numbers[stream] for stream in streams]).tobytes(),
-        stream_names=tuple(order),
+        streams=streams.tobytes(),
+        stream_names=tuple(stream_numbers),
         start=None if times is None else start,
         times=array("q") if times is None else times,
         reserved=array("Q") if reserved is None else reserved,
@@ -260,4 +291,4 @@ def _address_of(block: str | int) -> int | None:
         address = block if isinstance(block, int) else pointer(block)
     except ValueError:
         return None
-    return address if 0 <= address < 1 << 64 else None
+    return address if 0 <= address <= _bounds.MAX_SIZE else None

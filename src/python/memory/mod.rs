@@ -11,6 +11,7 @@ mod replaying;
 mod scope;
 mod snapshot;
 mod stats;
+mod unpickling;
 
 pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
@@ -26,6 +27,7 @@ pub(super) use stats::{
     PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
     memory_stats, on_oom, set_memory_limit, set_per_process_memory_fraction,
 };
+pub(super) use unpickling::unpickle;
 
 use super::whole::Whole;
 use crate::memory::PoolId;

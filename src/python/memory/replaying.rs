@@ -26,24 +26,31 @@ impl From<ReplayResult> for PyReplayResult {
 }
 
 /// Unpacks little-endian numbers.
-fn numbers<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.chunks_exact(N).filter_map(|chunk| chunk.try_into().ok().map(&from)).collect()
+fn numbers<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> impl ExactSizeIterator<Item = T> {
+    bytes.as_chunks().0.iter().map(move |&chunk| from(chunk))
 }
 
 fn events(slots: &[u8], sizes: &[u8], streams: &[u8], slot_count: usize) -> Result<Vec<ReplayEvent>> {
     let slots = numbers(slots, u32::from_le_bytes);
     let sizes = numbers(sizes, u64::from_le_bytes);
     let streams = numbers(streams, u32::from_le_bytes);
-    let fits = slots.iter().all(|slot| ((slot & !FREE) as usize) < slot_count);
-    if slots.len() != sizes.len() || slots.len() != streams.len() || !fits {
-        return Err(Error::invalid_value("the packed events do not belong together"));
+    let wrong = || Error::invalid_value("the packed events do not belong together");
+    if slots.len() != sizes.len() || slots.len() != streams.len() {
+        return Err(wrong());
     }
-    let pack = |((slot, size), stream): ((u32, u64), u32)| ReplayEvent {
-        slot: slot & !FREE,
-        allocate: (slot & FREE == 0).then_some(size),
-        stream,
-    };
-    Ok(slots.into_iter().zip(sizes).zip(streams).map(pack).collect())
+    let mut events = Vec::new();
+    events
+        .try_reserve_exact(slots.len())
+        .map_err(|_| Error::unavailable(format!("this process has no memory to replay {} events", slots.len())))?;
+    for ((slot, size), stream) in slots.zip(sizes).zip(streams) {
+        let allocate = (slot & FREE == 0).then_some(size);
+        let slot = slot & !FREE;
+        if slot as usize >= slot_count {
+            return Err(wrong());
+        }
+        events.push(ReplayEvent { slot, allocate, stream });
+    }
+    Ok(events)
 }
 
 fn allocator(name: &str) -> Result<ReplayAllocator> {
