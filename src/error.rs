@@ -321,7 +321,8 @@ impl fmt::Display for OutOfMemory {
                  (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
             }
             Wanted::Memory { .. } | Wanted::Addresses(_) => {
-                ". All that gpupool held and was not in use was given back before the last try; free memory elsewhere, such \
+                ". What the default pool and pools with use_on_oom had free was given back before the last try, and other \
+                 pools keep what they have free until their trim(); free memory elsewhere, such \
                  as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
             }
         })

@@ -138,19 +138,19 @@ def comes_back_after_another_stream():
 @pytest.mark.parametrize("captured", [False, True])
 def test_cached_memory_is_given_up_for_a_request_inside_a_pool(captured):
     """pytorch#159674, pytorch#175015: inside a pool, or a capture, a request failed rather than empty the caches."""
-    own, other = Allocator(), Allocator(1 << 45)
-    pool, idle, stream = own.pool(), other.pool(), gpupool.Stream()
-    allocate_in(idle, 8 * MIB)
+    own = Allocator()
+    pool, stream = own.pool(), gpupool.Stream()
+    gpupool.empty(8 * MIB)
     leave(0)
     with capturing(pool, stream) if captured else gpupool.use_mem_pool(pool):
         assert gpupool.empty(8 * MIB, stream).pool_id == pool.id
-    assert other.live == {}
+    assert gpupool.memory_stats().reserved_bytes == 8 * MIB
 
 
 def test_cached_memory_is_given_up_while_another_thread_is_in_a_pool():
     """pytorch#175015: a scope on any thread kept every other one from emptying the caches when memory ran out."""
-    own, other = Allocator(), Allocator(1 << 45)
-    pool, idle = own.pool(), other.pool()
+    own, idle = Allocator(), gpupool.MemPool(use_on_oom=True)
+    pool = own.pool()
     allocate_in(idle, 8 * MIB)
     leave(0)
     with entered_elsewhere(gpupool.use_mem_pool(gpupool.MemPool())):
@@ -368,13 +368,18 @@ def test_larger_requests_use_what_smaller_ones_left():
     assert gpupool.memory_stats().reserved_bytes == reserved
 
 
-def test_what_is_free_in_a_live_pool_serves_others_before_a_request_fails():
+def test_what_is_free_in_a_pool_that_helps_serves_others_before_a_request_fails():
     """vllm-project/vllm#49151: gigabytes were stranded in a pool that was not used any more."""
-    pool = gpupool.MemPool()
+    keeper, pool = gpupool.MemPool(), gpupool.MemPool(use_on_oom=True)
     allocate_in(pool, 16 * MIB)
+    allocate_in(keeper, 16 * MIB)
     leave(0)
+    held = gpupool.empty(16 * MIB)
+    assert (held.pool_id, pool.stats().reserved_bytes) == ((0, 0), 0)
+    with pytest.raises(gpupool.OutOfMemory, match=r"keep what they have free until their trim\(\)"):
+        gpupool.empty(16 * MIB)
+    keeper.trim()
     assert gpupool.empty(16 * MIB).pool_id == (0, 0)
-    assert pool.stats().reserved_bytes == 0
 
 
 @pytest.mark.parametrize("segments", [False, True])
@@ -453,7 +458,7 @@ def test_a_pool_released_before_its_allocations_end_loses_no_memory():
 @pytest.mark.parametrize("segments", [False, True])
 def test_memory_cached_on_a_stream_is_given_up_during_a_capture_elsewhere(segments):
     """pytorch#159674, pytorch#175015: nothing cached was given up while somebody captured."""
-    idle, pool, graphs = [gpupool.MemPool(segments=segments) for _ in range(3)]
+    idle, pool, graphs = gpupool.MemPool(use_on_oom=True), *[gpupool.MemPool(segments=segments) for _ in range(2)]
     side, captured = gpupool.Stream(), gpupool.Stream()
     allocate_in(idle, 8 * MIB, side)
     leave(0)

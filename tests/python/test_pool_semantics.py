@@ -254,6 +254,8 @@ def test_a_request_that_fails_does_not_take_what_a_graph_has_free():
         gpupool.empty(8 * MIB, stream)
     assert pool.stats().reserved_bytes == 8 * MIB
     memory.reset()
+    assert address_of(pool, 8 * MIB, stream)
+    pool.trim()
     assert gpupool.empty(8 * MIB, stream).pool_id == (0, 0)
 
 
