@@ -9,6 +9,7 @@ use super::address_range::AddressRange;
 use super::address_space::AddressSpace;
 use super::budget::Budget;
 use super::event_pool::EventPool;
+use super::live_peak::LivePeak;
 use super::pages::{PAGE, Pages};
 use super::retired::Retired;
 use super::segment_source::DriverSegments;
@@ -34,6 +35,8 @@ pub(in crate::memory) struct DeviceMemory {
     pub(super) retired: Retired,
     /// The physical bytes of all pools together.
     pub(in crate::memory) budget: Budget,
+    /// The live bytes of all pools together.
+    pub(in crate::memory) live: LivePeak,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
 }
@@ -57,6 +60,7 @@ impl DeviceMemory {
             events: EventPool::new(device),
             retired: Retired::default(),
             budget: Budget::new(None),
+            live: LivePeak::default(),
             moved_pages: AtomicU64::new(0),
             range,
         }

@@ -2,6 +2,7 @@
 
 mod capture;
 mod id;
+mod ledger;
 mod limit;
 mod route;
 mod scope;
@@ -12,6 +13,7 @@ mod uses;
 pub(crate) use capture::EnteredCapture;
 pub use capture::{CaptureScope, GraphMemory};
 pub use id::{PoolId, graph_pool_handle};
+pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use route::{

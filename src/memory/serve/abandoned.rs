@@ -2,20 +2,23 @@
 //! serve others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
 
 use super::trim::retire_free;
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
-use crate::runtime::Stream;
+use crate::memory::cache::{CacheKey, DeviceCaches, Service, ThreadCache};
 use crate::sync::ThisThread;
 
-/// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner.
-/// Returns the ended caches, which the thread must give up.
-pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static ThreadCache> {
-    let serving: Vec<_> = caches.serving().into_iter().filter_map(|cache| Some((cache, cache.service()?))).collect();
-    let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
+/// How many caches each call looks at, so that a thread which makes thousands takes a time in proportion to them. A
+/// program with fewer streams and threads leaves nothing for the next call; of more, a part of the live ones can be
+/// behind.
+pub(super) const LOOKED_AT: usize = 16;
+
+/// Ends the abandoned caches in which nothing is live among the next few, of those that the thread owns and those
+/// without an owner. Returns the ended caches with their keys, which the thread must give up.
+pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(CacheKey, &'static ThreadCache)> {
     let mut ended = Vec::new();
-    for (cache, service) in &serving {
+    for cache in caches.next_serving(LOOKED_AT) {
+        let Some(service) = cache.service() else { continue };
         let is_abandoned = match service.stream.clones() {
-            // Each cache holds one clone, and this list another.
-            Some(clones) => clones == 2 * of(&service.stream),
+            // Each cache holds one clone, and `service` another.
+            Some(clones) => clones == caches.count_on(&service.stream) + 1,
             None => cache.is_lending() && is_bare(cache, thread),
         };
         if !is_abandoned {
@@ -25,13 +28,13 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'
         if is_adopted && !cache.adopt(thread) {
             continue;
         }
-        if end(caches, cache, service, thread) {
-            ended.push(*cache);
+        if end(caches, cache, &service, thread) {
+            ended.push((CacheKey::of(&service, caches.memory.device), cache));
         } else if is_adopted {
             cache.give_up(thread);
         }
     }
-    caches.put_spare(ended.clone());
+    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
     ended
 }
 
@@ -42,7 +45,7 @@ fn is_bare(cache: &ThreadCache, thread: ThisThread) -> bool {
 
 /// Takes a cache in which nothing is live out of its pool; false if something is.
 fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, thread: ThisThread) -> bool {
-    let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
     if !is_idle || !is_bare(cache, thread) && retire_free(cache, thread, service).is_err() {
         return false;
     }
@@ -53,8 +56,9 @@ fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, th
         }
         heap.counts()
     };
-    caches.remove_cache(&service.pool, cache, counts);
-    cache.report_end(&service.pool);
+    if !caches.remove_cache(&service.pool, cache, counts) {
+        return false;
+    }
     cache.end_service();
     true
 }

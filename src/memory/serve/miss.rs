@@ -51,10 +51,7 @@ impl Miss {
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
         let mut climb = Climb { request, refused: None, waiting: None };
-        let found = climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))?;
-        // Where live memory grows beyond what there was, so that the pool knows its peak.
-        cache.report_live(climb.request.pool(), climb.request.thread);
-        Ok(found)
+        climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
 

@@ -40,7 +40,7 @@ pub(in crate::memory) fn make_pool(
 /// # Errors
 /// As [`device_caches`].
 pub(in crate::memory) fn pool_with_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
-    Ok(device_caches(device)?.pools().into_iter().find(|pool| pool.id == id && !pool.is_closed()))
+    Ok(device_caches(device)?.pool_with_id(id).filter(|pool| !pool.is_closed()))
 }
 
 /// Ends a pool whose last use has ended: what is free goes, the rest when it is freed.
