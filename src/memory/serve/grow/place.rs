@@ -17,9 +17,11 @@ pub(super) struct PageBounds {
 /// extents of 32 MiB and 5.4 ms in those of 2 MiB. With these each replayed trace makes 1,918 to 2,800
 /// driver calls, and its peak is at most 1.014 times what is live: `benches/results/h200-memory/memory.json`.
 pub(super) const EXTENT_PAGES: PageBounds = PageBounds { least: 4, most: 16 };
-/// At least this part of what the cache has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
+/// At least this part of what the pool has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
 /// same traces.
 const AHEAD_PART: u64 = 512;
+/// But no more than this part of what the cache has, which leaves all of the traces as they are.
+const AHEAD_OWN_PART: u64 = 4;
 /// More pages than this are not created ahead: 128 MiB, chosen with [`AHEAD_PART`].
 const AHEAD_MOST: u64 = 64;
 /// How many of a pool's caches are asked for their threads: four are looked for, and a pool can have thousands of caches.
@@ -42,7 +44,14 @@ impl Place {
 
 /// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
 /// hole rather than in new space.
-pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, effort: Effort, rivals: u64) -> Option<Place> {
+pub(super) fn find_place(
+    memory: &DeviceMemory,
+    heap: &Heap,
+    pool: &Pool,
+    bytes: u64,
+    effort: Effort,
+    rivals: u64,
+) -> Option<Place> {
     let needed = heap.needed_for(bytes);
     let tails = heap.tails();
     // One page at least: the search may have passed over what is free there.
@@ -62,7 +71,7 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, effort:
             (whole, space.free_at(first), first)
         }
     };
-    let pages = if effort == Effort::Ready { pages.max(ahead(heap, rivals)).min(room) } else { pages };
+    let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + EXTENT_PAGES.most).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
 }
@@ -86,10 +95,11 @@ pub(super) fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, 
     (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
 }
 
-/// Returns the fewest pages to create at a time: a part of what the cache has, a larger one with rivals. Of what the pool
-/// has, a stream among thousands that holds one block would take a part too.
-fn ahead(heap: &Heap, rivals: u64) -> u32 {
-    let part = (heap.mapped() / PAGE / AHEAD_PART).clamp(1, EXTENT_PAGES.most.into());
+/// Returns the fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has. Little
+/// for a cache that has little: a stream among thousands that holds one block would take a part of what all have.
+fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
+    let part = (pool.budget().reserved() / PAGE / AHEAD_PART).clamp(1, EXTENT_PAGES.most.into());
+    let own = (heap.mapped() / PAGE / AHEAD_OWN_PART).max(1);
     let growing = heap.mapped() / 32 * rivals / PAGE;
-    part.max(growing).min(AHEAD_MOST) as u32
+    part.min(own).max(growing).min(AHEAD_MOST) as u32
 }
