@@ -50,6 +50,36 @@ fn a_thread_takes_over_the_memory_of_one_that_ended() {
 }
 
 #[test]
+fn pages_of_a_thread_that_waits_serve_others_once_another_thread_has_freed_them() {
+    let _host = host();
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let (scope, stream) = (pool.enter().unwrap(), stream(0));
+    let (token, other) = (pool.token(), stream.clone());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let end = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let waits = std::sync::Arc::clone(&end);
+    let thread = std::thread::spawn(move || {
+        let _scope = token.enter().unwrap();
+        for bytes in [64 << 20, 32 << 20] {
+            sender.send(empty(bytes, &other).unwrap()).unwrap();
+            waits.wait();
+        }
+    });
+    for _ in 0..2 {
+        let buffer = receiver.recv().unwrap();
+        let before = pool.stats().unwrap().reserved_bytes;
+        drop(buffer);
+        // Whole extents, and not all of them, since both threads work in the pool.
+        drop(empty(16 << 20, &stream).unwrap());
+        assert_eq!(pool.stats().unwrap().reserved_bytes, before);
+        end.wait();
+    }
+    thread.join().unwrap();
+    drop((scope, pool));
+    empty_cache().unwrap();
+}
+
+#[test]
 fn pools_made_and_dropped_by_one_thread_leave_nothing() {
     let _host = host();
     let stream = stream(0);

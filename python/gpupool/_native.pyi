@@ -740,7 +740,10 @@ class PoolStats:
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most that ``live_bytes`` was; with several threads it is updated whenever one of them grows."""
+        """The most that ``live_bytes`` was; with several threads or streams a bound.
+
+        The bound is never less than what was live at once, and never more than ``peak_reserved_bytes``.
+        """
 
     @property
     def requested_bytes(self) -> int:
@@ -794,7 +797,10 @@ class MemoryStats:
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most that ``live_bytes`` was; with several threads it is updated whenever one of them grows."""
+        """The most that ``live_bytes`` was; with several threads or streams a bound.
+
+        The bound is never less than what was live at once, and never more than ``peak_reserved_bytes``.
+        """
 
     @property
     def requested_bytes(self) -> int:

@@ -3,10 +3,13 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
 
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
 use super::{BoundDevice, Capture, Event, Kind, Runtime, StreamScope, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::observe::nvtx;
+use crate::process;
 use crate::sync::lock;
 
 /// A stream and the device it belongs to.
@@ -32,7 +35,8 @@ pub struct Stream {
 }
 
 /// Every stream of our own that is alive, and every other that lasts: those that can be asked whether they are captured.
-static OWNED: Mutex<Vec<Weak<Owned>>> = Mutex::new(Vec::new());
+/// By device and address, so that one is found among thousands.
+static OWNED: Mutex<FxHashMap<(Device, usize), Weak<Owned>>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 /// Streams of other code that are never destroyed.
 #[cfg(feature = "python")]
 static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
@@ -46,7 +50,11 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // A forked child gets no runtime here, and leaves the parent's stream alone.
+        // A forked child leaves the parent's stream alone, and its lists too, whose locks may be held for ever.
+        if process::is_forked() {
+            return;
+        }
+        forget_owned(self);
         if self.is_ours
             && let Ok(runtime) = get()
             && let Ok(_bound) = BoundDevice::new(runtime, self.device)
@@ -125,16 +133,13 @@ impl Stream {
     /// Notes that the code that made this stream never destroys it.
     #[cfg(feature = "python")]
     pub(crate) fn declare_lasting(&self) {
-        let owned = {
-            let mut lasting = lock(&LASTING);
-            if self.is_lasting() || lasting.iter().any(|other| other.raw == self.raw && other.device == self.device) {
-                return;
-            }
-            let owned = Arc::new(Owned { raw: self.raw, device: self.device, is_ours: false });
-            lasting.push(Arc::clone(&owned));
-            owned
-        };
+        let mut lasting = lock(&LASTING);
+        if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
+            return;
+        }
+        let owned = Arc::new(Owned { raw: self.raw, device: self.device, is_ours: false });
         note_owned(&owned);
+        lasting.push(owned);
     }
 
     /// Returns whether it can be used at any time: a stream of our own, the legacy default one, or one that was
@@ -150,9 +155,7 @@ impl Stream {
         if self.owned.is_some() {
             return self.clone();
         }
-        let all = lock(&OWNED);
-        let mut alive = all.iter().filter_map(Weak::upgrade);
-        let owned = alive.find(|stream| stream.raw == self.raw && stream.device == self.device);
+        let owned = lock(&OWNED).get(&(self.device, self.raw.address())).and_then(Weak::upgrade);
         Self { owned, ..self.view() }
     }
 
@@ -274,9 +277,12 @@ impl Stream {
 }
 
 fn note_owned(owned: &Arc<Owned>) {
-    let mut all = lock(&OWNED);
-    all.retain(|stream| stream.strong_count() > 0);
-    all.push(Arc::downgrade(owned));
+    lock(&OWNED).insert((owned.device, owned.raw.address()), Arc::downgrade(owned));
+}
+
+/// Forgets a stream whose last clone is gone, before the driver can give its address to another.
+fn forget_owned(owned: &Owned) {
+    lock(&OWNED).remove(&(owned.device, owned.raw.address()));
 }
 
 /// A stream that will be captured.
@@ -323,16 +329,15 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {
         return Ok(true);
     }
-    let owned: Vec<_> = {
-        let all = lock(&OWNED);
-        all.iter().filter_map(Weak::upgrade).filter(|stream| stream.device == device).collect()
-    };
+    // No clone ends under the lock, which its end takes.
+    let owned: Vec<_> = lock(&OWNED).values().filter_map(Weak::upgrade).collect();
     let noted: Vec<_> = {
         let captured = lock(&CAPTURED);
         captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device == device).collect()
     };
     let noted = noted.iter().map(|stream| stream.raw);
-    for stream in owned.iter().map(|owned| owned.raw).chain(noted).chain([scope::current(device)]) {
+    let owned = owned.iter().filter(|stream| stream.device == device).map(|stream| stream.raw);
+    for stream in owned.chain(noted).chain([scope::current(device)]) {
         // SAFETY: `owned` keeps its streams alive, and who entered a stream keeps it alive while it is current.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
         if status != CaptureStatus::None {

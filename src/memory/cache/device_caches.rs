@@ -3,21 +3,27 @@
 //! Made when first needed and never dropped. From an offset to the cache that holds the block there are two array
 //! loads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use rustc_hash::FxHashMap;
+
 use super::heap::Counts;
-use super::service::Service;
+use super::service::{Service, normalized};
 use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
-use crate::ids::Device;
+use crate::ids::{Device, RawStream};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Pool, PoolId};
+use crate::runtime::Stream;
 use crate::sync::{Table, ThisThread, lock};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 1 << 20;
+/// How many spare caches are tried before a new one is made: those of pools that are gone may not be given up yet.
+const SPARE_TRIED: usize = 16;
 
 /// A device's memory, its pools and its caches.
 #[derive(Debug)]
@@ -28,25 +34,51 @@ pub(in crate::memory) struct DeviceCaches {
     caches: Table<OnceLock<ThreadCache>, 4>,
     cache_numbers: AtomicU32,
     /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
-    spare: Mutex<Vec<&'static ThreadCache>>,
+    spare: Mutex<VecDeque<&'static ThreadCache>>,
     /// The most allocations and frees that were ever reported of all pools, for neither count goes back.
     pub(in crate::memory) reported_allocations: AtomicU64,
     pub(in crate::memory) reported_frees: AtomicU64,
 }
 
-/// A device's pools by number, the default one first, and what those that are gone have counted.
+/// A device's pools by number, the default one first, and what those that are gone have counted. Each question that a
+/// request asks is answered in a time that hardly grows with the number of pools and caches.
 #[derive(Debug, Default)]
 struct Pools {
     all: BTreeMap<u32, PoolCaches>,
+    /// The number of the pool that was made last with an id.
+    by_id: FxHashMap<PoolId, u32>,
     past: Counts,
+    /// Every cache that serves a pool, by number.
+    serving: BTreeMap<u32, &'static ThreadCache>,
+    /// How many of them serve a stream, by the stream's address.
+    on_stream: FxHashMap<usize, usize>,
+    /// The number of the cache that [`DeviceCaches::next_serving`] returned last.
+    last_seen: u32,
 }
 
 /// A pool, its caches, and what those that are gone have counted.
 #[derive(Debug)]
 struct PoolCaches {
     pool: Arc<Pool>,
-    caches: Vec<&'static ThreadCache>,
+    /// By number.
+    caches: BTreeMap<u32, &'static ThreadCache>,
+    /// The same by the stream that they serve, as [`normalized`].
+    by_stream: FxHashMap<usize, Vec<&'static ThreadCache>>,
     past: Counts,
+}
+
+impl Pools {
+    /// Notes that a cache of a pool ends its service, before its clone of the stream goes.
+    fn forget(&mut self, cache: &ThreadCache) {
+        self.serving.remove(&cache.number);
+        let stream = cache.stream_address();
+        if let Some(count) = self.on_stream.get_mut(&stream) {
+            *count -= 1;
+            if *count == 0 {
+                self.on_stream.remove(&stream);
+            }
+        }
+    }
 }
 
 /// Devices that a process can use memory of.
@@ -117,8 +149,8 @@ impl DeviceCaches {
     /// Returns the pool with this id, if it is in use.
     pub(in crate::memory) fn pool_in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
         let pools = lock(&self.pools);
-        let is_meant = |pool: &&Arc<Pool>| pool.id == id && !pool.is_default() && pool.use_count() > 0;
-        pools.all.values().map(|entry| &entry.pool).find(is_meant).cloned()
+        let pool = &pools.all.get(pools.by_id.get(&id)?)?.pool;
+        (!pool.is_default() && pool.use_count() > 0).then(|| Arc::clone(pool))
     }
 
     /// Returns the pools, and what those that are gone have counted.
@@ -128,8 +160,15 @@ impl DeviceCaches {
     }
 
     pub(in crate::memory) fn add_pool(&self, pool: &Arc<Pool>) {
-        let entry = PoolCaches { pool: Arc::clone(pool), caches: Vec::new(), past: Counts::default() };
-        lock(&self.pools).all.insert(pool.number, entry);
+        let entry = PoolCaches {
+            pool: Arc::clone(pool),
+            caches: BTreeMap::new(),
+            by_stream: FxHashMap::default(),
+            past: Counts::default(),
+        };
+        let mut pools = lock(&self.pools);
+        pools.all.insert(pool.number, entry);
+        pools.by_id.insert(pool.id, pool.number);
     }
 
     /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others once their threads
@@ -138,24 +177,50 @@ impl DeviceCaches {
         let removed = {
             let mut pools = lock(&self.pools);
             let removed = pools.all.remove(&pool.number);
-            if removed.is_some() {
+            if let Some(removed) = &removed {
                 pools.past.add(counts);
+                removed.caches.values().for_each(|cache| pools.forget(cache));
+                if pools.by_id.get(&pool.id) == Some(&pool.number) {
+                    pools.by_id.remove(&pool.id);
+                }
             }
             removed
         };
         let Some(removed) = removed else { return };
         // So that nothing keeps the pool, nor what its allocator holds.
-        removed.caches.iter().for_each(|cache| cache.end_service());
-        self.put_spare(removed.caches);
+        removed.caches.values().for_each(|cache| cache.end_service());
+        self.put_spare(removed.caches.into_values());
     }
 
     /// Returns every cache, whichever pool it serves.
     pub(in crate::memory) fn serving(&self) -> Vec<&'static ThreadCache> {
-        lock(&self.pools).all.values().flat_map(|entry| &entry.caches).copied().collect()
+        lock(&self.pools).serving.values().copied().collect()
+    }
+
+    /// Returns the next few caches, whichever pools they serve: those after the ones that were returned last.
+    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static ThreadCache> {
+        let mut pools = lock(&self.pools);
+        let last = pools.last_seen;
+        let (after, before) =
+            (pools.serving.range((Bound::Excluded(last), Bound::Unbounded)), pools.serving.range(..=last));
+        let next: Vec<_> = after.chain(before).take(most).map(|(_, cache)| *cache).collect();
+        pools.last_seen = next.last().map_or(0, |cache| cache.number);
+        next
+    }
+
+    /// Returns how many caches serve a stream.
+    pub(in crate::memory) fn count_on(&self, stream: &Stream) -> usize {
+        lock(&self.pools).on_stream.get(&normalized(stream.raw())).copied().unwrap_or(0)
     }
 
     fn pool_caches<R>(&self, pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> Option<R> {
         lock(&self.pools).all.get_mut(&pool.number).map(f)
+    }
+
+    /// As [`DeviceCaches::pool_caches`], on the pool's device; the default if the pool is gone.
+    fn of_pool<R: Default>(pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> R {
+        let caches = Self::known(pool.memory.device);
+        caches.and_then(|caches| caches.pool_caches(pool, f)).unwrap_or_default()
     }
 
     /// Returns the caches that serve the pool.
@@ -165,9 +230,41 @@ impl DeviceCaches {
 
     /// Returns the caches that serve the pool, and what those that are gone have counted.
     pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static ThreadCache>, Counts) {
-        let caches = Self::known(pool.memory.device);
-        let found = caches.and_then(|caches| caches.pool_caches(pool, |entry| (entry.caches.clone(), entry.past)));
-        found.unwrap_or_default()
+        Self::of_pool(pool, |entry| (entry.caches.values().copied().collect(), entry.past))
+    }
+
+    /// Returns the caches that serve the pool and the stream, whichever threads' they are.
+    pub(in crate::memory) fn caches_on(pool: &Pool, stream: RawStream) -> Vec<&'static ThreadCache> {
+        Self::of_pool(pool, |entry| entry.by_stream.get(&normalized(stream)).cloned().unwrap_or_default())
+    }
+
+    /// Returns the caches with these numbers, as far as they serve the pool. Others are struck off its ledger.
+    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static ThreadCache> {
+        let of_number = |entry: &mut PoolCaches, number: u32| {
+            let cache = entry.caches.get(&number).copied();
+            if cache.is_none() {
+                pool.ledger.remove_with_pages(number);
+            }
+            cache
+        };
+        Self::of_pool(pool, |entry| numbers.iter().filter_map(|&number| of_number(entry, number)).collect())
+    }
+
+    /// Returns the caches that serve the pool: all, or of more than `most` so many from the first to the last.
+    pub(in crate::memory) fn sample_of(pool: &Pool, most: u32) -> Vec<&'static ThreadCache> {
+        Self::of_pool(pool, |entry| {
+            let caches = &entry.caches;
+            let (Some((&first, _)), Some((&last, _))) = (caches.first_key_value(), caches.last_key_value()) else {
+                return Vec::new();
+            };
+            if caches.len() <= most as usize {
+                return caches.values().copied().collect();
+            }
+            // Without a walk over all of them.
+            let step = (last - first) / most + 1;
+            let at = |index: u32| caches.range(first + index * step..).next().map(|(_, cache)| *cache);
+            (0..most).filter_map(at).collect()
+        })
     }
 
     /// Returns what all caches of the pool have counted, those that are gone too.
@@ -177,24 +274,45 @@ impl DeviceCaches {
         counts
     }
 
+    /// Starts the peak of the pools that are gone anew.
+    pub(in crate::memory) fn reset_past_peaks(&self) {
+        lock(&self.pools).past.peak = 0;
+    }
+
     /// Starts the peak of the pool's caches that are gone anew.
     pub(in crate::memory) fn reset_past_peak(pool: &Pool) {
-        if let Some(caches) = Self::known(pool.memory.device) {
-            caches.pool_caches(pool, |entry| entry.past.peak = 0);
-        }
+        Self::of_pool(pool, |entry| entry.past.peak = 0);
     }
 
     /// Adds a cache that serves the pool; false if the pool is gone.
     pub(in crate::memory) fn add_cache(&self, pool: &Pool, cache: &'static ThreadCache) -> bool {
-        self.pool_caches(pool, |entry| entry.caches.push(cache)).is_some()
+        let mut pools = lock(&self.pools);
+        let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
+        let stream = cache.stream_address();
+        entry.caches.insert(cache.number, cache);
+        entry.by_stream.entry(stream).or_default().push(cache);
+        pools.serving.insert(cache.number, cache);
+        *pools.on_stream.entry(stream).or_default() += 1;
+        true
     }
 
-    /// Forgets a cache in which nothing is live, but not what it has counted.
-    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &ThreadCache, counts: Counts) {
-        self.pool_caches(pool, |entry| {
-            entry.caches.retain(|other| !std::ptr::eq(*other, cache));
-            entry.past.add(counts);
-        });
+    /// Forgets a cache in which nothing is live, but not what it has counted; false if the pool has not got it.
+    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &ThreadCache, counts: Counts) -> bool {
+        let mut pools = lock(&self.pools);
+        let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
+        if entry.caches.remove(&cache.number).is_none() {
+            return false;
+        }
+        let stream = cache.stream_address();
+        if let Some(same) = entry.by_stream.get_mut(&stream) {
+            same.retain(|other| !std::ptr::eq(*other, cache));
+            if same.is_empty() {
+                entry.by_stream.remove(&stream);
+            }
+        }
+        entry.past.add(counts);
+        pools.forget(cache);
+        true
     }
 
     /// Returns the cache with this number.
@@ -220,8 +338,16 @@ impl DeviceCaches {
     ) -> Result<&'static ThreadCache> {
         let spare = {
             let mut spare = lock(&self.spare);
-            let place = spare.iter().position(|cache| cache.adopt(thread));
-            place.map(|place| spare.swap_remove(place))
+            let mut adopted = None;
+            for _ in 0..SPARE_TRIED.min(spare.len()) {
+                let Some(cache) = spare.pop_front() else { break };
+                if cache.adopt(thread) {
+                    adopted = Some(cache);
+                    break;
+                }
+                spare.push_back(cache);
+            }
+            adopted
         };
         let cache = match spare {
             Some(cache) => cache,
@@ -239,7 +365,7 @@ impl DeviceCaches {
     }
 
     /// Takes empty caches that no pool knows any more.
-    pub(in crate::memory) fn put_spare(&self, caches: Vec<&'static ThreadCache>) {
+    pub(in crate::memory) fn put_spare(&self, caches: impl IntoIterator<Item = &'static ThreadCache>) {
         lock(&self.spare).extend(caches);
     }
 }

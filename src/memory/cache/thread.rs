@@ -5,7 +5,9 @@
 
 use std::cell::{Cell, RefCell};
 
-use super::service::normalized;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::service::{Service, normalized};
 use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -14,7 +16,7 @@ use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 /// What a thread finds its cache by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) device: Device,
     /// The pool's number.
@@ -35,21 +37,63 @@ struct Last {
     cache: &'static ThreadCache,
 }
 
+impl CacheKey {
+    /// Returns the key of a cache of the device that serves this.
+    pub(in crate::memory) fn of(service: &Service, device: Device) -> Self {
+        let Service { pool, stream, is_captured, .. } = service;
+        Self { device, pool: pool.number, is_captured: *is_captured, stream: normalized(stream.raw()) }
+    }
+}
+
 /// The caches that a thread owns. It gives them up when it ends.
 #[derive(Debug)]
-struct OwnedCaches(RefCell<Vec<(CacheKey, &'static ThreadCache)>>);
+struct OwnedCaches(RefCell<Owned>);
+
+/// Caches in a list, and the place of each by its key.
+#[derive(Debug)]
+struct Owned {
+    caches: Vec<(CacheKey, &'static ThreadCache)>,
+    places: FxHashMap<CacheKey, usize>,
+    /// The place in the list that [`forget_some`] has come to.
+    next: usize,
+}
+
+impl Owned {
+    const fn new() -> Self {
+        Self { caches: Vec::new(), places: FxHashMap::with_hasher(FxBuildHasher), next: 0 }
+    }
+
+    fn get(&self, key: CacheKey) -> Option<&'static ThreadCache> {
+        self.places.get(&key).map(|&place| self.caches[place].1)
+    }
+
+    fn add(&mut self, key: CacheKey, cache: &'static ThreadCache) {
+        self.places.insert(key, self.caches.len());
+        self.caches.push((key, cache));
+    }
+
+    /// Removes the cache at a place, where the last one of the list then stands.
+    fn remove(&mut self, place: usize) -> &'static ThreadCache {
+        let (key, cache) = self.caches.swap_remove(place);
+        self.places.remove(&key);
+        if let Some((moved, _)) = self.caches.get(place) {
+            self.places.insert(*moved, place);
+        }
+        cache
+    }
+}
 
 thread_local! {
     // Apart, without a destructor, so that a hit reads one place.
     static LAST: Cell<Option<Last>> = const { Cell::new(None) };
-    static OWNED: OwnedCaches = const { OwnedCaches(RefCell::new(Vec::new())) };
+    static OWNED: OwnedCaches = const { OwnedCaches(RefCell::new(Owned::new())) };
 }
 
 impl Drop for OwnedCaches {
     fn drop(&mut self) {
         LAST.set(None);
         let thread = ThisThread::get();
-        self.0.get_mut().iter().for_each(|(_, cache)| cache.give_up(thread));
+        self.0.get_mut().caches.iter().for_each(|(_, cache)| cache.give_up(thread));
     }
 }
 
@@ -67,7 +111,7 @@ pub(in crate::memory) fn remember(key: CacheKey, changes: u32, thread: ThisThrea
     LAST.set(Some(Last { device: key.device, stream: key.stream, changes, thread, cache }));
 }
 
-fn owned<R>(f: impl FnOnce(&mut Vec<(CacheKey, &'static ThreadCache)>) -> R) -> Result<R> {
+fn owned<R>(f: impl FnOnce(&mut Owned) -> R) -> Result<R> {
     let done = OWNED.try_with(|owned| owned.0.try_borrow_mut().map(|mut owned| f(&mut owned)));
     match done {
         Ok(Ok(result)) => Ok(result),
@@ -81,32 +125,49 @@ fn owned<R>(f: impl FnOnce(&mut Vec<(CacheKey, &'static ThreadCache)>) -> R) -> 
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<&'static ThreadCache>> {
-    owned(|owned| owned.iter().find(|(other, _)| *other == key).map(|(_, cache)| *cache))
+    owned(|owned| owned.get(key))
 }
 
-/// Adds a cache that the calling thread has adopted.
+/// Adds a cache that the calling thread has adopted, and that no cache of its own has the key of.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn add(key: CacheKey, cache: &'static ThreadCache) -> Result<()> {
-    owned(|owned| owned.push((key, cache)))
+    owned(|owned| owned.add(key, cache))
 }
 
-/// Gives up those of the calling thread's caches for which `is_gone` is true.
+/// Gives up this cache of the calling thread's, if it has it by this key.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
-pub(in crate::memory) fn forget(
+pub(in crate::memory) fn forget(thread: ThisThread, key: CacheKey, cache: &'static ThreadCache) -> Result<()> {
+    LAST.set(None);
+    owned(|owned| {
+        let place = owned.places.get(&key).copied();
+        if let Some(place) = place.filter(|&place| std::ptr::eq(owned.caches[place].1, cache)) {
+            owned.remove(place).give_up(thread);
+        }
+    })
+}
+
+/// Gives up those for which `is_gone` is true among the next few of the calling thread's caches, `most` at most: a
+/// thread that comes here for each of its caches looks at all of them in turn.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends.
+pub(in crate::memory) fn forget_some(
     thread: ThisThread,
+    most: usize,
     mut is_gone: impl FnMut(&'static ThreadCache) -> bool,
 ) -> Result<()> {
     LAST.set(None);
     owned(|owned| {
-        owned.retain(|(_, cache)| {
-            !is_gone(cache) || {
-                cache.give_up(thread);
-                false
+        for _ in 0..most.min(owned.caches.len()) {
+            owned.next = if owned.next < owned.caches.len() { owned.next } else { 0 };
+            match owned.caches.get(owned.next) {
+                Some((_, cache)) if is_gone(cache) => owned.remove(owned.next).give_up(thread),
+                _ => owned.next += 1,
             }
-        });
+        }
     })
 }

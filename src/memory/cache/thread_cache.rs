@@ -5,18 +5,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
 use super::event::{MemoryAction, is_recorded};
-use super::heap::{Heap, Invalid};
+use super::heap::{Heap, HeapLedger, Invalid};
 use super::last_work::LastWork;
 use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, Entry, Mapping, PAGE, Reserve, Run};
-use crate::memory::pool::Pool;
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
@@ -39,13 +38,11 @@ pub(in crate::memory) struct ThreadCache {
     /// The address of the stream that it serves, by which it is found.
     stream: AtomicUsize,
     /// Blocks freed by other threads.
-    inbox: SharedList<Vec<u64>>,
+    inbox: SharedList<Inbox>,
     /// Further streams that use a block.
     uses: SharedList<HashMap<u64, Vec<BlockUser>>>,
     /// Freed blocks that wait for streams.
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
-    /// The live bytes that its pool knows of.
-    reported_live: AtomicU64,
     pub(in crate::memory) traffic: PageTraffic,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
@@ -53,6 +50,15 @@ pub(in crate::memory) struct ThreadCache {
     duties: AtomicU32,
     /// What is recorded of its blocks.
     pub(in crate::memory) recording: CacheRecording,
+}
+
+/// What other threads leave.
+#[derive(Debug, Default)]
+struct Inbox {
+    /// The offsets of the blocks that they freed.
+    freed: Vec<u64>,
+    /// Whether the pool's ledger knows that the cache may have free pages for it.
+    is_told: bool,
 }
 
 /// Without what it holds, which would lead back to it.
@@ -74,7 +80,6 @@ impl ThreadCache {
             inbox: SharedList::default(),
             uses: SharedList::default(),
             waiting: SharedList::default(),
-            reported_live: AtomicU64::new(0),
             traffic: PageTraffic::default(),
             last_work: LastWork::default(),
             duties: AtomicU32::new(0),
@@ -84,10 +89,14 @@ impl ThreadCache {
 
     /// Makes an empty cache serve this.
     pub(in crate::memory) fn serve(&self, service: Service) {
-        self.heap.lock().restart(!service.pool.rules.no_split);
+        let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
+        self.heap.lock().restart(!service.pool.rules.no_split, Some(ledger));
+        self.inbox.change(|inbox| {
+            inbox.is_told = false;
+            (inbox.freed.len(), ())
+        });
         self.duties.store(0, Ordering::Relaxed);
         self.traffic.reset();
-        self.reported_live.store(0, Ordering::Relaxed);
         self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *write(&self.service) = Some(service);
@@ -224,7 +233,14 @@ impl ThreadCache {
     ) -> Option<u64> {
         let mut heap = self.lock(thread);
         self.add_span(&mut heap, start, bytes);
-        self.allocate_locked(&mut heap, request, is_recorded())
+        let offset = heap.allocate_grown(&self.memory.pages, request);
+        // Most often the request takes all of it.
+        self.tell_if_no_pages(&mut heap);
+        let offset = offset?;
+        if is_recorded() {
+            self.record_alloc(offset, request);
+        }
+        Some(offset)
     }
 
     /// Adds free memory to this cache's heap.
@@ -280,25 +296,10 @@ impl ThreadCache {
         taken
     }
 
-    /// Reports to the pool how much is live here.
-    pub(in crate::memory) fn report_live(&self, pool: &Pool, thread: ThisThread) {
-        self.report(pool, self.lock(thread).counts().live);
-    }
-
-    /// Reports to the pool that nothing is live here any more.
-    pub(in crate::memory) fn report_end(&self, pool: &Pool) {
-        self.report(pool, 0);
-    }
-
-    fn report(&self, pool: &Pool, live: u64) {
-        let before = self.reported_live.swap(live, Ordering::Relaxed);
-        pool.change_live(live.cast_signed().wrapping_sub(before.cast_signed()));
-    }
-
     /// Takes in what other threads have freed.
     #[cold]
     fn collect(&self, heap: &mut Heap) {
-        for offset in self.inbox.change(|inbox| (0, std::mem::take(inbox))) {
+        for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
             // What a wrong second free tells may come when the page is another cache's.
             if self.memory.pages.cache(offset) == Some(self.number) {
                 heap.collect(&self.memory.pages, offset);
@@ -337,12 +338,36 @@ impl ThreadCache {
             Entry::Nothing => return Err(Invalid::NotABlock),
         };
         if must_tell {
-            self.inbox.change(|inbox| {
-                inbox.push(offset);
-                (inbox.len(), ())
-            });
+            self.leave(offset);
         }
         Ok(())
+    }
+
+    /// Leaves a block in the inbox. The pages that it makes free are found by others also if the owner never comes.
+    fn leave(&self, offset: u64) {
+        let was_told = self.inbox.change(|inbox| {
+            inbox.freed.push(offset);
+            (inbox.freed.len(), std::mem::replace(&mut inbox.is_told, true))
+        });
+        if !was_told && let Some(service) = self.service() {
+            service.pool.ledger.add_with_pages(self.number);
+        }
+    }
+
+    /// Has the pool's ledger forget that the cache may have free pages, if it has none, nor blocks in the inbox. Returns
+    /// whether it had told of some.
+    pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
+        let Some(HeapLedger { ledger, .. }) = heap.ledger().filter(|_| !heap.has_free_page()) else { return false };
+        heap.end_telling_of_pages();
+        let had_told = ledger.remove_with_pages(self.number);
+        let has_mail = self.inbox.change(|inbox| {
+            inbox.is_told = !inbox.freed.is_empty();
+            (inbox.freed.len(), inbox.is_told)
+        });
+        if has_mail {
+            ledger.add_with_pages(self.number);
+        }
+        had_told && !has_mail
     }
 
     /// Marks a block as freed though it cannot be used again yet.
@@ -576,10 +601,7 @@ mod models {
             other.mark_waiting(offset).unwrap();
             // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not
             // with a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
-            cache.inbox.change(|inbox| {
-                inbox.push(offset);
-                (inbox.len(), ())
-            });
+            cache.leave(offset);
             assert_eq!(cache.counts(), (0, 1));
             assert_eq!(other.lock(owner()).counts().live, LARGE);
         });

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use super::address_range::AddressRange;
 use super::address_space::AddressSpace;
 use super::event_pool::EventPool;
+use super::live_peak::LivePeak;
 use super::pages::{PAGE, Pages};
 use super::retired::Retired;
 use super::segments::Segments;
@@ -32,6 +33,8 @@ pub(in crate::memory) struct DeviceMemory {
     pub(super) retired: Retired,
     /// The physical bytes of all pools together.
     pub(in crate::memory) budget: Budget,
+    /// The live bytes of all pools together.
+    pub(in crate::memory) live: LivePeak,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
 }
@@ -55,6 +58,7 @@ impl DeviceMemory {
             events: EventPool::new(device),
             retired: Retired::default(),
             budget: Budget::new(None),
+            live: LivePeak::default(),
             moved_pages: AtomicU64::new(0),
             range,
         }

@@ -6,8 +6,7 @@
 
 use std::sync::OnceLock;
 
-use super::size_class::ALIGNMENT;
-use super::slab::Slabs;
+use super::small::{ALIGNMENT, Slabs};
 use crate::runtime::Extent;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

@@ -40,7 +40,7 @@ impl Segments {
         let Ok(pages) = u32::try_from(bytes.div_ceil(PAGE) + 1) else { return Ok(None) };
         let first = {
             let mut space = lock(&self.space);
-            let hole = space.holes().find(|&(_, room)| room >= pages).map(|(first, _)| first);
+            let hole = space.hole(pages).map(|(first, _)| first);
             let Some(first) = hole.or_else(|| space.far(pages)) else { return Ok(None) };
             space.take(first, pages);
             first

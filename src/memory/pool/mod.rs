@@ -4,6 +4,7 @@ mod capture;
 #[cfg(feature = "python")]
 mod context_scope;
 mod id;
+mod ledger;
 mod limit;
 mod route;
 mod scope;
@@ -17,6 +18,7 @@ pub use capture::{CaptureScope, GraphMemory};
 #[cfg(feature = "python")]
 pub(crate) use context_scope::{ContextScope, set_find_context_scope};
 pub use id::{PoolId, graph_pool_handle};
+pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use route::{

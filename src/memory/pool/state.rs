@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::id::PoolId;
+use super::ledger::Ledger;
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 
 /// How a pool behaves, fixed when it is made.
@@ -46,9 +47,8 @@ pub(in crate::memory) struct Pool {
     is_closed: AtomicBool,
     /// Whether free pages of foreign streams are lent.
     is_lending: AtomicBool,
-    /// Live bytes as caches last reported them, and the most they were at such a time.
-    live: AtomicU64,
-    peak_live: AtomicU64,
+    /// What its caches tell of themselves.
+    pub(in crate::memory) ledger: Arc<Ledger>,
 }
 
 /// Without its memory, which is the device's.
@@ -84,8 +84,7 @@ impl Pool {
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
             is_lending: AtomicBool::new(false),
-            live: AtomicU64::new(0),
-            peak_live: AtomicU64::new(0),
+            ledger: Arc::new(Ledger::new(memory)),
         }
     }
 
@@ -178,16 +177,6 @@ impl Pool {
     /// Starts the peaks of what is reserved and live anew.
     pub(in crate::memory) fn reset_peaks(&self) {
         self.budget().reset_peak();
-        self.peak_live.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Adds a change of a cache's live bytes.
-    pub(in crate::memory) fn change_live(&self, change: i64) {
-        let before = self.live.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
-        self.peak_live.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
-    }
-
-    pub(in crate::memory) fn peak_live(&self) -> u64 {
-        self.peak_live.load(Ordering::Relaxed)
+        self.ledger.live().reset();
     }
 }

@@ -1,5 +1,6 @@
 //! Caches that stand still: what a look at several of them at once needs, so that it sees one moment.
 
+use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::memory::cache::{Heap, RecordedGuard, ThreadCache};
@@ -31,10 +32,11 @@ impl Frozen {
     pub(super) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
         let alone = lock(&ALONE);
         let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
+        let mut known = HashSet::new();
         loop {
             let before = frozen.caches.len();
             for cache in list() {
-                if frozen.caches[..before].iter().all(|known| !std::ptr::eq(known.cache, cache)) {
+                if known.insert(std::ptr::from_ref(cache)) {
                     // As a visitor also of this thread's own: the owner would hold others up who only look into its
                     // cache.
                     let heap = cache.visit();

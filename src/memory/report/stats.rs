@@ -15,7 +15,10 @@ use crate::sync::ThisThread;
 pub struct PoolStats {
     /// Bytes of blocks that callers hold, as cut: multiples of 512, small ones rounded up by at most an eighth.
     pub live_bytes: u64,
-    /// The most they were. Exact for a pool that one thread uses; with several, taken whenever one of them grows.
+    /// The most they were: exact for a pool that one thread uses on one stream. With several threads or streams a bound:
+    /// never less than the most that callers held at once, and never more than `peak_reserved_bytes`. It exceeds the
+    /// former by what was freed in one of them and not yet told to the others, as it is once the pages go elsewhere, or
+    /// after a thousand frees.
     pub peak_live_bytes: u64,
     /// The bytes that callers asked for, of the same blocks.
     pub requested_bytes: u64,
@@ -42,8 +45,7 @@ pub struct PoolStats {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// All pools together, and of those that are gone what they have done and what is being released. The peak of live
-    /// bytes is the sum of theirs.
+    /// All pools together, and of those that are gone what they have done and what is being released.
     pub total: PoolStats,
     /// Calls of the driver's memory functions so far.
     pub driver_calls: u64,
@@ -64,6 +66,7 @@ impl PoolStats {
         self.reserved_bytes = budget.reserved().max(in_use);
         self.releasing_bytes = self.reserved_bytes - in_use;
         self.peak_reserved_bytes = budget.peak().max(self.reserved_bytes);
+        self.peak_live_bytes = self.peak_live_bytes.clamp(self.live_bytes, self.peak_reserved_bytes);
     }
 }
 
@@ -83,6 +86,8 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let caches = device_caches(device)?;
     caches.memory.budget.reset_peak();
     caches.pools().iter().for_each(|pool| reset_pool_peaks(pool));
+    caches.reset_past_peaks();
+    caches.memory.live.reset();
     Ok(())
 }
 
@@ -91,7 +96,6 @@ pub(in crate::memory) fn reset_pool_peaks(pool: &Pool) {
     let thread = ThisThread::get();
     for cache in DeviceCaches::caches_of(pool) {
         cache.lock(thread).reset_peak();
-        cache.report_live(pool, thread);
     }
     DeviceCaches::reset_past_peak(pool);
     pool.reset_peaks();

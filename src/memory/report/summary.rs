@@ -53,7 +53,8 @@ impl PoolSummary {
         let mut stats = PoolStats {
             allocations: past.allocations,
             frees: past.frees,
-            peak_live_bytes: pool.peak_live().max(past.peak),
+            // If each cache was at its peak at the same time.
+            peak_live_bytes: past.peak,
             ..PoolStats::default()
         };
         let mut streams = HashMap::new();
@@ -69,7 +70,7 @@ impl PoolSummary {
             stats.live_blocks += blocks;
             stats.allocations += counts.allocations;
             stats.frees += counts.frees;
-            stats.peak_live_bytes = stats.peak_live_bytes.max(counts.peak);
+            stats.peak_live_bytes = stats.peak_live_bytes.saturating_add(counts.peak);
             stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
 
             let address = cache.stream_address();
@@ -81,7 +82,7 @@ impl PoolSummary {
             stream.cached_bytes += cached;
             stream.live_blocks += blocks;
         }
-        stats.peak_live_bytes = stats.peak_live_bytes.max(stats.live_bytes);
+        stats.peak_live_bytes = stats.peak_live_bytes.min(pool.ledger.live().peak());
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
@@ -105,10 +106,16 @@ pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSum
 pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>) {
     let (pools, past) = caches.pools_and_past();
     let pools: Vec<_> = pools.iter().map(|pool| PoolSummary::of(pool)).collect();
-    let mut total = PoolStats { allocations: past.allocations, frees: past.frees, ..PoolStats::default() };
+    let mut total = PoolStats {
+        allocations: past.allocations,
+        frees: past.frees,
+        // If each pool was at its peak at the same time.
+        peak_live_bytes: past.peak,
+        ..PoolStats::default()
+    };
     for PoolSummary { stats, .. } in &pools {
         total.live_bytes += stats.live_bytes;
-        total.peak_live_bytes += stats.peak_live_bytes;
+        total.peak_live_bytes = total.peak_live_bytes.saturating_add(stats.peak_live_bytes);
         total.requested_bytes += stats.requested_bytes;
         total.cached_bytes += stats.cached_bytes;
         total.live_blocks += stats.live_blocks;
@@ -116,6 +123,7 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
         total.allocations += stats.allocations;
         total.frees += stats.frees;
     }
+    total.peak_live_bytes = total.peak_live_bytes.min(caches.memory.live.peak());
     total.set_reserved(&caches.memory.budget);
     // A cache that began to serve another stream between two looks was counted nowhere, and no counter goes back.
     let never_less = |reported: &AtomicU64, now: u64| reported.fetch_max(now, Ordering::Relaxed).max(now);

@@ -4,20 +4,23 @@
 use super::grow::retire_reserve;
 use super::trim::retire_free;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
-use crate::runtime::Stream;
+use crate::memory::cache::{CacheKey, DeviceCaches, Service, ThreadCache};
 use crate::sync::ThisThread;
 
-/// Ends the abandoned caches in which nothing is live, of those that the thread owns and those without an owner.
-/// Returns the ended caches, which the thread must give up.
-pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static ThreadCache> {
-    let serving: Vec<_> = caches.serving().into_iter().filter_map(|cache| Some((cache, cache.service()?))).collect();
-    let of = |stream: &Stream| serving.iter().filter(|(_, other)| other.stream.raw() == stream.raw()).count();
+/// How many caches each call looks at, so that a thread which makes thousands takes a time in proportion to them. A
+/// program with fewer streams and threads leaves nothing for the next call; of more, a part of the live ones can be
+/// behind.
+pub(super) const LOOKED_AT: usize = 16;
+
+/// Ends the abandoned caches in which nothing is live among the next few, of those that the thread owns and those
+/// without an owner. Returns the ended caches with their keys, which the thread must give up.
+pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(CacheKey, &'static ThreadCache)> {
     let mut ended = Vec::new();
-    for (cache, service) in &serving {
+    for cache in caches.next_serving(LOOKED_AT) {
+        let Some(service) = cache.service() else { continue };
         let is_abandoned = match service.stream.clones() {
-            // Each cache holds one clone, and this list another.
-            Some(clones) => clones == 2 * of(&service.stream),
+            // Each cache holds one clone, and `service` another.
+            Some(clones) => clones == caches.count_on(&service.stream) + 1,
             None => cache.is_lending() && is_bare(cache, thread),
         };
         if !is_abandoned {
@@ -27,13 +30,13 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'
         if is_adopted && !cache.adopt(thread) {
             continue;
         }
-        if end(caches, cache, service, thread) {
-            ended.push(*cache);
+        if end(caches, cache, &service, thread) {
+            ended.push((CacheKey::of(&service, caches.memory.device), cache));
         } else if is_adopted {
             cache.give_up(thread);
         }
     }
-    caches.put_spare(ended.clone());
+    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
     ended
 }
 
@@ -54,7 +57,7 @@ fn leave_memory(cache: &ThreadCache, service: &Service, thread: ThisThread) -> R
 
 /// Takes a cache without memory out of its pool; false if something is live there, or is the pool's to keep.
 fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, thread: ThisThread) -> bool {
-    let is_idle = cache.waiting.is_empty() && cache.lock(thread).counts().live == 0;
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
     if !is_idle || !is_bare(cache, thread) && leave_memory(cache, service, thread).is_err() {
         return false;
     }
@@ -65,8 +68,9 @@ fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, th
         }
         heap.counts()
     };
-    caches.remove_cache(&service.pool, cache, counts);
-    cache.report_end(&service.pool);
+    if !caches.remove_cache(&service.pool, cache, counts) {
+        return false;
+    }
     cache.end_service();
     true
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::abandoned::end_abandoned;
+use super::abandoned::{LOOKED_AT, end_abandoned};
 use super::devices::device_caches;
 use crate::error::Result;
 use crate::ids::RawStream;
@@ -60,16 +60,16 @@ fn find_now(stream: &Stream, is_rerouted: bool) -> Result<(CacheKey, &'static Th
     Ok((key, cache, thread))
 }
 
-/// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds.
+/// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds: a few each time.
 fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()> {
-    let ended = end_abandoned(caches, thread);
-    let forgotten = cache::forget(thread, |cache| {
-        ended.iter().any(|other| std::ptr::eq(*other, cache))
-            || (cache.is_closing() && cache.lock(thread).mapped() == 0)
-    });
-    // Those that were adopted just to end them.
-    ended.into_iter().for_each(|cache| cache.give_up(thread));
-    forgotten
+    let mut outcome = Ok(());
+    for (key, cache) in end_abandoned(caches, thread) {
+        outcome = outcome.and(cache::forget(thread, key, cache));
+        // One that was adopted just to be ended.
+        cache.give_up(thread);
+    }
+    let is_gone = |cache: &'static ThreadCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
+    outcome.and(cache::forget_some(thread, LOOKED_AT, is_gone))
 }
 
 /// Returns a cache without an owner that serves the same, else a new one; owned by the thread.
@@ -85,7 +85,7 @@ fn acquire(
     };
     let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
     let service = Service { pool, stream: stream.kept(), per_thread_of, is_captured, is_feed };
-    for cache in DeviceCaches::caches_of(&service.pool) {
+    for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
         let serves = cache.service().is_some_and(|other| {
             other.is_in_order_with(&service) && other.is_captured == is_captured && other.is_feed == is_feed
         });
@@ -101,10 +101,12 @@ fn acquire(
     }
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if !is_added || pool.is_closed() {
-        caches.remove_cache(&pool, cache, Counts::default());
-        cache.end_service();
+        // Unless the end of the pool has done it.
+        if !is_added || caches.remove_cache(&pool, cache, Counts::default()) {
+            cache.end_service();
+            caches.put_spare([cache]);
+        }
         cache.give_up(thread);
-        caches.put_spare(vec![cache]);
         return Err(pool::closed(&pool));
     }
     Ok(cache)

@@ -19,7 +19,7 @@ pub(super) fn mark_work(cache: &ThreadCache, stream: &Stream, thread: ThisThread
     // Read first: what is freed after this is not in the mark.
     let turnover = {
         let mut heap = cache.lock(thread);
-        if heap.counts().live == 0 {
+        if heap.live() == 0 {
             // The stream may be at its end, and nothing of it is to stay behind.
             heap.drop_empty_slabs(&cache.memory.pages);
         }

@@ -55,10 +55,7 @@ impl Miss {
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
         let mut climb = Climb { request, refused: None, waiting: None };
-        let found = climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))?;
-        // Where live memory grows beyond what there was, so that the pool knows its peak.
-        cache.report_live(climb.request.pool(), climb.request.thread);
-        Ok(found)
+        climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
 
@@ -178,7 +175,6 @@ impl Climb {
         let Request { service, thread, bytes, .. } = &self.request;
         let Some(offset) = cache.allocate(*thread, *bytes) else { return Ok(None) };
         let block = Allocation { cache, offset };
-        cache.report_live(&other.pool, *thread);
         if other.is_in_order_with(service) {
             return Ok(Some(block));
         }

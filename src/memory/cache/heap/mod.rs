@@ -8,15 +8,18 @@ mod counts;
 mod free_index;
 mod slots;
 mod span;
+mod telling;
 mod transfer;
 mod view;
 
-use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, Pages, SMALL_MAX, SizeClass, Slab};
+use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, PAGE, Pages, SMALL_MAX, SizeClass, Slab};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
 pub(in crate::memory) use counts::Counts;
+use counts::RunningCounts;
 use free_index::FreeIndex;
 use span::Spans;
+pub(in crate::memory) use telling::HeapLedger;
 pub(in crate::memory) use view::HeapBlock;
 
 /// Why an address cannot be freed.
@@ -52,9 +55,17 @@ pub(in crate::memory) struct Heap {
     /// Bytes of pages that are mapped here.
     mapped: u64,
     cut: Cut,
-    counts: Counts,
+    counts: RunningCounts,
     /// How often memory was cut off what is free, or joined it.
     turnover: u64,
+    /// Who is told what is live here, and that there are free pages.
+    ledger: Option<HeapLedger>,
+    /// The least size of a free block that is told as free pages; none is while that is told already.
+    told_from: u64,
+    /// The turnover at which it is looked next whether much less is live than was told.
+    next_look: u64,
+    /// Whether the block under way is the one that memory was just added for.
+    is_growing: bool,
 }
 
 impl Heap {
@@ -68,14 +79,19 @@ impl Heap {
             spans: Spans::default(),
             mapped: 0,
             cut: if is_split { Cut::ToSize } else { Cut::Whole },
-            counts: Counts::default(),
+            counts: RunningCounts::new(),
             turnover: 0,
+            ledger: None,
+            told_from: PAGE,
+            next_look: 0,
+            is_growing: false,
         }
     }
 
     /// Makes it a new heap, but for the turnover, which is never the same twice.
-    pub(in crate::memory) fn restart(&mut self, is_split: bool) {
+    pub(in crate::memory) fn restart(&mut self, is_split: bool, ledger: Option<HeapLedger>) {
         *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
+        self.begin_telling(ledger);
     }
 
     /// Serves no more requests, whatever is free or becomes so.
@@ -89,11 +105,22 @@ impl Heap {
     }
 
     pub(in crate::memory) fn counts(&self) -> Counts {
-        self.counts
+        self.counts.get()
+    }
+
+    /// Bytes of blocks that callers hold, as cut.
+    pub(in crate::memory) fn live(&self) -> u64 {
+        self.counts.live()
+    }
+
+    /// Blocks handed out so far.
+    pub(in crate::memory) fn allocations(&self) -> u64 {
+        self.counts.allocations()
     }
 
     pub(in crate::memory) fn reset_peak(&mut self) {
-        self.counts.peak = self.counts.live;
+        self.counts.reset_peak();
+        self.tell_live();
     }
 
     pub(in crate::memory) fn mapped(&self) -> u64 {
@@ -102,7 +129,7 @@ impl Heap {
 
     /// Bytes of pages in which nothing is live.
     pub(in crate::memory) fn unused(&self) -> u64 {
-        self.mapped - self.counts.live
+        self.mapped - self.counts.live()
     }
 
     /// Returns what a request really takes: a multiple of 512 bytes, for small ones that of their class.
@@ -135,6 +162,21 @@ impl Heap {
         }
     }
 
+    /// [`Heap::allocate`], for the request that memory was just added for.
+    pub(in crate::memory) fn allocate_grown(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+        self.is_growing = true;
+        let offset = self.allocate(pages, bytes);
+        self.is_growing = false;
+        offset
+    }
+
+    #[inline]
+    fn count_allocation(&mut self, bytes: u64, requested: u64) {
+        if self.counts.allocate(bytes, requested) {
+            self.tell_rise();
+        }
+    }
+
     /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
     fn find_aligned(&self, bytes: u64) -> Option<u32> {
         let fits = |id: u32| {
@@ -161,7 +203,7 @@ impl Heap {
         block.state = BlockState::Live;
         block.set_requested(bytes);
         pages.set_block(start, id);
-        self.counts.allocate(size, bytes);
+        self.count_allocation(size, bytes);
         Some(start)
     }
 
@@ -339,7 +381,11 @@ impl Heap {
             self.set_previous(block.next, keep);
         }
         block.state = BlockState::Free;
+        let size = block.size();
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);
+        if size >= self.told_from || self.turnover >= self.next_look {
+            self.tell_after_free(size);
+        }
     }
 }

@@ -19,7 +19,7 @@ impl Heap {
             self.slabs[class.index()].pop();
             slab.set_listed(false);
         }
-        self.counts.allocate(u64::from(class.bytes()), bytes);
+        self.count_allocation(u64::from(class.bytes()), bytes);
         Some(slab.offset_of(slot))
     }
 

@@ -78,6 +78,7 @@ impl Heap {
             self.cut_out(id, start, start + size);
             pages.set_cache(start, start + size, None);
         }
+        self.tell_live();
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
     }
 
@@ -160,6 +161,7 @@ impl Heap {
             }
             pages.set_cache(first.start(), end, None);
         }
+        self.tell_live();
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 

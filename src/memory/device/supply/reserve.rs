@@ -66,8 +66,7 @@ impl Reserve {
         for &(first, pages) in own.iter() {
             state.free.put_back(first, pages);
         }
-        let fitting = state.free.runs().filter(|&(_, free)| free >= pages);
-        let found = fitting.min_by_key(|&(_, free)| free).map(|(first, _)| first);
+        let found = state.free.smallest(pages).map(|(first, _)| first);
         let taken = found.map_or(0..0, |first| first..first + pages);
         if !taken.is_empty() {
             state.free.take(taken.start, pages);

@@ -20,15 +20,42 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
         return Ok(());
     }
     for pool in pools(growth.request, effort).iter().filter(|pool| pool.source().is_pages()) {
-        for cache in DeviceCaches::caches_of(pool) {
-            let missing = growth.place.pages.saturating_sub(growth.gathered_pages());
-            if missing == 0 {
-                return Ok(());
-            }
-            gather_from(growth, cache, missing, effort)?;
+        if effort > Effort::Exact {
+            gather_from_all(growth, DeviceCaches::caches_of(pool), effort)?;
+        } else {
+            gather_from_few(growth, pool, effort)?;
         }
     }
     Ok(())
+}
+
+/// How many caches with free pages are looked at before memory has run out. So a program with thousands of streams, all
+/// at work, does not ask about each of them whenever one grows; the next request goes on with those behind.
+pub(super) const LOOKED_AT: usize = 64;
+
+/// Takes free pages of those caches of a pool that have told of some.
+fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Result<()> {
+    let mut looks = LOOKED_AT;
+    while looks > 0 && growth.missing_pages() > 0 {
+        let told = pool.ledger.with_pages(looks);
+        let had_none = gather_from_all(growth, DeviceCaches::numbered(pool, &told), effort)?;
+        // Those that had none any more are told of no more, and do not count as looked at.
+        looks = if told.len() < looks { 0 } else { had_none };
+    }
+    Ok(())
+}
+
+/// Takes free pages of these caches until there are enough. Returns how many of them had told of pages and had none.
+fn gather_from_all(growth: &mut Growth<'_>, caches: Vec<&'static ThreadCache>, effort: Effort) -> Result<usize> {
+    let mut had_none = 0;
+    for cache in caches {
+        let missing = growth.missing_pages();
+        if missing == 0 {
+            break;
+        }
+        had_none += usize::from(gather_from(growth, cache, missing, effort)?);
+    }
+    Ok(had_none)
 }
 
 /// Returns the pools whose pages are looked at.
@@ -48,47 +75,59 @@ fn is_worth_new_pages(growth: &Growth<'_>) -> bool {
     let Request { cache, thread, .. } = *growth.request;
     let heap = cache.lock(thread);
     let pages = heap.mapped() / PAGE + u64::from(growth.place.pages);
-    cache.traffic.is_worth_new_pages(pages, heap.counts().allocations)
+    cache.traffic.is_worth_new_pages(pages, heap.allocations())
 }
 
-/// Takes free pages of one cache, at most those that are missing and a little more.
-fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, missing: u32, effort: Effort) -> Result<()> {
+/// Takes free pages of one cache, at most those that are missing and a little more. Returns whether it had told of pages
+/// and had none.
+fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, missing: u32, effort: Effort) -> Result<bool> {
     let Request { cache: asker, ref service, thread, .. } = *growth.request;
     // A look into a cache of this thread costs less than a question about its stream.
-    let is_bare = || cache.is_owned_by(thread) && cache.lock(thread).unused() == 0;
-    if std::ptr::eq(cache, asker) || is_bare() {
-        return Ok(());
+    if std::ptr::eq(cache, asker) {
+        return Ok(false);
     }
-    let Some(other) = cache.service() else { return Ok(()) };
+    if cache.is_owned_by(thread) {
+        let mut heap = cache.lock(thread);
+        let had_none = cache.tell_if_no_pages(&mut heap);
+        if heap.unused() == 0 || (had_none && effort <= Effort::Exact) {
+            return Ok(had_none);
+        }
+    }
+    let Some(other) = cache.service() else { return Ok(false) };
     let readiness = readiness(cache, &other, growth.request, effort)?;
     if readiness == Readiness::Never {
-        return Ok(());
+        return Ok(false);
     }
     let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
-    let mappings = {
+    let (mappings, is_bare) = {
         let mut heap = cache.lock(thread);
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
-            return Ok(());
+            return Ok(false);
         }
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&growth.memory.pages);
         }
         let rivals = if is_at_work { growth.rivals } else { 0 };
         let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
-        cache.take_mappings(&mut heap, wanted, slack, u64::MAX)
+        let mappings = cache.take_mappings(&mut heap, wanted, slack, u64::MAX);
+        let is_bare = cache.tell_if_no_pages(&mut heap);
+        (mappings, is_bare)
     };
+    if mappings.is_empty() {
+        return Ok(is_bare);
+    }
     if matches!(readiness, Readiness::Done { .. }) {
         let (pool, until) = (Arc::clone(&other.pool), Until::at_once());
         growth.gathered.push(Gathered { cache, pool, mappings, until });
-        return Ok(());
+        return Ok(false);
     }
     growth.add(cache, &other, mappings)?;
     let is_in_order = other.stream.raw() == service.stream.raw() && other.per_thread_of == service.per_thread_of;
     if !is_in_order || other.is_captured {
         pass_on(growth, effort >= Effort::Pool)?;
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Keeps pages last used on another stream only if the GPU is done with them; otherwise they go back.

@@ -67,6 +67,11 @@ impl<'a> Growth<'a> {
         self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
     }
 
+    /// Returns how many pages are still to be found, or created.
+    pub(super) fn missing_pages(&self) -> u32 {
+        self.place.pages.saturating_sub(self.gathered_pages())
+    }
+
     pub(super) fn moved_bytes(&self) -> u64 {
         u64::from(self.gathered_pages()) * PAGE
     }
@@ -93,7 +98,7 @@ impl<'a> Growth<'a> {
 
     /// Creates the extents that are missing.
     pub(super) fn create(&mut self) -> Result<()> {
-        let mut missing = self.place.pages.saturating_sub(self.gathered_pages());
+        let mut missing = self.missing_pages();
         let part = (self.pool().budget().reserved() / PAGE / EXTENT_PART) as u32;
         let part = part.clamp(EXTENT_PAGES.least, EXTENT_PAGES.most);
         let part = if self.rivals > 0 { EXTENT_PAGES.most } else { part };
@@ -181,7 +186,7 @@ impl<'a> Growth<'a> {
         for from in self.gathered.iter().filter(|from| !std::ptr::eq(from.cache, cache)) {
             let pages = count(&from.mappings);
             from.cache.traffic.lose(pages);
-            cache.traffic.take(pages, cache.lock(thread).counts().allocations);
+            cache.traffic.take(pages, cache.lock(thread).allocations());
         }
         cache.traffic.create(count(&self.created));
     }

@@ -20,8 +20,12 @@ pub(super) const EXTENT_PAGES: PageBounds = PageBounds { least: 4, most: 16 };
 /// At least this part of what the pool has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
 /// same traces.
 const AHEAD_PART: u64 = 512;
+/// But no more than this part of what the cache has, which leaves all of the traces as they are.
+const AHEAD_OWN_PART: u64 = 4;
 /// More pages than this are not created ahead: 128 MiB, chosen with [`AHEAD_PART`].
 const AHEAD_MOST: u64 = 64;
+/// How many of a pool's caches are asked for their threads: four are looked for, and a pool can have thousands of caches.
+const CACHES_ASKED: u32 = 64;
 
 /// Where new pages will stand.
 #[derive(Clone, Copy, Debug)]
@@ -50,32 +54,21 @@ pub(super) fn find_place(
 ) -> Option<Place> {
     let needed = heap.needed_for(bytes);
     let tails = heap.tails();
-    let pages_at = |offset: u64| {
-        let found = tails.binary_search_by_key(&offset, |&(end, _)| end);
-        let free = found.map_or(0, |place| tails[place].1);
-        u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()
-    };
+    // One page at least: the search may have passed over what is free there.
+    let whole = u32::try_from(needed.div_ceil(PAGE)).ok()?.max(1);
     let mut space = lock(&memory.space);
-    let holes = space.holes().map(|(first, room)| (u64::from(first) * PAGE, room));
-    let ends = tails
-        .iter()
-        .filter(|(end, _)| *end < memory.range.bytes())
-        .map(|&(end, _)| (end, space.free_at((end / PAGE) as u32)));
-    let fitting = holes.chain(ends).filter_map(|(start, room)| {
-        // One at least: the search may have passed over what is free there.
-        let pages = pages_at(start)?.max(1);
-        if pages > room {
-            return None;
-        }
-        Some((pages, room, (start / PAGE) as u32))
+    let hole = space.hole(whole).map(|(first, room)| (whole, room, first));
+    let ends = tails.iter().filter(|(end, _)| *end < memory.range.bytes()).filter_map(|&(end, free)| {
+        let pages = u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()?.max(1);
+        let first = (end / PAGE) as u32;
+        let room = space.free_at(first);
+        (pages <= room).then_some((pages, room, first))
     });
-    let best = fitting.min();
-    let (pages, room, first) = match best {
+    let (pages, room, first) = match ends.chain(hole).min() {
         Some(best) => best,
         None => {
-            let pages: u32 = needed.div_ceil(PAGE).try_into().ok()?;
-            let first = space.far(pages)?;
-            (pages, space.free_at(first), first)
+            let first = space.far(whole)?;
+            (whole, space.free_at(first), first)
         }
     };
     let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
@@ -88,7 +81,8 @@ pub(super) fn find_place(
 /// below, a step of the random mix takes 16 threads 1.7 times as long as one:
 /// `benches/results/h200-memory/memory.json`.
 pub(super) fn rivals(pool: &Pool) -> u64 {
-    let mut owners: Vec<_> = DeviceCaches::caches_of(pool).into_iter().filter_map(ThreadCache::owner).collect();
+    let caches = DeviceCaches::sample_of(pool, CACHES_ASKED);
+    let mut owners: Vec<_> = caches.into_iter().filter_map(ThreadCache::owner).collect();
     owners.sort_unstable();
     owners.dedup();
     (owners.len() as u64).saturating_sub(1).pow(2).min(8)
@@ -101,9 +95,11 @@ pub(super) fn spare(heap: &Heap, wanted: u64, slack: u64, rivals: u64) -> (u64, 
     (wanted.min(heap.unused().saturating_sub(kept)), if kept > 0 { 0 } else { slack })
 }
 
-/// Returns the fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has.
+/// Returns the fewest pages to create at a time: a part of what the pool has, and with rivals of what the cache has. Little
+/// for a cache that has little: a stream among thousands that holds one block would take a part of what all have.
 fn ahead(pool: &Pool, heap: &Heap, rivals: u64) -> u32 {
     let part = (pool.budget().reserved() / PAGE / AHEAD_PART).clamp(1, EXTENT_PAGES.most.into());
+    let own = (heap.mapped() / PAGE / AHEAD_OWN_PART).max(1);
     let growing = heap.mapped() / 32 * rivals / PAGE;
-    part.max(growing).min(AHEAD_MOST) as u32
+    part.min(own).max(growing).min(AHEAD_MOST) as u32
 }

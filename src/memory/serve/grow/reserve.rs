@@ -5,7 +5,7 @@
 
 use super::claim::{claimed, out_of_addresses};
 use super::effort::Effort;
-use super::gather::{Readiness, readiness};
+use super::gather::{LOOKED_AT, Readiness, readiness};
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache, is_recorded};
@@ -30,8 +30,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     let pages = u32::try_from(bytes.div_ceil(PAGE)).map_err(|_| out_of_addresses(memory))?;
     let first = {
         let mut space = lock(&memory.space);
-        let hole = space.holes().filter(|&(_, room)| room >= pages).min_by_key(|&(_, room)| room);
-        let place = hole.map(|(first, _)| first).or_else(|| space.far(pages));
+        let place = space.hole(pages).map(|(first, _)| first).or_else(|| space.far(pages));
         place.filter(|&first| space.take(first, pages)).ok_or_else(|| out_of_addresses(memory))?
     };
     let mut extents = Vec::new();
@@ -104,11 +103,19 @@ fn take(request: &Request, reserve: &Reserve, effort: Effort, pages: u32) -> Opt
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
 }
 
+/// Returns the caches of a pool that may have free pages: all of them once memory has run out, a few before.
+fn caches_to_look_at(pool: &Pool, effort: Effort) -> Vec<&'static ThreadCache> {
+    if effort > Effort::Exact {
+        return DeviceCaches::caches_of(pool);
+    }
+    DeviceCaches::numbered(pool, &pool.ledger.with_pages(LOOKED_AT))
+}
+
 /// Takes back what other caches of the pool have free of the reserve and no work uses any more. Returns whether there
 /// was any.
 fn collect(request: &Request, reserve: &Reserve, effort: Effort) -> Result<bool> {
     let mut has_any = false;
-    for cache in DeviceCaches::caches_of(request.pool()) {
+    for cache in caches_to_look_at(request.pool(), effort) {
         let Some(other) = cache.service() else { continue };
         if !std::ptr::eq(cache, request.cache) && collect_from(request, reserve, effort, cache, &other)? {
             has_any = true;

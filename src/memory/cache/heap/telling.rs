@@ -1,0 +1,99 @@
+//! What a heap tells its pool's ledger, so that others need not lock it to know: how much is live at most, and that it
+//! may have free pages.
+//!
+//! More than was told is told before the block is handed out, with a little ahead where it rises again and again. Less is
+//! told where pages go, and now and then where blocks and slabs are freed. So the hot path seldom touches what threads
+//! share.
+
+use std::sync::Arc;
+
+use super::Heap;
+use super::block::NONE;
+use crate::memory::device::PAGE;
+use crate::memory::pool::Ledger;
+
+/// A rise within so many allocations of the last telling is told with some ahead: this part of the heap's memory.
+const ALLOCATIONS_APART: u64 = 64;
+const AHEAD_PART: u64 = 64;
+/// How often memory is cut off what is free, or joins it, between two looks at whether much less is live than was told.
+const LOOK_EVERY: u64 = 1024;
+
+/// The ledger of a heap's pool, and the number of the cache that it knows the heap by.
+#[derive(Clone, Debug)]
+pub(in crate::memory) struct HeapLedger {
+    pub(in crate::memory) ledger: Arc<Ledger>,
+    pub(in crate::memory) cache: u32,
+}
+
+impl Heap {
+    /// Returns the ledger that it tells.
+    pub(in crate::memory) fn ledger(&self) -> Option<HeapLedger> {
+        self.ledger.clone()
+    }
+
+    /// Begins to tell a ledger that knows nothing of this heap, which is empty.
+    pub(super) fn begin_telling(&mut self, ledger: Option<HeapLedger>) {
+        if ledger.is_some() {
+            self.counts.tell(0);
+        }
+        self.ledger = ledger;
+    }
+
+    /// Tells that more is live than was told.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_rise(&mut self) {
+        let is_soon = self.counts.allocations_since_told() < ALLOCATIONS_APART;
+        let ahead = if is_soon && !self.is_growing { self.mapped / AHEAD_PART } else { 0 };
+        self.tell_at_most(self.counts.live().saturating_add(ahead).min(self.mapped));
+    }
+
+    /// Tells what a free has changed: that there may be free pages, and now and then how much is live, if that is much
+    /// less than was told.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_after_free(&mut self, size: u64) {
+        if size >= self.told_from {
+            self.tell_pages();
+        }
+        if self.turnover < self.next_look {
+            return;
+        }
+        self.next_look = self.turnover + LOOK_EVERY;
+        if self.counts.told().saturating_sub(self.counts.live()) > self.mapped / AHEAD_PART {
+            self.tell_live();
+        }
+    }
+
+    /// Tells how much is live.
+    pub(in crate::memory) fn tell_live(&mut self) {
+        self.tell_at_most(self.counts.live());
+    }
+
+    fn tell_at_most(&mut self, live: u64) {
+        if let Some(HeapLedger { ledger, .. }) = &self.ledger {
+            let before = self.counts.tell(live);
+            if before != live {
+                ledger.change_live(before, live);
+            }
+        }
+    }
+
+    /// Tells that there may be free pages.
+    fn tell_pages(&mut self) {
+        self.told_from = u64::MAX;
+        if let Some(HeapLedger { ledger, cache }) = &self.ledger {
+            ledger.add_with_pages(*cache);
+        }
+    }
+
+    /// Returns whether a free block is as large as a page.
+    pub(in crate::memory) fn has_free_page(&self) -> bool {
+        self.free.find(&self.blocks, PAGE) != NONE
+    }
+
+    /// Notes that it is told of free pages no more, until there are some again.
+    pub(in crate::memory) fn end_telling_of_pages(&mut self) {
+        self.told_from = PAGE;
+    }
+}

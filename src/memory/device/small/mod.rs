@@ -1,0 +1,7 @@
+//! Small blocks: the sizes that they are cut to, and the slabs that they are slots of.
+
+mod size_class;
+mod slab;
+
+pub(in crate::memory) use size_class::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass};
+pub(in crate::memory) use slab::{Slab, Slabs};

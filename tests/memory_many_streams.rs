@@ -1,0 +1,144 @@
+//! Thousands of streams, and of captures in pools of their own: each has a page at most, for as many driver calls as the
+//! first.
+
+mod common;
+
+use std::sync::MutexGuard;
+
+use common::{device, stream};
+use gpupool::memory::{
+    begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
+};
+use gpupool::runtime::host::{Call, Fault, clear_faults, driver_calls, inject, simulate, submit};
+use gpupool::{MemPool, StatusKind, Stream, empty};
+
+const PAGE: u64 = 2 << 20;
+/// What a page costs: an extent is created, mapped, and made accessible.
+const CALLS_A_PAGE: u64 = 3;
+
+/// Devices with more memory than any, without faults, for one test at a time.
+fn host() -> MutexGuard<'static, ()> {
+    simulate(2, 256 << 30).expect("no other runtime was chosen");
+    common::host()
+}
+
+fn reserved() -> u64 {
+    memory_stats(device(0)).unwrap().total.reserved_bytes
+}
+
+#[test]
+fn one_byte_on_each_of_thousands_of_streams_takes_a_page_each_at_most() {
+    let _host = host();
+    for count in [1000, 4000, 8000] {
+        let streams: Vec<_> = (0..count).map(|_| stream(0)).collect();
+        let before = driver_calls();
+        let buffers: Vec<_> = streams.iter().map(|stream| empty(1, stream).unwrap()).collect();
+        assert!(reserved() <= count * PAGE, "{} bytes for {count} streams", reserved());
+        assert!(driver_calls() - before <= count * CALLS_A_PAGE, "{}", driver_calls() - before);
+        drop((buffers, streams));
+        empty_cache().unwrap();
+        assert_eq!(reserved(), 0);
+    }
+}
+
+#[test]
+fn a_block_of_several_pages_on_each_of_thousands_of_streams_takes_no_more_than_the_block() {
+    let _host = host();
+    let streams: Vec<_> = (0..4000).map(|_| stream(0)).collect();
+    let buffers: Vec<_> = streams.iter().map(|stream| empty(2 * PAGE, stream).unwrap()).collect();
+    assert_eq!(reserved(), 4000 * 2 * PAGE);
+    drop((buffers, streams));
+    empty_cache().unwrap();
+}
+
+#[test]
+fn thousands_of_streams_made_and_dropped_one_after_the_other_leave_little_behind() {
+    let _host = host();
+    // Live ones beside them, so that the dropped ones are found among many.
+    let kept: Vec<_> = (0..1000).map(|_| stream(0)).collect();
+    let buffers: Vec<_> = kept.iter().map(|stream| empty(1, stream).unwrap()).collect();
+    let before = reserved();
+    for _ in 0..5000 {
+        drop(empty(1, &stream(0)).unwrap());
+    }
+    assert!(reserved() - before <= 100 * PAGE, "{}", reserved() - before);
+    drop((buffers, kept));
+    empty_cache().unwrap();
+}
+
+#[test]
+fn a_request_asks_few_of_thousands_of_busy_streams_for_their_pages() {
+    let _host = host();
+    let streams: Vec<_> = (0..2000).map(|_| stream(0)).collect();
+    for stream in &streams {
+        drop(empty(PAGE, stream).unwrap());
+        submit(stream).unwrap();
+    }
+    let other = stream(0);
+    inject(Fault { call: Call::StreamQuery, kind: StatusKind::Other, after: 64, times: u32::MAX });
+    let buffer = empty(PAGE, &other).unwrap();
+    clear_faults();
+    drop((buffer, streams, other));
+    gpupool::runtime::host::complete_all().unwrap();
+    empty_cache().unwrap();
+}
+
+#[test]
+fn pages_that_thousands_of_streams_have_free_are_found_by_the_next_requests() {
+    let _host = host();
+    let streams: Vec<_> = (0..2000).map(|_| stream(0)).collect();
+    drop(streams.iter().map(|stream| empty(PAGE, stream).unwrap()).collect::<Vec<_>>());
+    let before = reserved();
+    let others: Vec<_> = (0..50).map(|_| stream(0)).collect();
+    let buffers: Vec<_> = others.iter().map(|stream| empty(40 * PAGE, stream).unwrap()).collect();
+    assert_eq!(reserved(), before);
+    drop((buffers, others, streams));
+    empty_cache().unwrap();
+}
+
+/// Thousands of captures on a stream, each in a pool of its own and with a block that lives.
+fn capture(count: u64, stream: &Stream) {
+    let before = driver_calls();
+    let captured: Vec<_> = (0..count)
+        .map(|_| {
+            let pool = MemPool::builder().device(device(0)).build().unwrap();
+            let scope = pool.capture(stream).unwrap();
+            let buffer = empty(1, stream).unwrap();
+            (scope.end().unwrap(), buffer, pool)
+        })
+        .collect();
+    assert_eq!(reserved(), count * PAGE);
+    assert_eq!(driver_calls() - before, count * CALLS_A_PAGE);
+    drop(captured);
+}
+
+#[test]
+fn sixty_thousand_live_captures_take_a_page_each() {
+    let _host = host();
+    let stream = stream(0);
+    capture(60_000, &stream);
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn thousands_of_pools_that_are_used_by_id_take_a_page_each() {
+    let _host = host();
+    let stream = stream(0);
+    let begun: Vec<_> = (0..10_000)
+        .map(|_| {
+            let id = graph_pool_handle(false);
+            begin_allocate_to_pool(device(0), id).unwrap();
+            let buffer = empty(1, &stream).unwrap();
+            end_allocate_to_pool(device(0), id).unwrap();
+            (id, buffer)
+        })
+        .collect();
+    assert_eq!(reserved(), 10_000 * PAGE);
+    for (id, buffer) in begun {
+        drop(buffer);
+        release_pool(device(0), id).unwrap();
+    }
+    empty_cache().unwrap();
+    assert_eq!((reserved(), memory_stats(device(0)).unwrap().pools), (0, 1));
+}
