@@ -8,6 +8,7 @@ mod driver;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -51,17 +52,53 @@ fn reserved() -> u64 {
 
 const THREADS: usize = 16;
 const STREAMS: usize = 4;
+const POOLS: usize = 4;
 
 /// What the threads of the soak share.
 struct Soak {
     kernels: &'static Kernels,
-    pools: Vec<MemPool>,
+    /// Pools that come and go, of the kinds in [`Soak::make_pool`].
+    pools: Vec<Mutex<Arc<MemPool>>>,
+    pools_made: AtomicU64,
+    reserves_made: AtomicU64,
     /// Bytes that a thread may hold.
     most: u64,
     /// Allocations and frees of each thread.
     operations: u64,
     seeds: AtomicU32,
     refused: AtomicU64,
+}
+
+impl Soak {
+    /// A pool that keeps what it has, one that helps others, one with a reserve, and one with all of that.
+    fn make_pool(&self) -> Arc<MemPool> {
+        let builder = || MemPool::builder().device(DEVICE);
+        let number = self.pools_made.fetch_add(1, Ordering::Relaxed);
+        let builder_of_turn = match number % 4 {
+            0 => builder(),
+            1 => builder().use_on_oom(true),
+            2 => builder().reserve(256 * MIB),
+            _ => builder().reserve(128 * MIB).limit(1024 * MIB).use_on_oom(true),
+        };
+        match builder_of_turn.build() {
+            Ok(pool) => {
+                self.reserves_made.fetch_add(u64::from(pool.reserve() > 0), Ordering::Relaxed);
+                Arc::new(pool)
+            }
+            // Others may have all memory just then.
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+                Arc::new(builder().build().unwrap())
+            }
+        }
+    }
+
+    fn replace_pool(&self, place: usize) {
+        let fresh = self.make_pool();
+        let former = std::mem::replace(&mut *self.pools[place].lock().unwrap(), fresh);
+        assert!(former.stats().unwrap().reserved_bytes >= former.reserve());
+        drop(former);
+    }
 }
 
 /// One thread of the soak.
@@ -81,7 +118,8 @@ impl Worker<'_> {
         let stream = &self.streams[self.random.below(STREAMS)];
         let bytes = self.random.bytes(9.0, 25.0);
         let place = self.random.below(8);
-        let _scope = self.soak.pools.get(place).map(|pool| pool.enter().unwrap());
+        let pool = self.soak.pools.get(place).map(|pool| Arc::clone(&pool.lock().unwrap()));
+        let _scope = pool.as_ref().map(|pool| pool.enter().unwrap());
         let seed = self.soak.seeds.fetch_add(0x0100_0193, Ordering::Relaxed);
         match Filled::new(self.soak.kernels, stream, bytes, seed) {
             Ok(filled) => {
@@ -142,8 +180,10 @@ impl Worker<'_> {
             for filled in self.previous.try_iter() {
                 filled.check(self.soak.kernels);
             }
-            if self.random.below(2000) == 0 {
-                empty_cache().unwrap();
+            match self.random.below(4000) {
+                0 | 1 => drop(empty_cache().unwrap()),
+                2 | 3 => self.soak.replace_pool(self.random.below(POOLS)),
+                _ => {}
             }
         }
         while !self.live.is_empty() {
@@ -169,15 +209,17 @@ fn every_word_is_right_while_threads_and_streams_share_the_memory() {
     let before = (get_per_process_memory_fraction(DEVICE).unwrap(), memory_stats(DEVICE).unwrap());
     set_per_process_memory_fraction(limit as f64 / total as f64, DEVICE).unwrap();
     reset_peak_memory_stats(DEVICE).unwrap();
-    let build = |_| MemPool::builder().device(DEVICE).build().unwrap();
-    let soak = Soak {
+    let mut soak = Soak {
         kernels,
-        pools: (0..2).map(build).collect(),
+        pools: Vec::new(),
+        pools_made: AtomicU64::new(0),
+        reserves_made: AtomicU64::new(0),
         most,
         operations: operations / THREADS as u64,
         seeds: AtomicU32::new(1),
         refused: AtomicU64::new(0),
     };
+    soak.pools = (0..POOLS).map(|_| Mutex::new(soak.make_pool())).collect();
     let start = Instant::now();
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| channel()).unzip();
     thread::scope(|scope| {
@@ -197,11 +239,13 @@ fn every_word_is_right_while_threads_and_streams_share_the_memory() {
     let refused = soak.refused.load(Ordering::Relaxed);
     println!(
         "soak: {operations} operations in {:.1} s, {wrong} wrong words, {moved} pages moved, {} driver calls, \
-         at most {} of {} MiB reserved, {refused} requests refused",
+         at most {} of {} MiB reserved, {refused} requests refused, {} pools, {} of them with a reserve",
         start.elapsed().as_secs_f64(),
         after.driver_calls - before.1.driver_calls,
         after.total.peak_reserved_bytes / MIB,
         limit / MIB,
+        soak.pools_made.load(Ordering::Relaxed),
+        soak.reserves_made.load(Ordering::Relaxed),
     );
     drop(soak);
     set_per_process_memory_fraction(before.0, DEVICE).unwrap();
@@ -212,6 +256,141 @@ fn every_word_is_right_while_threads_and_streams_share_the_memory() {
     give_all_back();
     let stats = memory_stats(DEVICE).unwrap();
     assert_eq!((stats.total.reserved_bytes, stats.total.live_blocks, stats.pools), (0, 0, before.1.pools), "{stats:?}");
+}
+
+// ---- what is a pool's stays a pool's ----
+
+/// Lets so many bytes be reserved on the device, until this is dropped.
+struct Most(f64);
+
+impl Most {
+    fn new(bytes: u64) -> Self {
+        let before = get_per_process_memory_fraction(DEVICE).unwrap();
+        let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+        set_per_process_memory_fraction((bytes + MIB) as f64 / total as f64, DEVICE).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Most {
+    fn drop(&mut self) {
+        let _ = set_per_process_memory_fraction(self.0, DEVICE);
+    }
+}
+
+fn filled_in(
+    pool: &MemPool,
+    kernels: &'static Kernels,
+    stream: &Stream,
+    bytes: u64,
+    seed: u32,
+) -> gpupool::Result<Filled> {
+    let _scope = pool.enter().unwrap();
+    Filled::new(kernels, stream, bytes, seed)
+}
+
+#[test]
+fn a_live_pool_keeps_what_it_has_freed_and_one_made_to_help_gives_it_in_order() {
+    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (a, b) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
+    let _most = Most::new(768 * MIB);
+    let builder = || MemPool::builder().device(DEVICE);
+    for keeper in [builder(), builder().no_split(true), builder().segments(true)] {
+        for helper in [builder().use_on_oom(true), builder().use_on_oom(true).segments(true)] {
+            let (keeper, helper, asker) =
+                (keeper.clone().build().unwrap(), helper.build().unwrap(), builder().build().unwrap());
+            let freed = [&keeper, &helper].map(|pool| filled_in(pool, kernels, &a, 256 * MIB, 1).unwrap());
+            let held = Filled::new(kernels, &a, 256 * MIB, 2).unwrap();
+            kernels.spin(&a, 20_000_000);
+            freed.into_iter().for_each(|filled| filled.check(kernels));
+            // The helper's, once the work on its stream is done; of another stream and of another pool.
+            let served =
+                [Filled::new(kernels, &b, 96 * MIB, 3).unwrap(), filled_in(&asker, kernels, &b, 96 * MIB, 4).unwrap()];
+            assert_eq!(keeper.stats().unwrap().reserved_bytes, 256 * MIB);
+            let refused = Filled::new(kernels, &b, 128 * MIB, 5).map(drop).unwrap_err();
+            assert!(matches!(refused.kind(), ErrorKind::OutOfMemory(_)), "{refused}");
+            filled_in(&keeper, kernels, &a, 256 * MIB, 6).unwrap().check(kernels);
+            served.into_iter().chain([held]).for_each(|filled| filled.check(kernels));
+            filled_in(&helper, kernels, &a, 96 * MIB, 7).unwrap().check(kernels);
+            drop((keeper, helper, asker));
+            give_all_back();
+            assert_eq!(reserved(), 0);
+        }
+    }
+    assert_eq!(kernels.wrong_words(), 0);
+}
+
+#[test]
+fn segments_that_may_be_registered_stay_where_they_are() {
+    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (a, b) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
+    let _most = Most::new(512 * MIB);
+    for builder in [MemPool::builder().no_split(true), MemPool::builder().segments(true)] {
+        let pool = builder.device(DEVICE).build().unwrap();
+        let first = filled_in(&pool, kernels, &a, 256 * MIB, 1).unwrap();
+        let address = first.buffer.address();
+        first.check(kernels);
+        assert_eq!(empty_cache().unwrap(), 0);
+        assert!(Filled::new(kernels, &b, 300 * MIB, 2).is_err());
+        let again = filled_in(&pool, kernels, &a, 256 * MIB, 3).unwrap();
+        assert_eq!(again.buffer.address(), address);
+        again.check(kernels);
+        synchronize();
+        assert_eq!(pool.trim().unwrap(), 256 * MIB);
+    }
+    assert_eq!(kernels.wrong_words(), 0);
+}
+
+#[test]
+fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
+    let (kernels, _bound, _turn) = gpu_or_skip!();
+    const RESERVE: u64 = 1024 * MIB;
+    let streams: Vec<_> = (0..4).map(|_| Stream::new(DEVICE).unwrap()).collect();
+    let start = Instant::now();
+    let pool = MemPool::builder().device(DEVICE).reserve(RESERVE).limit(RESERVE).build().unwrap();
+    println!("a reserve of {} MiB takes {:?}", RESERVE / MIB, start.elapsed());
+    assert_eq!(reserved(), RESERVE);
+    let before = memory_stats(DEVICE).unwrap().driver_calls;
+    let whole = filled_in(&pool, kernels, &streams[0], RESERVE, 1).unwrap();
+    let address = whole.buffer.address();
+    whole.check(kernels);
+    for round in 0..20 {
+        let blocks: Vec<_> = (0..12)
+            .map(|n| filled_in(&pool, kernels, &streams[n % 4], (n as u64 * 9 + round + 1) * MIB, n as u32).unwrap())
+            .collect();
+        blocks.into_iter().for_each(|filled| filled.check(kernels));
+        // What the other streams have still to do is done before the whole of it is one block.
+        kernels.spin(&streams[1], 1_000_000);
+        let whole = filled_in(&pool, kernels, &streams[round as usize % 4], RESERVE, 77).unwrap();
+        assert_eq!(whole.buffer.address(), address);
+        whole.check(kernels);
+        pool.trim().unwrap();
+        empty_cache().unwrap();
+    }
+    assert_eq!((memory_stats(DEVICE).unwrap().driver_calls, reserved()), (before, RESERVE));
+    without_waiting(kernels, &streams[0], "a block of a reserve", || {
+        filled_in(&pool, kernels, &streams[0], 512 * MIB, 5).unwrap().check(kernels);
+    });
+    without_waiting(kernels, &streams[0], "making and ending a reserve", || {
+        drop(MemPool::builder().device(DEVICE).reserve(RESERVE).build().unwrap());
+    });
+    assert_eq!(kernels.wrong_words(), 0);
+    drop(pool);
+    give_all_back();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn a_reserve_that_is_not_there_is_refused_at_once_and_leaves_nothing() {
+    let (_kernels, _bound, _turn) = gpu_or_skip!();
+    let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+    let start = Instant::now();
+    let refused = MemPool::builder().device(DEVICE).reserve(total - 64 * MIB).build().map(drop).unwrap_err();
+    println!("a reserve of all the device's memory is refused in {:?}: {refused}", start.elapsed());
+    assert!(matches!(refused.kind(), ErrorKind::OutOfMemory(_)), "{refused}");
+    give_all_back();
+    assert_eq!(reserved(), 0);
+    drop(MemPool::builder().device(DEVICE).reserve(total / 2).build().unwrap());
 }
 
 // ---- nothing waits ----
