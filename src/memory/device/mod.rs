@@ -21,7 +21,7 @@ pub(in crate::memory) use budget::Budget;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
-pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
+pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, PAGE, Pages};
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};

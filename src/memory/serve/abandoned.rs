@@ -5,15 +5,29 @@ use super::trim::retire_free;
 use crate::memory::cache::{CacheKey, DeviceCaches, Service, ThreadCache};
 use crate::sync::ThisThread;
 
-/// How many caches each call looks at, so that a thread which makes thousands takes a time in proportion to them. A
+/// How many caches are looked at at a time, so that a thread which makes thousands takes a time in proportion to them. A
 /// program with fewer streams and threads leaves nothing for the next call; of more, a part of the live ones can be
 /// behind.
 pub(super) const LOOKED_AT: usize = 16;
 
-/// Ends the abandoned caches in which nothing is live among the next few, of those that the thread owns and those
-/// without an owner. Returns the ended caches with their keys, which the thread must give up.
+/// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are
+/// abandoned: of those that the thread owns and those without an owner. Returns the ended caches with their keys, which
+/// the thread must give up.
 pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(CacheKey, &'static ThreadCache)> {
     let mut ended = Vec::new();
+    loop {
+        let before = ended.len();
+        end_some(caches, thread, &mut ended);
+        if ended.len() - before < LOOKED_AT / 2 {
+            break;
+        }
+    }
+    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
+    ended
+}
+
+/// Ends the abandoned caches among the next few.
+fn end_some(caches: &DeviceCaches, thread: ThisThread, ended: &mut Vec<(CacheKey, &'static ThreadCache)>) {
     for cache in caches.next_serving(LOOKED_AT) {
         let Some(service) = cache.service() else { continue };
         let is_abandoned = match service.stream.clones() {
@@ -34,8 +48,6 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(C
             cache.give_up(thread);
         }
     }
-    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
-    ended
 }
 
 /// Returns whether the cache, which the thread owns or which has no owner, has no memory.

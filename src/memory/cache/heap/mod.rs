@@ -6,6 +6,7 @@
 mod block;
 mod counts;
 mod free_index;
+mod lending;
 mod slots;
 mod span;
 mod telling;
@@ -40,9 +41,13 @@ pub(in crate::memory) struct Heap {
     free: FreeIndex,
     /// For each small size the slabs with a free slot; the last is tried first.
     slabs: [Vec<&'static Slab>; CLASSES],
+    /// The slabs among them, and full ones, that were borrowed.
+    borrowed: Vec<&'static Slab>,
     spans: Spans,
-    /// Bytes of pages that are mapped here.
+    /// Bytes of pages that are mapped here, and of borrowed slabs, less those of slabs that were lent.
     mapped: u64,
+    /// Whether its blocks are slabs for other heaps.
+    is_lender: bool,
     is_split: bool,
     counts: RunningCounts,
     /// How often memory was cut off what is free, or joined it.
@@ -65,8 +70,10 @@ impl Heap {
             vacant: NONE,
             free: FreeIndex::new(),
             slabs: [const { Vec::new() }; CLASSES],
+            borrowed: Vec::new(),
             spans: Spans::default(),
             mapped: 0,
+            is_lender: false,
             is_split,
             counts: RunningCounts::new(),
             turnover: 0,

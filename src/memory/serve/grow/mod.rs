@@ -8,12 +8,14 @@ mod claim;
 mod effort;
 mod gather;
 mod growth;
+mod lent_slabs;
 mod pages;
 mod place;
 mod segment;
 
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
+pub(super) use lent_slabs::return_slabs;
 
 use super::request::Request;
 use crate::error::Result;
@@ -27,7 +29,14 @@ use crate::memory::device::Source;
 /// it was.
 pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
     match request.pool().source() {
-        Source::Pages => pages::grow_by_pages(request, effort),
+        Source::Pages => {
+            if effort == Effort::Ready
+                && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
+            {
+                return Ok(Some(offset));
+            }
+            pages::grow_by_pages(request, effort)
+        }
         Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),
     }
 }
