@@ -34,9 +34,9 @@ _STREAMS = 8
 class StreamSummary:
     """The memory that a pool holds for the requests of one stream, from all threads.
 
-    ``stream`` is the stream's address; 0 is the legacy default stream, 2 stands for all per-thread default streams.
-    With ``is_feed`` it is a stream of gpupool's, and its live memory belongs to another allocator that takes its memory
-    from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`.
+    ``stream`` is the stream's address; 0 is the legacy default stream, and what is free in pages that streams share; 2
+    stands for all per-thread default streams. With ``is_feed`` it is a stream of gpupool's, and its live memory belongs
+    to another allocator that takes its memory from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`.
     """
 
     stream: int

@@ -15,7 +15,7 @@ use super::service::{Service, normalized};
 use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, LENT};
 use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
 use crate::sync::{Table, ThisThread, lock};
@@ -64,7 +64,16 @@ struct PoolCaches {
     caches: BTreeMap<u32, &'static ThreadCache>,
     /// The same by the stream that they serve, as [`normalized`].
     by_stream: FxHashMap<usize, Vec<&'static ThreadCache>>,
+    /// The one that lends slabs to the others, once there are many.
+    lender: Option<&'static ThreadCache>,
     past: Counts,
+}
+
+impl PoolCaches {
+    /// Returns every cache: the lender last, to which others return slabs.
+    fn all(&self) -> impl Iterator<Item = &'static ThreadCache> {
+        self.caches.values().copied().chain(self.lender)
+    }
 }
 
 impl Pools {
@@ -164,6 +173,7 @@ impl DeviceCaches {
             pool: Arc::clone(pool),
             caches: BTreeMap::new(),
             by_stream: FxHashMap::default(),
+            lender: None,
             past: Counts::default(),
         };
         let mut pools = lock(&self.pools);
@@ -188,13 +198,13 @@ impl DeviceCaches {
         };
         let Some(removed) = removed else { return };
         // So that nothing keeps the pool, nor what its allocator holds.
-        removed.caches.values().for_each(|cache| cache.end_service());
-        self.put_spare(removed.caches.into_values());
+        removed.all().for_each(ThreadCache::end_service);
+        self.put_spare(removed.all());
     }
 
     /// Returns every cache, whichever pool it serves.
     pub(in crate::memory) fn serving(&self) -> Vec<&'static ThreadCache> {
-        lock(&self.pools).serving.values().copied().collect()
+        lock(&self.pools).all.values().flat_map(PoolCaches::all).collect()
     }
 
     /// Returns the next few caches, whichever pools they serve: those after the ones that were returned last.
@@ -230,7 +240,7 @@ impl DeviceCaches {
 
     /// Returns the caches that serve the pool, and what those that are gone have counted.
     pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static ThreadCache>, Counts) {
-        Self::of_pool(pool, |entry| (entry.caches.values().copied().collect(), entry.past))
+        Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
     }
 
     /// Returns the caches that serve the pool and the stream, whichever threads' they are.
@@ -238,10 +248,41 @@ impl DeviceCaches {
         Self::of_pool(pool, |entry| entry.by_stream.get(&normalized(stream)).cloned().unwrap_or_default())
     }
 
+    /// Returns the pool's lender of slabs, if it has one.
+    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static ThreadCache> {
+        Self::of_pool(pool, |entry| entry.lender)
+    }
+
+    /// Returns the lender of a pool that has more than `many` other caches; made when it is first needed.
+    ///
+    /// # Errors
+    /// As [`DeviceCaches::new_cache`].
+    pub(in crate::memory) fn lender_for_many(
+        pool: &Arc<Pool>,
+        many: usize,
+        thread: ThisThread,
+    ) -> Result<Option<&'static ThreadCache>> {
+        let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
+        if count <= many || lender.is_some() {
+            return Ok(lender.filter(|_| count > many));
+        }
+        let Some(caches) = Self::known(pool.memory.device) else { return Ok(None) };
+        let made = caches.new_cache(Service::of_lender(pool), thread)?;
+        // No thread owns a lender.
+        made.give_up(thread);
+        let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
+        if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
+            made.end_service();
+            caches.put_spare([made]);
+        }
+        Ok(lender)
+    }
+
     /// Returns the caches with these numbers, as far as they serve the pool. Others are struck off its ledger.
     pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static ThreadCache> {
         let of_number = |entry: &mut PoolCaches, number: u32| {
-            let cache = entry.caches.get(&number).copied();
+            let lender = entry.lender.filter(|lender| lender.number == number);
+            let cache = entry.caches.get(&number).copied().or(lender);
             if cache.is_none() {
                 pool.ledger.remove_with_pages(number);
             }
@@ -324,7 +365,14 @@ impl DeviceCaches {
     /// Returns the cache that holds the block at the offset.
     #[inline]
     pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&ThreadCache> {
-        self.cache(self.memory.pages.cache(offset)?)
+        let number = self.memory.pages.cache(offset)?;
+        self.cache(number).or_else(|| self.lent_cache_at(offset, number))
+    }
+
+    /// Returns the cache that has borrowed the slab at the offset, of a page with this mark; else the page's.
+    #[cold]
+    fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&ThreadCache> {
+        self.cache(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))
     }
 
     /// Returns a cache that serves this from now on, owned by the calling thread.

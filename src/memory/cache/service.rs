@@ -20,6 +20,8 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) is_captured: bool,
     /// Whether its blocks are another allocator's, which cuts them further.
     pub(in crate::memory) is_feed: bool,
+    /// Whether it is of no stream, and lends slabs to the pool's other caches. What is free here waits for nothing.
+    pub(in crate::memory) is_lender: bool,
 }
 
 /// Returns the stream by which a cache is found: the two names of the legacy stream are one.
@@ -29,9 +31,24 @@ pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
 }
 
 impl Service {
+    /// Returns what a pool's lender of slabs serves.
+    pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
+        let stream = Stream::legacy(pool.memory.device);
+        let pool = Arc::clone(pool);
+        Self { pool, stream, per_thread_of: None, is_captured: false, is_feed: false, is_lender: true }
+    }
+
+    /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.
+    pub(in crate::memory) fn may_borrow(&self) -> bool {
+        let is_plain = !(self.is_captured || self.is_feed || self.is_lender);
+        is_plain && self.per_thread_of.is_none() && self.stream.is_lasting()
+    }
+
     /// Returns whether work of one is in order with work of the other: both are of one stream.
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
-        normalized(self.stream.raw()) == normalized(other.stream.raw()) && self.per_thread_of == other.per_thread_of
+        normalized(self.stream.raw()) == normalized(other.stream.raw())
+            && self.per_thread_of == other.per_thread_of
+            && !(self.is_lender || other.is_lender)
     }
 
     /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a
@@ -54,7 +71,9 @@ impl Service {
         thread: ThisThread,
         alive: Option<&Stream>,
     ) -> Result<Until> {
-        if self.is_stream_usable(thread, alive) {
+        if self.is_lender {
+            Ok(Until::at_once())
+        } else if self.is_stream_usable(thread, alive) {
             Until::work_on(events, vec![self.stream.clone()])
         } else {
             Until::all_work(events, &[events.device])

@@ -15,7 +15,7 @@ use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
-use crate::memory::device::{DeviceMemory, Entry, Mapping, PAGE, Reserve, Run};
+use crate::memory::device::{DeviceMemory, Entry, LENT, Mapping, PAGE, Reserve, Run};
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
@@ -26,6 +26,8 @@ use crate::sync::{
 const CLOSING: u32 = 1;
 /// The work on its stream is noted when memory is freed there.
 const LENDING: u32 = 2;
+/// It lends slabs to the pool's other caches; see [`Service::of_lender`].
+const LENDER: u32 = 4;
 
 /// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another.
 pub(in crate::memory) struct ThreadCache {
@@ -90,12 +92,18 @@ impl ThreadCache {
     /// Makes an empty cache serve this.
     pub(in crate::memory) fn serve(&self, service: Service) {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
-        self.heap.lock().restart(!service.pool.rules.no_split, Some(ledger));
+        {
+            let mut heap = self.heap.lock();
+            heap.restart(!service.pool.rules.no_split, Some(ledger));
+            if service.is_lender {
+                heap.begin_lending();
+            }
+        }
         self.inbox.change(|inbox| {
             inbox.is_told = false;
             (inbox.freed.len(), ())
         });
-        self.duties.store(0, Ordering::Relaxed);
+        self.duties.store(if service.is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         self.traffic.reset();
         self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
@@ -181,6 +189,25 @@ impl ThreadCache {
         self.duties.load(Ordering::Relaxed) & LENDING != 0
     }
 
+    /// Returns whether it lends slabs to the pool's other caches.
+    pub(in crate::memory) fn is_lender(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & LENDER != 0
+    }
+
+    /// Returns what its pages are marked with as theirs.
+    pub(in crate::memory) fn page_mark(&self) -> u32 {
+        if self.is_lender() { self.number | LENT } else { self.number }
+    }
+
+    /// Returns whether a block at the offset would be of this cache.
+    fn has_block_at(&self, offset: u64) -> bool {
+        let pages = &self.memory.pages;
+        match pages.cache(offset) {
+            Some(mark) if mark & LENT != 0 => pages.borrower(offset) == Some(self.number),
+            mark => mark == Some(self.number),
+        }
+    }
+
     /// Locks the heap; quick for the owner. A thread holds one guard of a cache at a time.
     #[inline]
     pub(in crate::memory) fn lock(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
@@ -223,7 +250,7 @@ impl ThreadCache {
         Some(offset)
     }
 
-    /// Adds free memory and takes a block at once, before another thread takes the pages away.
+    /// Adds free memory and takes a block at once, before another thread takes the pages away. A lender only adds it.
     pub(in crate::memory) fn add_and_allocate(
         &self,
         thread: ThisThread,
@@ -233,6 +260,9 @@ impl ThreadCache {
     ) -> Option<u64> {
         let mut heap = self.lock(thread);
         self.add_span(&mut heap, start, bytes);
+        if self.is_lender() {
+            return Some(start);
+        }
         let offset = heap.allocate_grown(&self.memory.pages, request);
         // Most often the request takes all of it.
         self.tell_if_no_pages(&mut heap);
@@ -282,7 +312,7 @@ impl ThreadCache {
     pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: &[Run]) {
         for &(first, pages) in runs {
             let (start, bytes) = (u64::from(first) * PAGE, u64::from(pages) * PAGE);
-            self.memory.pages.set_cache(start, start + bytes, Some(self.number));
+            self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
             self.add_span(heap, start, bytes);
         }
     }
@@ -301,7 +331,7 @@ impl ThreadCache {
     fn collect(&self, heap: &mut Heap) {
         for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
             // What a wrong second free tells may come when the page is another cache's.
-            if self.memory.pages.cache(offset) == Some(self.number) {
+            if self.has_block_at(offset) {
                 heap.collect(&self.memory.pages, offset);
             }
         }

@@ -18,7 +18,7 @@ mod until;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
-pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Mapping, PAGE, Pages};
+pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, PAGE, Pages};
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use small::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass, Slab};

@@ -11,6 +11,9 @@ use crate::runtime::Extent;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
+/// A bit of the number of a cache that lends slabs of its pages to others. So marked, the number is no cache's, which a
+/// look-up of a block's cache finds out without a question of its own.
+pub(in crate::memory) const LENT: u32 = 1 << 31;
 /// The unit of physical memory and of mapping, in bytes.
 pub(in crate::memory) const PAGE: u64 = 2 << 20;
 /// Two large blocks never start within one unit, nor do a large block and a slab.
@@ -22,7 +25,8 @@ const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 10 };
 /// One page of the address range.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Page {
-    /// The number of the thread cache that holds it, plus one; 0 where nothing is mapped.
+    /// The number of the thread cache that holds it, plus one, with [`LENT`] where others borrow slabs of it; 0 where
+    /// nothing is mapped.
     cache: AtomicU32,
     /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.
     first: AtomicU32,
@@ -152,6 +156,12 @@ impl Pages {
         self.page(offset)?.cache.load(Ordering::Acquire).checked_sub(1)
     }
 
+    /// Returns the number of the cache that has borrowed the slab at the offset, if one has.
+    pub(in crate::memory) fn borrower(&self, offset: u64) -> Option<u32> {
+        let Entry::Slab(number) = self.entry(offset) else { return None };
+        self.slabs.get(number)?.borrower()
+    }
+
     /// Address minus offset.
     pub(in crate::memory) fn delta(&self, offset: u64) -> u64 {
         self.page(offset).map_or(0, |page| page.place.load(Ordering::Relaxed))
@@ -226,6 +236,11 @@ impl Pages {
     #[inline]
     pub(in crate::memory) fn clear(&self, offset: u64) {
         self.set_unit(offset, 0);
+    }
+
+    /// Notes a block that waits for streams.
+    pub(in crate::memory) fn set_freed(&self, offset: u64, number: u32) {
+        self.set_unit(offset, FREED | place(offset) | number);
     }
 
     /// Marks a live block as freed, once: false if it was already.

@@ -14,7 +14,8 @@ use crate::sync::ThisThread;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StreamStats {
-    /// The stream's address: 0 for the legacy default stream, 2 for the per-thread ones together.
+    /// The stream's address: 0 for the legacy default stream, and for what is free in pages that streams share; 2 for the
+    /// per-thread ones together.
     pub stream: usize,
     /// Whether this is the stream of [`feed`](crate::memory::feed): what is live here is another allocator's.
     pub is_feed: bool,
@@ -71,7 +72,9 @@ impl PoolSummary {
             stats.allocations += counts.allocations;
             stats.frees += counts.frees;
             stats.peak_live_bytes = stats.peak_live_bytes.saturating_add(counts.peak);
-            stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
+            if !cache.is_lender() {
+                stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
+            }
 
             let address = cache.stream_address();
             let is_feed = cache.service().is_some_and(|service| service.is_feed);

@@ -1,21 +1,35 @@
 //! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams whose pages all
 //! serve others. They end when a thread needs a new cache, so that streams made and dropped leave nothing behind.
 
-use super::grow::retire_reserve;
+use super::grow::{retire_reserve, return_slabs};
 use super::trim::retire_free;
 use crate::error::Result;
 use crate::memory::cache::{CacheKey, DeviceCaches, Service, ThreadCache};
 use crate::sync::ThisThread;
 
-/// How many caches each call looks at, so that a thread which makes thousands takes a time in proportion to them. A
+/// How many caches are looked at at a time, so that a thread which makes thousands takes a time in proportion to them. A
 /// program with fewer streams and threads leaves nothing for the next call; of more, a part of the live ones can be
 /// behind.
 pub(super) const LOOKED_AT: usize = 16;
 
-/// Ends the abandoned caches in which nothing is live among the next few, of those that the thread owns and those
-/// without an owner. Returns the ended caches with their keys, which the thread must give up.
+/// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are
+/// abandoned: of those that the thread owns and those without an owner. Returns the ended caches with their keys, which
+/// the thread must give up.
 pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(CacheKey, &'static ThreadCache)> {
     let mut ended = Vec::new();
+    loop {
+        let before = ended.len();
+        end_some(caches, thread, &mut ended);
+        if ended.len() - before < LOOKED_AT / 2 {
+            break;
+        }
+    }
+    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
+    ended
+}
+
+/// Ends the abandoned caches among the next few.
+fn end_some(caches: &DeviceCaches, thread: ThisThread, ended: &mut Vec<(CacheKey, &'static ThreadCache)>) {
     for cache in caches.next_serving(LOOKED_AT) {
         let Some(service) = cache.service() else { continue };
         let is_abandoned = match service.stream.clones() {
@@ -36,8 +50,6 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) -> Vec<(C
             cache.give_up(thread);
         }
     }
-    caches.put_spare(ended.iter().map(|(_, cache)| *cache));
-    ended
 }
 
 /// Returns whether the cache, which the thread owns or which has no owner, has no memory.
@@ -45,11 +57,12 @@ fn is_bare(cache: &ThreadCache, thread: ThisThread) -> bool {
     (cache.is_owned_by(thread) || cache.owner().is_none()) && cache.lock(thread).mapped() == 0
 }
 
-/// Takes what is free out of a cache, of a pool that keeps its memory only what it reserved.
+/// Takes what is free out of a cache; of a pool that keeps its memory only what the pool has for other streams.
 fn leave_memory(cache: &ThreadCache, service: &Service, thread: ThisThread) -> Result<()> {
     if service.pool.gives_way() {
         retire_free(cache, thread, service)
     } else {
+        return_slabs(cache, thread, service)?;
         cache.lock(thread).drop_empty_slabs(&cache.memory.pages);
         retire_reserve(cache, thread, service)
     }

@@ -143,7 +143,7 @@ impl Climb {
     /// none of other pools for a pool whose limit it would pass by, or whose memory is to come from its own source.
     fn blocks_of_other_caches(&mut self) -> Result<Option<Allocation>> {
         let Request { cache: own, service, .. } = &self.request;
-        let is_apart = |service: &Service| service.is_captured || service.is_feed;
+        let is_apart = |service: &Service| service.is_captured || service.is_feed || service.is_lender;
         if is_apart(service) {
             return Ok(None);
         }

@@ -52,7 +52,11 @@ pub(super) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience
             if is_recorded() {
                 cache.record_completed(offset);
             }
-            heap.release(&cache.memory.pages, offset);
+            if cache.is_lender() {
+                heap.end_waiting(&cache.memory.pages, offset);
+            } else {
+                heap.release(&cache.memory.pages, offset);
+            }
         }
     }
     cache.waiting.change(|waiting| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::grow::{end_reserve, retire_reserve};
+use super::grow::{end_reserve, retire_reserve, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
@@ -19,6 +19,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     if service.is_captured && service.pool.has_captures() {
         return Ok(());
     }
+    return_slabs(cache, thread, service)?;
     let (memory, supply) = (cache.memory, &service.pool.supply);
     // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
     let mut until = Some(service.work_so_far(&memory.events, thread, None)?);

@@ -6,6 +6,7 @@
 mod block;
 mod counts;
 mod free_index;
+mod lending;
 mod slots;
 mod span;
 mod telling;
@@ -51,9 +52,13 @@ pub(in crate::memory) struct Heap {
     free: FreeIndex,
     /// For each small size the slabs with a free slot; the last is tried first.
     slabs: [Vec<&'static Slab>; CLASSES],
+    /// The slabs among them, and full ones, that were borrowed.
+    borrowed: Vec<&'static Slab>,
     spans: Spans,
-    /// Bytes of pages that are mapped here.
+    /// Bytes of pages that are mapped here, and of borrowed slabs, less those of slabs that were lent.
     mapped: u64,
+    /// Whether its blocks are slabs for other heaps.
+    is_lender: bool,
     cut: Cut,
     counts: RunningCounts,
     /// How often memory was cut off what is free, or joined it.
@@ -76,8 +81,10 @@ impl Heap {
             vacant: NONE,
             free: FreeIndex::new(),
             slabs: [const { Vec::new() }; CLASSES],
+            borrowed: Vec::new(),
             spans: Spans::default(),
             mapped: 0,
+            is_lender: false,
             cut: if is_split { Cut::ToSize } else { Cut::Whole },
             counts: RunningCounts::new(),
             turnover: 0,

@@ -53,7 +53,7 @@ impl Heap {
             listed.push(slab);
         }
         // One empty slab of each size stays, so that a pair of requests does not make and end one each time.
-        if listed.len() > 1 && slab.is_empty() {
+        if listed.len() > 1 && slab.is_empty() && slab.borrower().is_none() {
             listed.retain(|other| !std::ptr::eq(*other, slab));
             self.drop_slab(pages, slab);
         }
@@ -68,10 +68,11 @@ impl Heap {
         self.join(id);
     }
 
-    /// Gives every empty slab back.
+    /// Gives every empty slab of its own back.
     pub(in crate::memory) fn drop_empty_slabs(&mut self, pages: &'static Pages) {
         for class in 0..CLASSES {
-            let (empty, kept) = self.slabs[class].drain(..).partition(|slab| slab.is_empty());
+            let is_own = |slab: &&Slab| slab.is_empty() && slab.borrower().is_none();
+            let (empty, kept) = self.slabs[class].drain(..).partition(is_own);
             let empty: Vec<_> = empty;
             self.slabs[class] = kept;
             for slab in empty {

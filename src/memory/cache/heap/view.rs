@@ -1,7 +1,7 @@
 //! A heap as a snapshot sees it: every span, block by block.
 
 use super::Heap;
-use super::block::{Block, BlockState};
+use super::block::BlockState;
 use crate::memory::device::Slab;
 use crate::memory::device::{Entry, Pages};
 
@@ -17,7 +17,8 @@ pub(in crate::memory) struct HeapBlock {
 }
 
 impl Heap {
-    /// Returns every span with its blocks, by address.
+    /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
+    /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
         let mut firsts: Vec<_> = self.spans.iter().map(|(_, span)| (span.start, span.first)).collect();
         firsts.sort_unstable();
@@ -26,7 +27,13 @@ impl Heap {
             let mut span = Vec::new();
             while let Some(block) = self.blocks.get(id as usize) {
                 match block.state {
-                    BlockState::Slab => push_slots(&mut span, block, pages.slabs.get(block.number())),
+                    BlockState::Live if self.is_lender => match pages.entry(block.start) {
+                        Entry::Freed(_) => span.push(gap(block.start, block.end())),
+                        _ => spans.push(std::mem::take(&mut span)),
+                    },
+                    BlockState::Slab => {
+                        push_slots(&mut span, block.start, block.end(), pages.slabs.get(block.number()));
+                    }
                     state => span.push(HeapBlock {
                         start: block.start,
                         size: block.size(),
@@ -39,15 +46,22 @@ impl Heap {
             }
             spans.push(span);
         }
+        for &slab in &self.borrowed {
+            let mut span = Vec::new();
+            push_slots(&mut span, slab.start(), slab.start() + slab.class().slab_bytes(), Some(slab));
+            spans.push(span);
+        }
         spans
     }
 }
 
+/// Bytes that no caller holds.
+const fn gap(start: u64, end: u64) -> HeapBlock {
+    HeapBlock { start, size: end - start, requested: 0, is_live: false, is_waiting: false }
+}
+
 /// The slots of a slab, and the gaps between those that are held.
-fn push_slots(span: &mut Vec<HeapBlock>, block: &Block, slab: Option<&Slab>) {
-    let mut at = block.start;
-    let gap =
-        |start: u64, end: u64| HeapBlock { start, size: end - start, requested: 0, is_live: false, is_waiting: false };
+fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Slab>) {
     for (start, size, requested, is_waiting) in slab.into_iter().flat_map(Slab::live_slots) {
         if start > at {
             span.push(gap(at, start));
@@ -55,7 +69,7 @@ fn push_slots(span: &mut Vec<HeapBlock>, block: &Block, slab: Option<&Slab>) {
         span.push(HeapBlock { start, size, requested, is_live: true, is_waiting });
         at = start + size;
     }
-    if block.end() > at {
-        span.push(gap(at, block.end()));
+    if end > at {
+        span.push(gap(at, end));
     }
 }

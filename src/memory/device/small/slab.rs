@@ -34,6 +34,8 @@ pub(in crate::memory) struct Slab {
     waiting: [AtomicU64; WORDS],
     /// Whether it stands in its class's list.
     is_listed: AtomicBool,
+    /// The number of the cache that has borrowed it, plus one; 0 for a slab of its page's own cache.
+    borrower: AtomicU32,
     requested: [AtomicU32; SLOTS_MAX],
 }
 
@@ -49,6 +51,7 @@ impl Default for Slab {
             freed: array::from_fn(|_| AtomicU64::new(0)),
             waiting: array::from_fn(|_| AtomicU64::new(0)),
             is_listed: AtomicBool::new(false),
+            borrower: AtomicU32::new(0),
             requested: array::from_fn(|_| AtomicU32::new(0)),
         }
     }
@@ -67,6 +70,7 @@ impl Slab {
         self.class.store(class.index() as u32, Ordering::Relaxed);
         self.block.store(block, Ordering::Relaxed);
         self.is_listed.store(false, Ordering::Relaxed);
+        self.borrower.store(0, Ordering::Relaxed);
         for bits in self.live.iter().chain(&self.freed).chain(&self.waiting) {
             bits.store(0, Ordering::Relaxed);
         }
@@ -94,6 +98,21 @@ impl Slab {
 
     pub(in crate::memory) fn set_listed(&self, is_listed: bool) {
         self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the cache that has borrowed it, if one has.
+    pub(in crate::memory) fn borrower(&self) -> Option<u32> {
+        // Acquire: pairs with the release in `set_borrower`, so that the slab is seen as the cache has made it.
+        self.borrower.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    pub(in crate::memory) fn set_borrower(&self, cache: u32) {
+        self.borrower.store(cache + 1, Ordering::Release);
+    }
+
+    /// Returns where it starts, in bytes.
+    pub(in crate::memory) fn start(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
     }
 
     #[inline]

@@ -123,7 +123,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, missing: u3
         return Ok(false);
     }
     growth.add(cache, &other, mappings)?;
-    let is_in_order = other.stream.raw() == service.stream.raw() && other.per_thread_of == service.per_thread_of;
+    let is_in_order = other.is_in_order_with(service);
     if !is_in_order || other.is_captured {
         pass_on(growth, effort >= Effort::Pool)?;
     }
@@ -158,6 +158,9 @@ pub(super) enum Readiness {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
 pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, effort: Effort) -> Result<Readiness> {
+    if other.is_lender {
+        return Ok(Readiness::AfterWork);
+    }
     // A graph may use them at any time.
     if other.is_captured && other.pool.has_captures() {
         return Ok(Readiness::Never);

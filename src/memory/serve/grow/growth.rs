@@ -32,7 +32,7 @@ impl Gathered {
     pub(super) fn put_back(self, memory: &DeviceMemory) {
         let mut heap = self.cache.visit();
         for mapping in self.mappings {
-            memory.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.number));
+            memory.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.page_mark()));
             self.cache.add_span(&mut heap, mapping.start(), mapping.bytes());
         }
     }
@@ -168,7 +168,7 @@ impl<'a> Growth<'a> {
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        memory.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.number));
+        memory.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.page_mark()));
         self.count_traffic();
         let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);

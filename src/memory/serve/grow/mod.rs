@@ -8,6 +8,7 @@ mod claim;
 mod effort;
 mod gather;
 mod growth;
+mod lent_slabs;
 mod pages;
 mod place;
 mod reserve;
@@ -15,6 +16,7 @@ mod segment;
 
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
+pub(super) use lent_slabs::return_slabs;
 pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
 
 use super::request::Request;
@@ -34,7 +36,14 @@ pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
         return Ok(Some(offset));
     }
     match request.pool().source() {
-        Source::Pages => pages::grow_by_pages(request, effort),
+        Source::Pages => {
+            if effort == Effort::Ready
+                && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
+            {
+                return Ok(Some(offset));
+            }
+            pages::grow_by_pages(request, effort)
+        }
         Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),
     }
 }

@@ -1,0 +1,99 @@
+//! Slabs that a pool lends to caches with no pages, so that of many streams each of which holds little none takes a whole
+//! page.
+//!
+//! Only streams that last take part: their work is recorded when a slab is returned, which may be long after its last use.
+//! Pools with few caches do without, and captures: what a graph uses is its own.
+
+use super::claim::is_no_memory;
+use super::effort::Effort;
+use super::pages::grow_by_pages;
+use crate::error::Result;
+use crate::memory::cache::{DeviceCaches, MemoryAction, Service, ThreadCache, Waiting, is_recorded};
+use crate::memory::device::{PAGE, Slab, Until};
+use crate::memory::serve::request::Request;
+use crate::memory::serve::settle::{Patience, settle, wait};
+use crate::memory::serve::trim::retire_free;
+use crate::sync::ThisThread;
+
+/// A pool with more caches than this lends slabs. With no more, all of them together waste less than 32 MiB.
+const MANY_CACHES: usize = 16;
+
+/// Serves a request of a cache with no pages from a slab that it borrows: the offset of the block. None if the request or
+/// the pool is of no such kind, or memory for slabs has run out.
+///
+/// # Errors
+/// A refusal of the driver, but for want of memory.
+pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
+    let Request { cache, ref service, thread, bytes } = *request;
+    if !service.may_borrow() {
+        return Ok(None);
+    }
+    if !cache.lock(thread).borrows_for(bytes) {
+        return Ok(None);
+    }
+    let Some(lender) = DeviceCaches::lender_for_many(&service.pool, MANY_CACHES, thread)? else { return Ok(None) };
+    let lend = || {
+        let mut heap = lender.lock(thread);
+        let slab = heap.lend(&lender.memory.pages, bytes, cache.number)?;
+        record(lender, MemoryAction::SegmentUnmap, slab);
+        Some(slab)
+    };
+    let mut slab = lend();
+    if slab.is_none() && settle(lender, thread, Patience::Ask)? {
+        slab = lend();
+    }
+    if slab.is_none() {
+        let service = Service::of_lender(&service.pool);
+        match grow_by_pages(&Request { cache: lender, service, thread, bytes: PAGE }, Effort::Ready) {
+            Ok(_) => slab = lend(),
+            Err(error) if is_no_memory(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let Some(slab) = slab else { return Ok(None) };
+    let mut heap = cache.lock(thread);
+    heap.borrow(slab);
+    record(cache, MemoryAction::SegmentMap, slab);
+    Ok(cache.allocate_locked(&mut heap, bytes, is_recorded()))
+}
+
+/// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.
+fn record(cache: &ThreadCache, action: MemoryAction, slab: &Slab) {
+    if is_recorded() {
+        cache.record_segment(action, slab.start(), slab.class().slab_bytes());
+    }
+}
+
+/// Returns the empty slabs that a cache has borrowed to the pool's lender, which lends them again once the work so far on
+/// the cache's stream is done.
+pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
+    let returned = {
+        let mut heap = cache.lock(thread);
+        if !heap.has_borrowed() {
+            return Ok(());
+        }
+        let returned = heap.take_borrowed();
+        returned.iter().for_each(|slab| record(cache, MemoryAction::SegmentUnmap, slab));
+        returned
+    };
+    let Some(lender) = DeviceCaches::lender_of(&service.pool) else { return Ok(()) };
+    for slab in returned {
+        // After they were taken, so that all work on what was free in them is in it. A stream that cannot be recorded
+        // on is waited for by all later work.
+        let until = service.work_so_far(&cache.memory.events, thread, None);
+        let until = until.unwrap_or_else(|_| Until::Devices(vec![cache.memory.device]));
+        let offset = slab.start();
+        {
+            let mut heap = lender.lock(thread);
+            record(lender, MemoryAction::SegmentMap, slab);
+            heap.take_back(&cache.memory.pages, slab);
+        }
+        wait(lender, Waiting { offset, until });
+    }
+    if !service.pool.is_closed() {
+        return Ok(());
+    }
+    // Nothing else would give its pages back.
+    settle(lender, thread, Patience::Ask)?;
+    retire_free(lender, thread, &Service::of_lender(&service.pool))
+}
