@@ -56,7 +56,7 @@ def test_a_symbol_that_it_lacks_is_told(machine, check):
     old = build_library(
         "miopen", machine.site_packages / "_rocm_sdk_libraries/lib/libMIOpen.so.1", without="GET_STREAM"
     )
-    said = f"{old} (loaded): lacks the symbol miopenGetStream, so it is too old"
+    said = f"{old} (from GPUPOOL_MIOPEN_PATH) (loaded): lacks the symbol miopenGetStream, so it is too old"
     check("gives_no_handle", "LibraryNotFound", said, GPUPOOL_MIOPEN_PATH=str(old))
 
 

@@ -144,6 +144,7 @@ def refused_calls():
         "MemPool.use_count": mem_pool.use_count,
         "OomCallback.remove": callback.remove,
         "PoolScope.__enter__": scope.__enter__,
+        "PoolToken.enter": token.enter,
         "Stream.__cuda_stream__": stream.__cuda_stream__,
         "Stream.__new__": gpupool.Stream,
         "Stream.ptr": lambda: stream.ptr,
