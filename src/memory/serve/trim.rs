@@ -121,8 +121,8 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
 
 /// Forgets a closed pool that has nothing left.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
-    let is_mapped = |cache: &ThreadCache| cache.lock(thread).mapped() > 0;
-    if pool.is_closed() && !DeviceCaches::caches_of(pool).into_iter().any(is_mapped) {
+    let has_memory = |cache: &ThreadCache| cache.lock(thread).has_memory();
+    if pool.is_closed() && !DeviceCaches::caches_of(pool).into_iter().any(has_memory) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
     }
 }
