@@ -9,7 +9,9 @@ use common::{device, stream};
 use gpupool::memory::{
     begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
 };
-use gpupool::runtime::host::{Call, Fault, clear_faults, create_stream, driver_calls, inject, simulate, submit};
+use gpupool::runtime::host::{
+    Call, Fault, clear_faults, create_stream, destroy_stream, driver_calls, inject, simulate, submit,
+};
 use gpupool::{MemPool, StatusKind, Stream, empty};
 
 const PAGE: u64 = 2 << 20;
@@ -52,6 +54,9 @@ fn a_stream_that_may_be_gone_takes_a_page_at_most() {
     let buffers: Vec<_> = streams.iter().map(|stream| empty(1, stream).unwrap()).collect();
     assert!(reserved() <= 4000 * PAGE, "{}", reserved());
     drop(buffers);
+    for stream in streams {
+        destroy_stream(stream.raw(), device(0)).unwrap();
+    }
     empty_cache().unwrap();
     assert_eq!(reserved(), 0);
 }

@@ -19,6 +19,10 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     if service.is_captured && service.pool.has_captures() {
         return Ok(());
     }
+    if !cache.lock(thread).has_memory() {
+        // Of thousands of streams most may have nothing, and are not asked about their work.
+        return Ok(());
+    }
     return_slabs(cache, thread, service)?;
     let (memory, supply) = (cache.memory, &service.pool.supply);
     // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
