@@ -187,6 +187,27 @@ fn a_pool_that_ends_gives_its_shared_pages_back_as_its_blocks_die() {
 }
 
 #[test]
+fn threads_that_free_the_last_blocks_of_a_pool_end_it_once() {
+    let _host = host();
+    for _ in 0..20 {
+        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let scope = pool.enter().unwrap();
+        let mut held = crowd(48);
+        drop((scope, pool));
+        let threads: Vec<_> = (0..6)
+            .map(|_| {
+                let part = held.split_off(held.len() - 8);
+                thread::spawn(move || drop(part))
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+    empty_cache().unwrap();
+    let stats = memory_stats(device(0)).unwrap();
+    assert_eq!((stats.total.reserved_bytes, stats.pools), (0, 1), "{stats:?}");
+}
+
+#[test]
 fn threads_with_streams_of_their_own_share_pages_while_memory_is_given_back() {
     let _host = host();
     let held = crowd(20);

@@ -296,6 +296,9 @@ impl ThreadCache {
                 self.record_segment(MemoryAction::SegmentUnmap, row[0].start(), bytes);
             }
         }
+        if !taken.is_empty() {
+            self.tell_if_no_pages(heap);
+        }
         taken
     }
 

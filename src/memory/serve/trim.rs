@@ -19,12 +19,21 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     if service.is_captured && service.pool.has_captures() {
         return Ok(());
     }
+    if !cache.lock(thread).has_memory() {
+        // Of thousands of streams most may have nothing, and are not asked about their work.
+        return Ok(());
+    }
     return_slabs(cache, thread, service)?;
     let (memory, supply) = (cache.memory, &service.pool.supply);
-    // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
+    let turnover = cache.lock(thread).turnover();
+    // Recorded before anything is taken, so that a refusal changes nothing.
     let mut until = Some(service.work_so_far(&memory.events, thread, None)?);
     let (mappings, spans) = {
         let mut heap = cache.lock(thread);
+        if heap.turnover() != turnover {
+            // What was freed since may have later work, which is recorded once this is looked at.
+            until = Some(Until::Devices(vec![memory.device]));
+        }
         heap.drop_empty_slabs(&memory.pages);
         if service.pool.source().is_pages() {
             (cache.take_mappings(&mut heap, u64::MAX, 0, u64::MAX), Vec::new())
@@ -130,8 +139,8 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
 
 /// Forgets a pool that nothing uses and that has nothing left.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
-    let is_mapped = |cache: &ThreadCache| cache.lock(thread).mapped() > 0;
-    if pool.is_closed() && pool.use_count() == 0 && !DeviceCaches::caches_of(pool).into_iter().any(is_mapped) {
+    let has_memory = |cache: &ThreadCache| cache.lock(thread).has_memory();
+    if pool.is_closed() && pool.use_count() == 0 && !DeviceCaches::caches_of(pool).into_iter().any(has_memory) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
     }
 }

@@ -134,6 +134,11 @@ impl Heap {
         self.mapped
     }
 
+    /// Returns whether it has pages, lent ones too, or borrowed slabs.
+    pub(in crate::memory) fn has_memory(&self) -> bool {
+        self.mapped > 0 || self.spans.iter().next().is_some()
+    }
+
     /// Bytes of pages in which nothing is live.
     pub(in crate::memory) fn unused(&self) -> u64 {
         self.mapped - self.counts.live()

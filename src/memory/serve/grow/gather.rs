@@ -20,42 +20,47 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
         return Ok(());
     }
     for pool in pools(growth.request, effort).iter().filter(|pool| pool.source().is_pages()) {
-        if effort > Effort::Exact {
-            gather_from_all(growth, DeviceCaches::caches_of(pool), effort)?;
-        } else {
+        if effort <= Effort::Exact {
             gather_from_few(growth, pool, effort)?;
+            continue;
+        }
+        for cache in DeviceCaches::caches_of(pool) {
+            if growth.missing_pages() == 0 {
+                return Ok(());
+            }
+            gather_from(growth, cache, effort)?;
         }
     }
     Ok(())
 }
 
-/// How many caches with free pages are looked at before memory has run out. So a program with thousands of streams, all
-/// at work, does not ask about each of them whenever one grows; the next request goes on with those behind.
-pub(super) const LOOKED_AT: usize = 64;
+/// How many caches with free pages are looked at at a time before memory has run out, and how many streams among theirs
+/// are found at work before the rest is given up. So a program with thousands of streams does not ask about each of them
+/// whenever one grows; the next request goes on with those behind.
+pub(super) const LOOKED_AT: usize = 256;
+const FOUND_AT_WORK: usize = 64;
 
-/// Takes free pages of those caches of a pool that have told of some.
+/// Takes free pages of those caches of a pool that have told of some. Goes on as long as half of them have none any more.
 fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Result<()> {
-    let mut looks = LOOKED_AT;
-    while looks > 0 && growth.missing_pages() > 0 {
-        let told = pool.ledger.with_pages(looks);
-        let had_none = gather_from_all(growth, DeviceCaches::numbered(pool, &told), effort)?;
-        // Those that had none any more are told of no more, and do not count as looked at.
-        looks = if told.len() < looks { 0 } else { had_none };
-    }
-    Ok(())
-}
-
-/// Takes free pages of these caches until there are enough. Returns how many of them had told of pages and had none.
-fn gather_from_all(growth: &mut Growth<'_>, caches: Vec<&'static ThreadCache>, effort: Effort) -> Result<usize> {
-    let mut had_none = 0;
-    for cache in caches {
-        let missing = growth.missing_pages();
-        if missing == 0 {
-            break;
+    let mut at_work = 0;
+    loop {
+        let told = pool.ledger.with_pages(LOOKED_AT);
+        let caches = DeviceCaches::numbered(pool, &told);
+        let mut bare = told.len() - caches.len();
+        for cache in caches {
+            if growth.missing_pages() == 0 || at_work >= FOUND_AT_WORK {
+                return Ok(());
+            }
+            match gather_from(growth, cache, effort)? {
+                Found::Nothing => bare += 1,
+                Found::AtWork => at_work += 1,
+                Found::Pages => {}
+            }
         }
-        had_none += usize::from(gather_from(growth, cache, missing, effort)?);
+        if bare < LOOKED_AT / 2 {
+            return Ok(());
+        }
     }
-    Ok(had_none)
 }
 
 /// Returns the pools whose pages are looked at.
@@ -78,32 +83,45 @@ fn is_worth_new_pages(growth: &Growth<'_>) -> bool {
     cache.traffic.is_worth_new_pages(pages, heap.allocations())
 }
 
-/// Takes free pages of one cache, at most those that are missing and a little more. Returns whether it had told of pages
-/// and had none.
-fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, missing: u32, effort: Effort) -> Result<bool> {
+/// What a look at a cache has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    /// It had told of free pages, and has none any more.
+    Nothing,
+    /// Its stream is at work, which the driver was asked.
+    AtWork,
+    /// Pages that were taken, or that cannot be for now.
+    Pages,
+}
+
+/// Takes free pages of one cache, at most those that are missing and a little more.
+fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Effort) -> Result<Found> {
     let Request { cache: asker, ref service, thread, .. } = *growth.request;
-    // A look into a cache of this thread costs less than a question about its stream.
+    let missing = growth.missing_pages();
     if std::ptr::eq(cache, asker) {
-        return Ok(false);
+        return Ok(Found::Pages);
     }
+    // A look into a cache of this thread costs less than a question about its stream.
     if cache.is_owned_by(thread) {
         let mut heap = cache.lock(thread);
-        let had_none = cache.tell_if_no_pages(&mut heap);
-        if heap.unused() == 0 || (had_none && effort <= Effort::Exact) {
-            return Ok(had_none);
+        let is_bare = cache.tell_if_no_pages(&mut heap);
+        if heap.unused() == 0 || (is_bare && effort <= Effort::Exact) {
+            return Ok(if is_bare { Found::Nothing } else { Found::Pages });
         }
     }
-    let Some(other) = cache.service() else { return Ok(false) };
+    let Some(other) = cache.service() else { return Ok(Found::Pages) };
     let readiness = readiness(cache, &other, growth.request, effort)?;
-    if readiness == Readiness::Never {
-        return Ok(false);
+    match readiness {
+        Readiness::Never => return Ok(Found::Pages),
+        Readiness::AtWork => return Ok(Found::AtWork),
+        Readiness::AfterWork | Readiness::Done { .. } => {}
     }
     let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let (mappings, is_bare) = {
         let mut heap = cache.lock(thread);
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
-            return Ok(false);
+            return Ok(Found::Pages);
         }
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&growth.memory.pages);
@@ -115,19 +133,19 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, missing: u3
         (mappings, is_bare)
     };
     if mappings.is_empty() {
-        return Ok(is_bare);
+        return Ok(if is_bare { Found::Nothing } else { Found::Pages });
     }
     if matches!(readiness, Readiness::Done { .. }) {
         let (pool, until) = (Arc::clone(&other.pool), Until::at_once());
         growth.gathered.push(Gathered { cache, pool, mappings, until });
-        return Ok(false);
+        return Ok(Found::Pages);
     }
     growth.add(cache, &other, mappings)?;
     let is_in_order = other.is_in_order_with(service);
     if !is_in_order || other.is_captured {
         pass_on(growth, effort >= Effort::Pool)?;
     }
-    Ok(false)
+    Ok(Found::Pages)
 }
 
 /// Keeps pages last used on another stream only if the GPU is done with them; otherwise they go back.
@@ -145,6 +163,8 @@ fn pass_on(growth: &mut Growth<'_>, wait: bool) -> Result<()> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Readiness {
     Never,
+    /// Not now: its stream is at work.
+    AtWork,
     /// With the work so far on its stream, or on the device.
     AfterWork,
     /// At once, if its heap's turnover is still this.
@@ -191,5 +211,5 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
     // The question spoils captures as an allocation does.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let is_idle = other.stream.query()?;
-    Ok(if is_idle { Readiness::AfterWork } else { Readiness::Never })
+    Ok(if is_idle { Readiness::AfterWork } else { Readiness::AtWork })
 }

@@ -133,7 +133,7 @@ fn collect_from(
 ) -> Result<bool> {
     let Request { cache: asker, ref service, thread, .. } = *request;
     let readiness = readiness(cache, other, request, effort)?;
-    if readiness == Readiness::Never {
+    if matches!(readiness, Readiness::Never | Readiness::AtWork) {
         return Ok(false);
     }
     let runs = {
@@ -181,9 +181,23 @@ pub(in crate::memory::serve) fn retire_reserve(
 ) -> Result<()> {
     let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
     let memory = cache.memory;
-    // Recorded before anything is taken, so that a refusal changes nothing. What is taken was free before.
-    let until = service.work_so_far(&memory.events, thread, None)?;
-    let runs: Vec<Run> = cache.take_reserve(&mut cache.lock(thread), reserve);
+    let turnover = cache.lock(thread).turnover();
+    // Recorded before anything is taken, so that a refusal changes nothing.
+    let mut until = service.work_so_far(&memory.events, thread, None)?;
+    let runs: Vec<Run> = {
+        let mut heap = cache.lock(thread);
+        if heap.turnover() != turnover {
+            // What was freed since may have later work, which is recorded once this is looked at.
+            until = Until::Devices(vec![memory.device]);
+        }
+        cache.take_reserve(&mut heap, reserve)
+    };
+    if runs.is_empty() {
+        if let Until::Events(events) = until {
+            memory.events.put_back(events);
+        }
+        return Ok(());
+    }
     // SAFETY: these pages were taken out of the cache, and `until` is all work on the stream that it serves.
     unsafe { memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
     Ok(())
