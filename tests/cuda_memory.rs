@@ -330,11 +330,13 @@ fn segments_that_may_be_registered_stay_where_they_are() {
         let first = filled_in(&pool, kernels, &a, 256 * MIB, 1).unwrap();
         let address = first.buffer.address();
         first.check(kernels);
+        drop(first);
         assert_eq!(empty_cache().unwrap(), 0);
         assert!(Filled::new(kernels, &b, 300 * MIB, 2).is_err());
         let again = filled_in(&pool, kernels, &a, 256 * MIB, 3).unwrap();
         assert_eq!(again.buffer.address(), address);
         again.check(kernels);
+        drop(again);
         synchronize();
         assert_eq!(pool.trim().unwrap(), 256 * MIB);
     }
@@ -354,6 +356,7 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
     let whole = filled_in(&pool, kernels, &streams[0], RESERVE, 1).unwrap();
     let address = whole.buffer.address();
     whole.check(kernels);
+    drop(whole);
     for round in 0..20 {
         let blocks: Vec<_> = (0..12)
             .map(|n| filled_in(&pool, kernels, &streams[n % 4], (n as u64 * 9 + round + 1) * MIB, n as u32).unwrap())
@@ -364,6 +367,7 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
         let whole = filled_in(&pool, kernels, &streams[round as usize % 4], RESERVE, 77).unwrap();
         assert_eq!(whole.buffer.address(), address);
         whole.check(kernels);
+        drop(whole);
         pool.trim().unwrap();
         empty_cache().unwrap();
     }

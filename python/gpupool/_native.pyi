@@ -5,9 +5,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
 
-from typing_extensions import disjoint_base
-
 from _typeshed import SupportsRead
+from typing_extensions import disjoint_base
 
 __version__: str
 
@@ -557,8 +556,8 @@ class MemPool:
                 of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
                 from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
                 memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
-            use_on_oom: Let requests of every other pool take what this one has free when the device has no more. Without
-                it what the pool has freed serves the pool alone.
+            use_on_oom: Let requests of every other pool take what this one has free when the device has no more.
+                Without it what the pool has freed serves the pool alone.
             no_split: Give each block a segment of its own, which stays until :meth:`trim` or the pool's end.
             limit: The most bytes to have at once.
             device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
@@ -568,8 +567,8 @@ class MemPool:
                 addresses in one piece. Its requests are served from them first.
 
         Raises:
-            InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with ``allocator``,
-                ``segments`` or ``no_split``.
+            InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with
+                ``allocator``, ``segments`` or ``no_split``.
             OutOfMemory: If the device has not enough for ``reserve``, also after other pools have given back what they
                 may and the callbacks of :func:`on_oom` were asked.
         """
@@ -997,8 +996,8 @@ def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
 def empty_cache() -> int:
     """Return free memory of every pool to the driver, also inside scopes, and return its bytes.
 
-    What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments`` or
-    an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
+    What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments``
+    or an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
