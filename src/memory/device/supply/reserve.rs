@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(taken, [Some(100), Some(103), Some(108)]);
         assert_eq!(reserve.take(&mut vec![], 1), None);
         for run in [(103, 5), (100, 3), (108, 8)] {
-            assert_eq!(reserve.put_back(vec![run]), []);
+            assert!(reserve.put_back(vec![run]).is_empty());
         }
         assert_eq!(reserve.take(&mut vec![], 16), Some(100));
         assert_eq!(reserve.take(&mut vec![(100, 16)], 17), None);
@@ -149,13 +149,13 @@ mod tests {
         // Free: 110 to 116, and the asker's 100 to 102 and 104 to 110.
         let mut own = vec![(100, 2), (104, 6)];
         assert_eq!(reserve.take(&mut own, 12), Some(104));
-        assert_eq!((own, reserve.free()), (vec![(100, 2)], vec![]));
+        assert!(own == [(100, 2)] && reserve.free().is_empty());
         let mut own = vec![(100, 3)];
         assert_eq!(reserve.take(&mut own, 2), Some(100));
-        assert_eq!((own, reserve.free()), (vec![(102, 1)], vec![]));
+        assert!(own == [(102, 1)] && reserve.free().is_empty());
         let mut own = vec![(102, 1)];
         assert_eq!(reserve.take(&mut own, 2), None);
-        assert_eq!((own, reserve.free()), (vec![(102, 1)], vec![]));
+        assert!(own == [(102, 1)] && reserve.free().is_empty());
     }
 
     #[test]
@@ -164,10 +164,10 @@ mod tests {
         let firsts = |extents: Vec<Mapping>| extents.into_iter().map(|extent| extent.first).collect::<Vec<_>>();
         assert_eq!(reserve.take(&mut vec![], 6), Some(100));
         assert_eq!(firsts(reserve.end()), [108, 112]);
-        assert_eq!(firsts(reserve.put_back(vec![(100, 3)])), []);
+        assert!(reserve.put_back(vec![(100, 3)]).is_empty());
         assert_eq!(firsts(reserve.put_back(vec![(103, 2)])), [100]);
         assert_eq!(firsts(reserve.put_back(vec![(105, 1)])), [104]);
-        assert_eq!((reserve.extents(), reserve.free()), (vec![], vec![]));
-        assert_eq!(firsts(reserve.end()), []);
+        assert!(reserve.extents().is_empty() && reserve.free().is_empty());
+        assert!(reserve.end().is_empty());
     }
 }
