@@ -56,7 +56,7 @@ impl PyMemPool {
     #[pyo3(
         signature = (*_arguments, **_named),
         text_signature = "(allocator=None, use_on_oom=False, no_split=False, limit=None, device=None, segments=False, *, \
-                          is_user_created=True)"
+                          is_user_created=True, reserve=0)"
     )]
     fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
         Self { made: OnceLock::new(), blocks: ScopeBlocks::new() }
