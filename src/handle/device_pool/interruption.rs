@@ -1,4 +1,4 @@
-//! What ends a wait before its time, as Ctrl-C does in Python. The core knows no signals: whoever begins a wait says what to
+//! What ends a wait before its time, as Ctrl-C does in Python. The core knows no signals: the caller of a wait says what to
 //! ask meanwhile.
 
 use std::fmt;
