@@ -2,22 +2,31 @@
 //!
 //! One thread, the owner, locks by two plain memory accesses. Any other thread first announces itself, then makes every
 //! core of the process pass a memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out. So the
-//! price of the barrier that each lock needs is paid by the rare visitor. Where the kernel has no `membarrier`, the owner
-//! pays for a barrier of its own.
+//! price of the barrier that each lock needs is paid by the rare visitor. The announcement then stands until the owner
+//! has come a few times by the mutex, so further visitors need no barrier. Where the kernel has no `membarrier`, the
+//! owner pays for a barrier of its own.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+
+/// How often the owner locks by the mutex before it returns to the short way. A barrier costs as much as some hundred
+/// locks of a mutex, and holds up every core; so visits that follow one another soon share one.
+#[cfg(not(loom))]
+const LOCKS_AFTER_VISIT: u32 = 64;
+#[cfg(loom)]
+const LOCKS_AFTER_VISIT: u32 = 2;
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
 pub(crate) struct OwnerLock<T> {
     /// Whether the owner is at work on the value.
     inside: AtomicBool,
-    /// Whether another thread wants to be, or is.
-    wanted: AtomicBool,
-    /// Held by a thread at work that is not the owner, and by an owner that had to wait.
-    visitors: Mutex<()>,
+    /// Whether the owner has to come in by the mutex. Changed with the mutex held.
+    is_shared: AtomicBool,
+    /// Held by a thread at work that is not the owner, and while the lock is shared by the owner too. How often it was
+    /// the owner since the last visitor.
+    owner_locks: Mutex<u32>,
     value: UnsafeCell<T>,
     /// Whether the owner has a guard, whichever way it came in.
     #[cfg(debug_assertions)]
@@ -35,7 +44,7 @@ unsafe impl<T: Send> Sync for OwnerLock<T> {}
 pub(crate) struct OwnerGuard<'a, T> {
     lock: &'a OwnerLock<T>,
     /// None where the owner came in by the short way.
-    visitor: Option<MutexGuard<'a, ()>>,
+    shared: Option<MutexGuard<'a, u32>>,
     #[cfg(debug_assertions)]
     is_owner: bool,
 }
@@ -44,8 +53,8 @@ impl<T> OwnerLock<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
             inside: AtomicBool::new(false),
-            wanted: AtomicBool::new(false),
-            visitors: Mutex::new(()),
+            is_shared: AtomicBool::new(false),
+            owner_locks: Mutex::new(0),
             value: UnsafeCell::new(value),
             #[cfg(debug_assertions)]
             is_owner_inside: AtomicBool::new(false),
@@ -65,45 +74,53 @@ impl<T> OwnerLock<T> {
         debug_assert!(!self.is_owner_inside.swap(true, Ordering::Relaxed), "locked twice by its owner");
         self.inside.store(true, Ordering::Relaxed);
         barrier::light();
-        // Acquire: what a visitor did is seen once it has taken its announcement back.
-        if self.wanted.load(Ordering::Acquire) {
-            return self.wait_for_visitor();
+        if self.is_shared.load(Ordering::Relaxed) {
+            return self.lock_as_one_of_many();
         }
         OwnerGuard::new(self, None, true)
     }
 
     #[cold]
-    fn wait_for_visitor(&self) -> OwnerGuard<'_, T> {
+    fn lock_as_one_of_many(&self) -> OwnerGuard<'_, T> {
         self.inside.store(false, Ordering::Release);
-        // While this is held no visitor is at work.
-        OwnerGuard::new(self, Some(lock(&self.visitors)), true)
+        let mut owner_locks = lock(&self.owner_locks);
+        *owner_locks += 1;
+        if *owner_locks >= LOCKS_AFTER_VISIT {
+            // No visitor comes in while the mutex is held, and the next one announces itself anew.
+            self.is_shared.store(false, Ordering::Relaxed);
+        }
+        OwnerGuard::new(self, Some(owner_locks), true)
     }
 
     /// Locks for any thread, the owner too.
     #[cold]
     pub(crate) fn lock(&self) -> OwnerGuard<'_, T> {
-        let visitor = lock(&self.visitors);
-        self.wanted.store(true, Ordering::Relaxed);
-        barrier::heavy();
-        // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless memory is
-        // recorded.
-        while self.inside.load(Ordering::Acquire) {
-            yield_now();
+        let mut owner_locks = lock(&self.owner_locks);
+        *owner_locks = 0;
+        // While the lock is shared the owner is at work only with the mutex, which is held here.
+        if !self.is_shared.load(Ordering::Relaxed) {
+            self.is_shared.store(true, Ordering::Relaxed);
+            barrier::heavy();
+            // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless
+            // memory is recorded.
+            while self.inside.load(Ordering::Acquire) {
+                yield_now();
+            }
         }
-        OwnerGuard::new(self, Some(visitor), false)
+        OwnerGuard::new(self, Some(owner_locks), false)
     }
 }
 
 impl<'a, T> OwnerGuard<'a, T> {
     #[inline]
-    fn new(lock: &'a OwnerLock<T>, visitor: Option<MutexGuard<'a, ()>>, is_owner: bool) -> Self {
+    fn new(lock: &'a OwnerLock<T>, shared: Option<MutexGuard<'a, u32>>, is_owner: bool) -> Self {
         #[cfg(loom)]
         lock.touched.with_mut(|_| ());
         #[cfg(not(debug_assertions))]
         let _ = is_owner;
         Self {
             lock,
-            visitor,
+            shared,
             #[cfg(debug_assertions)]
             is_owner,
         }
@@ -144,9 +161,7 @@ impl<T> Drop for OwnerGuard<'_, T> {
         if self.is_owner {
             self.lock.is_owner_inside.store(false, Ordering::Relaxed);
         }
-        if self.visitor.is_some() {
-            self.lock.wanted.store(false, Ordering::Release);
-        } else {
+        if self.shared.is_none() {
             self.lock.inside.store(false, Ordering::Release);
         }
     }
@@ -238,6 +253,24 @@ mod models {
             add_one(&*unsafe { lock.lock_as_owner() });
             visitor.join().unwrap();
             assert_eq!(lock.lock().load(Ordering::Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn an_owner_returns_to_the_short_way_between_visits() {
+        loom::model(|| {
+            let lock = Arc::new(OwnerLock::new(AtomicUsize::new(0)));
+            drop(lock.lock());
+            let visitor = {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || (0..2).for_each(|_| add_one(&*lock.lock())))
+            };
+            for _ in 0..3 {
+                // SAFETY: this thread is the only owner and holds no guard.
+                add_one(&*unsafe { lock.lock_as_owner() });
+            }
+            visitor.join().unwrap();
+            assert_eq!(lock.lock().load(Ordering::Relaxed), 5);
         });
     }
 
