@@ -24,8 +24,8 @@ use crate::sync::{
 
 /// The pool was closed or dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
-/// The work on its stream is noted when memory is freed there.
-const LENDING: u32 = 2;
+/// The work on its stream is marked when memory is freed there.
+const MARKS_WORK: u32 = 2;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
 const LENDER: u32 = 4;
 
@@ -48,7 +48,7 @@ pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) traffic: PageTraffic,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
-    /// What there is to do when a block is freed: [`CLOSING`], [`LENDING`].
+    /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`].
     duties: AtomicU32,
     /// What is recorded of its blocks.
     pub(in crate::memory) recording: CacheRecording,
@@ -168,10 +168,10 @@ impl ThreadCache {
         self.visit().close();
     }
 
-    /// Lends its free pages from now on, if its stream may be gone at any time.
-    pub(in crate::memory) fn lend_if_foreign(&self) {
+    /// Marks the work on its stream from now on, if that may be gone at any time.
+    pub(in crate::memory) fn mark_work_if_foreign(&self) {
         if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
-            self.duties.fetch_or(LENDING, Ordering::Relaxed);
+            self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }
 
@@ -185,8 +185,8 @@ impl ThreadCache {
         self.duties.load(Ordering::Acquire) & CLOSING != 0
     }
 
-    pub(in crate::memory) fn is_lending(&self) -> bool {
-        self.duties.load(Ordering::Relaxed) & LENDING != 0
+    pub(in crate::memory) fn marks_work(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & MARKS_WORK != 0
     }
 
     /// Returns whether it lends slabs to the pool's other caches.

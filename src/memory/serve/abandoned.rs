@@ -35,7 +35,7 @@ fn end_some(caches: &DeviceCaches, thread: ThisThread, ended: &mut Vec<(CacheKey
         let is_abandoned = match service.stream.clones() {
             // Each cache holds one clone, and `service` another.
             Some(clones) => clones == caches.count_on(&service.stream) + 1,
-            None => cache.is_lending() && is_bare(cache, thread),
+            None => cache.marks_work() && is_bare(cache, thread),
         };
         if !is_abandoned {
             continue;

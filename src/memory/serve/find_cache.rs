@@ -96,8 +96,8 @@ fn acquire(
     let pool = Arc::clone(&service.pool);
     let cache = caches.new_cache(service, thread)?;
     let is_added = caches.add_cache(&pool, cache);
-    if pool.is_lending() {
-        cache.lend_if_foreign();
+    if pool.marks_work() {
+        cache.mark_work_if_foreign();
     }
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if !is_added || pool.is_closed() {

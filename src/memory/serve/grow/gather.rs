@@ -10,8 +10,8 @@ use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::memory::device::{PAGE, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::lending;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::work_marks;
 use crate::runtime::{self, RelaxedCapture};
 
 /// Takes free pages of other caches, those of the same pool first, until there are enough.
@@ -191,12 +191,12 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
             return Ok(Readiness::AfterWork);
         }
         if other.is_captured {
-            // No call names a stream there, so this one marks. Without a mark the pages are not lent.
-            let _ = lending::mark_all_work(cache, asker.thread);
-        } else if !other.pool.is_lending() && cache.lock(asker.thread).unused() >= PAGE {
-            lending::begin(&other.pool);
+            // No call names a stream there, so this one marks. Without a mark the pages are not taken.
+            let _ = work_marks::mark_all_work(cache, asker.thread);
+        } else if !other.pool.marks_work() && cache.lock(asker.thread).unused() >= PAGE {
+            work_marks::begin(&other.pool);
         }
-        let turnover = lending::finished_turnover(cache)?;
+        let turnover = work_marks::finished_turnover(cache)?;
         return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
     }
     if other.stream.raw() == stream.raw() {

@@ -9,9 +9,10 @@ use super::gather::{LOOKED_AT, Readiness, readiness};
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache, is_recorded};
-use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Run, Until};
+use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::trim::take_out;
 use crate::observe::Activity;
 use crate::sync::{ThisThread, lock};
 
@@ -181,17 +182,7 @@ pub(in crate::memory::serve) fn retire_reserve(
 ) -> Result<()> {
     let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
     let memory = cache.memory;
-    let turnover = cache.lock(thread).turnover();
-    // Recorded before anything is taken, so that a refusal changes nothing.
-    let mut until = service.work_so_far(&memory.events, thread, None)?;
-    let runs: Vec<Run> = {
-        let mut heap = cache.lock(thread);
-        if heap.turnover() != turnover {
-            // What was freed since may have later work, which is recorded once this is looked at.
-            until = Until::Devices(vec![memory.device]);
-        }
-        cache.take_reserve(&mut heap, reserve)
-    };
+    let (runs, until) = take_out(cache, thread, service, |heap| cache.take_reserve(heap, reserve))?;
     if runs.is_empty() {
         if let Until::Events(events) = until {
             memory.events.put_back(events);
