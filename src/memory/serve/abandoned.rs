@@ -75,8 +75,8 @@ fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, th
         return false;
     }
     let counts = {
-        let heap = cache.lock(thread);
-        if heap.mapped() > 0 {
+        let mut heap = cache.lock(thread);
+        if !heap.end_if_empty() {
             return false;
         }
         heap.counts()

@@ -84,7 +84,8 @@ fn acquire(
         None => (Arc::clone(caches.default_pool()?), false, false),
     };
     let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
-    let service = Service { pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
+    let service =
+        Service { number: 0, pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
     for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
         let serves = cache.service().is_some_and(|other| {
             other.is_in_order_with(&service) && other.is_captured == is_captured && other.is_feed == is_feed

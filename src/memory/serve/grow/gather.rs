@@ -119,7 +119,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
     let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let (mappings, is_bare) = {
-        let mut heap = cache.lock(thread);
+        let Some(mut heap) = cache.lock_in(&other, thread) else { return Ok(Found::Pages) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(Found::Pages);
         }
@@ -136,8 +136,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
         return Ok(if is_bare { Found::Nothing } else { Found::Pages });
     }
     if matches!(readiness, Readiness::Done { .. }) {
-        let (pool, until) = (Arc::clone(&other.pool), Until::at_once());
-        growth.gathered.push(Gathered { cache, pool, mappings, until });
+        growth.gathered.push(Gathered { cache, service: other, mappings, until: Until::at_once() });
         return Ok(Found::Pages);
     }
     growth.add(cache, &other, mappings)?;
@@ -154,7 +153,7 @@ fn pass_on(growth: &mut Growth<'_>, wait: bool) -> Result<()> {
     if !last.until.is_done(&growth.memory.events, wait)?
         && let Some(from) = growth.gathered.pop()
     {
-        from.put_back(growth.memory);
+        from.put_back(growth.memory, growth.request.thread);
     }
     Ok(())
 }
