@@ -73,10 +73,10 @@ impl Lease {
 }
 
 impl Claim for Lease {
-    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self> {
+    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         pooled.hold(Holder::lease());
-        events::note(pool.library, device, HandleAction::Take, &pooled.handle);
-        Ok(Self::new(pool, device, pooled))
+        events::note(pool.library, stream.device(), HandleAction::Take, &pooled.handle);
+        Ok(Self::new(pool, stream.device(), pooled))
     }
 }
 

@@ -21,7 +21,11 @@ use crate::process;
 use crate::runtime::{self, Runtime, Stream};
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
-pub(super) const BUILT_IN: usize = 8;
+pub(super) const BUILT_IN: usize = 12;
+
+/// How many of them, those with the lowest ids, have a place in the array of a window: one for each device. Where the library
+/// keeps scratch memory in its handles that is not enough, for a thread has a handle for each stream.
+pub(super) const NEAR: usize = 8;
 
 /// A pool, which lives as long as the process.
 pub(crate) struct Pool {

@@ -29,7 +29,12 @@ pub(crate) trait Claim: Sized {
     ///
     /// # Errors
     /// Where it cannot be held; it lies idle then.
-    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self>;
+    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
+
+    /// Takes a handle out of what the caller holds already for other streams, where it may hold no more.
+    fn take_own(_pool: &'static Pool, _device: Device) -> Option<Arc<PooledHandle>> {
+        None
+    }
 }
 
 /// What a request comes to without a wait.
@@ -75,7 +80,11 @@ pub(super) fn begin<'s, T: Claim>(
     stream: &'s Stream,
 ) -> Result<Attempt<'s, T>> {
     let on_device = pool.on(stream.device())?;
-    match on_device.take(stream.raw()) {
+    let turn = match T::take_own(pool, stream.device()) {
+        Some(own) => Ok(on_device.take_back(own)),
+        None => on_device.take(stream.raw()),
+    };
+    match turn {
         Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
             let pooled = pool.make_ready(on_device, pooled, stream)?;
             on_device.count_hand_over();
@@ -96,7 +105,7 @@ fn claim<T: Claim>(
 ) -> Result<T> {
     pooled.note_stream(stream.raw());
     on_device.begin_use(&pooled);
-    T::claim(pool, stream.device(), pooled)
+    T::claim(pool, stream, pooled)
 }
 
 impl<T: Claim> Unfinished<'_, T> {

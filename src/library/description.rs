@@ -25,7 +25,8 @@ pub(super) struct Description {
     pub(super) set_memory: Option<&'static CStr>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
-    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
+    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of NVIDIA's, as tests/gpu/test_shared_handle.py
+    /// shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,
@@ -39,17 +40,36 @@ pub(super) struct Description {
     pub(super) synchronizes_on_destroy: bool,
 }
 
-/// A call that sets something of a handle back, `status f(handle, int)`, with this value. Versions of a library that lack it
-/// have nothing to set back.
+/// A call that sets something of a handle back. Versions of a library that lack it have nothing to set back.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reset {
     pub(super) function: &'static CStr,
-    pub(super) value: c_int,
+    pub(super) kind: ResetKind,
+}
+
+/// The form of such a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ResetKind {
+    /// `status f(handle, int)`: this value.
+    Value(c_int),
+    /// `status f(handle, int)`: what `status g(handle, int *)` tells of a new handle, where versions or the environment differ.
+    AsNew(&'static CStr),
+    /// `status f(handle, void *, size_t)`: no workspace of the owner's. `bool g(handle)` of one of these tells that the handle
+    /// has the library's own, which must not be set anew: that would free it, and wait for the device.
+    OwnWorkspace(&'static [&'static CStr]),
 }
 
 impl Reset {
     pub(super) const fn new(function: &'static CStr, value: c_int) -> Self {
-        Self { function, value }
+        Self { function, kind: ResetKind::Value(value) }
+    }
+
+    pub(super) const fn as_new(function: &'static CStr, get: &'static CStr) -> Self {
+        Self { function, kind: ResetKind::AsNew(get) }
+    }
+
+    pub(super) const fn own_workspace(function: &'static CStr, is_own: &'static [&'static CStr]) -> Self {
+        Self { function, kind: ResetKind::OwnWorkspace(is_own) }
     }
 }
 
@@ -73,6 +93,10 @@ pub(super) enum VersionCall {
     Number(&'static CStr),
     /// `status f(size_t* major, size_t* minor, size_t* patch)`.
     Three(&'static CStr),
+    /// `status f(handle, int*)`, as 100000 * major + 100 * minor + patch: known once a handle was made.
+    OfHandle(&'static CStr),
+    /// It does not.
+    None,
 }
 
 /// How a library names its statuses.

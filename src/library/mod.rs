@@ -9,6 +9,7 @@ mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 mod named;
+mod reset;
 mod vendor;
 mod vendors;
 mod workspace;
@@ -25,7 +26,9 @@ pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use find::Origin;
 pub(crate) use named::Named;
 pub use vendor::Vendor;
-pub use vendors::{CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, MIOPEN, host};
+pub use vendors::{
+    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, HIPBLAS, HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, host,
+};
 use workspace::HandleWorkspaces;
 
 pub use crate::site_packages::add_site_packages;
@@ -164,8 +167,8 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether the handle has scratch memory that work under way may still use, so that the next stream has to
-    /// wait for the last one when a handle goes from one owner to the next.
+    /// Returns whether the handle has scratch memory that work under way may still use. Then the next stream has to wait for
+    /// the last one when a handle goes from one owner to the next, and a thread gets a handle for each of its streams.
     fn keeps_scratch(&self) -> bool {
         false
     }
@@ -181,7 +184,7 @@ pub trait Library: Send + Sync {
         true
     }
 
-    /// Returns the version, if the library tells one.
+    /// Returns the version, if the library tells one; some do only once a handle was made.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.

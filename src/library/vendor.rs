@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 
 use log::info;
 
-use super::description::{Description, Reset, StatusNames, VersionCall};
+use super::description::{Description, StatusNames, VersionCall};
 use super::find::{self, Loaded};
+use super::reset::LoadedReset;
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -21,7 +22,7 @@ type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
-type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type GetIntFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type SetMemoryFn = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
@@ -38,12 +39,13 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    resets: Vec<(Reset, SetIntFn)>,
+    resets: Vec<LoadedReset>,
     set_memory: Option<SetMemoryFn>,
     set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     three: Option<ThreeFn>,
+    of_handle: Option<GetIntFn>,
     status_name: Option<StatusNameFn>,
     last_error: Option<LastErrorFn>,
 }
@@ -54,11 +56,13 @@ pub struct Vendor {
     description: Description,
     /// Only success is kept, so that a library installed later is found.
     api: OnceLock<Api>,
+    /// What the first handle told, of a library that tells its version by a handle.
+    version_of_handle: OnceLock<Version>,
 }
 
 impl Vendor {
     pub(super) const fn new(description: Description) -> Self {
-        Self { description, api: OnceLock::new() }
+        Self { description, api: OnceLock::new(), version_of_handle: OnceLock::new() }
     }
 
     #[inline]
@@ -74,16 +78,18 @@ impl Vendor {
     fn load(&self) -> Result<&Api> {
         let d = &self.description;
         let activity = Activity::begin(format_args!("load {}", self.name()));
-        let (property, number, three) = match d.version {
-            VersionCall::Property(name) => (Some(name), None, None),
-            VersionCall::Number(name) => (None, Some(name), None),
-            VersionCall::Three(name) => (None, None, Some(name)),
+        let (property, number, three, of_handle) = match d.version {
+            VersionCall::Property(name) => (Some(name), None, None, None),
+            VersionCall::Number(name) => (None, Some(name), None, None),
+            VersionCall::Three(name) => (None, None, Some(name), None),
+            VersionCall::OfHandle(name) => (None, None, None, Some(name)),
+            VersionCall::None => (None, None, None, None),
         };
         let status_name = if let StatusNames::Function(name) = d.status_names { Some(name) } else { None };
         let wanted: Vec<&'static CStr> =
             [Some(d.create), Some(d.destroy), d.set_stream, d.get_stream, status_name, d.last_error]
                 .into_iter()
-                .chain([property, number, three])
+                .chain([property, number, three, of_handle])
                 .flatten()
                 .collect();
         let loaded = find::load(d.component, &wanted)?;
@@ -94,11 +100,7 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d
-                    .resets
-                    .iter()
-                    .filter_map(|reset| Some((*reset, loaded.function(reset.function).ok()?)))
-                    .collect(),
+                resets: d.resets.iter().filter_map(|reset| LoadedReset::load(&loaded, reset)).collect(),
                 // Versions that lack it take memory their own way alone.
                 set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
                 // Versions that lack it keep to their own workspaces.
@@ -106,6 +108,7 @@ impl Vendor {
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
                 three: loaded.optional_function(three)?,
+                of_handle: loaded.optional_function(of_handle)?,
                 status_name: loaded.optional_function(status_name)?,
                 last_error: loaded.optional_function(d.last_error)?,
                 loaded,
@@ -175,6 +178,19 @@ impl Vendor {
             return self.call_set_stream_bound(api, set_stream, handle, stream).map(|()| true);
         }
         self.call_set_stream(api, set_stream, handle, stream).map(|()| true)
+    }
+
+    /// Learns from a handle that was just made what the library tells by a handle alone.
+    fn learn(&self, api: &Api, new: &RawHandle) {
+        api.resets.iter().for_each(|reset| reset.learn(new));
+        if let Some(of_handle) = api.of_handle {
+            let mut number = 0;
+            // SAFETY: the handle is live, only this call knows it, and `number` is a valid place for an int.
+            if unsafe { of_handle(new.as_ptr(), &mut number) } == 0 {
+                let number = number.unsigned_abs();
+                self.version_of_handle.get_or_init(|| (number / 100_000, number % 100_000 / 100, number % 100));
+            }
+        }
     }
 
     #[cold]
@@ -277,6 +293,7 @@ impl Library for Vendor {
             Some(handle) if status == 0 => {
                 // SAFETY: the library just made it, and only this call knows it.
                 let handle = unsafe { RawHandle::from_ptr(handle) };
+                self.learn(api, &handle);
                 let workspace = self.description.workspace.as_ref().filter(|_| api.set_workspace.is_some());
                 Ok(match workspace.map(|call| (call, (call.bytes)(device))) {
                     Some((call, bytes)) if bytes > 0 => handle.with_workspaces(HandleWorkspaces::new(call.all, bytes)),
@@ -319,11 +336,11 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(Reset { function, value }, set) in &api.resets {
+        for reset in &api.resets {
             // SAFETY: the handle is live and only its holder uses it.
-            match unsafe { set(handle.as_ptr(), value) } {
+            match unsafe { reset.call(handle) } {
                 0 => {}
-                status => return Err(self.refused(api, function, status)),
+                status => return Err(self.refused(api, reset.function, status)),
             }
         }
         self.call_set_memory(api, handle, None)?;
@@ -365,7 +382,7 @@ impl Library for Vendor {
                 status => Err(self.refused(api, name, status)),
             };
         }
-        let Some(property) = api.property else { return Ok(None) };
+        let Some(property) = api.property else { return Ok(self.version_of_handle.get().copied()) };
         let mut version = [0; 3];
         for (kind, place) in (0..).zip(&mut version) {
             // SAFETY: `place` is a valid place for an int, and 0, 1 and 2 are the three properties.

@@ -165,6 +165,13 @@ impl DevicePool {
         self.idle.take(|pooled| pooled.last_ran_on(stream))
     }
 
+    /// Takes a handle back from a holder whose own request it is to serve. Counts a miss.
+    pub(super) fn take_back(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
+        self.books().misses += 1;
+        pooled.hold(Holder::NONE);
+        Turn::Handle(pooled)
+    }
+
     /// Waits in line, and returns what the request was given; none if that took longer than the timeout. `name` is the
     /// library's.
     ///
