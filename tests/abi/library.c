@@ -1,7 +1,7 @@
 // An ABI double of any library whose calls need a handle. The names come from the compiler's command line; one that is
 // left out is a symbol that an old version lacks. DRIVER is the soname of the driver it works with, which knows the
 // streams, STATUSES its names of statuses, and with USES_CONTEXT its streams must be of the current device, as cuDNN's
-// and MIOpen's.
+// and MIOpen's. SETTINGS are what can be set of a handle, VALUE(set, get, what a new handle has).
 
 #include "double.h"
 
@@ -11,15 +11,30 @@ extern int NEEDS(int kind, int *value);
 int uses(void) { return NEEDS(0, 0); }
 #endif
 
-// A handle: its stream, its workspace if it is not the library's own, its handler of device memory if it has one, and the
-// memory that it keeps until it is destroyed.
+#ifndef SETTINGS
+#define SETTINGS
+#endif
+#define VALUE(set, get, new) AT_##set,
+enum { SETTINGS COUNT };
+#undef VALUE
+#define VALUE(set, get, new) {#set, new},
+static const struct { const char *name; intptr_t new; } settings[] = {SETTINGS {0}};
+#undef VALUE
+
+// A handle: its stream, its workspace if it is not the library's own, its handler of device memory if it has one, the memory
+// that it keeps until it is destroyed, and its settings.
 typedef struct {
   void *context;
   int (*allocate)(void *, void **, size_t, void *);
   int (*free)(void *, void *, size_t, void *);
   char name[64];
 } Memory;
-typedef struct { void *stream, *workspace; Memory memory; void *kept; } Handle;
+typedef struct {
+  void *stream, *workspace;
+  Memory memory;
+  void *kept;
+  intptr_t settings[COUNT + 1];
+} Handle;
 
 // What the driver's double answers, or something else where there is no driver.
 static int driver(const char *question, void *argument, int otherwise) {
@@ -58,8 +73,9 @@ int CREATE(void **handle) {
   CALL();
   int status = driver("double_allocation_spoils", NULL, 0);
   if (status) return status;
-  *handle = calloc(1, sizeof(Handle));
-  add("handle", (uintptr_t)*handle, 0, driver("double_device", NULL, -1));
+  Handle *made = *handle = calloc(1, sizeof(Handle));
+  for (int index = 0; index < COUNT; index++) made->settings[index] = settings[index].new;
+  add("handle", (uintptr_t)made, 0, driver("double_device", NULL, -1));
   return 0;
 }
 #endif
@@ -129,6 +145,22 @@ int GET_MEMORY(void *handle, Memory *memory) {
   return memory->allocate ? 0 : 3;
 }
 #endif
+#define SET(set, parameters, value) \
+  int set parameters { \
+    CALL(); \
+    alive("handle", handle); \
+    ((Handle *)handle)->settings[AT_##set] = (intptr_t)value; \
+    return 0; \
+  }
+#define GET(set, get, type) \
+  int get(void *handle, type *value) { \
+    CALL(); \
+    alive("handle", handle); \
+    *value = (type)((Handle *)handle)->settings[AT_##set]; \
+    return 0; \
+  }
+#define VALUE(set, get, new) SET(set, (void *handle, int value), value) GET(set, get, int)
+SETTINGS
 #ifdef PROPERTY
 int PROPERTY(int kind, int *value) { CALL(); *value = (const int[]){VERSION}[kind]; return 0; }
 #endif
@@ -163,7 +195,15 @@ void LAST_ERROR(char *message, size_t length) {
 }
 #endif
 
-// For tests: the stream of a handle, its workspace if that is not the library's own, and whether it was destroyed.
+// For tests: the stream of a handle, its workspace if that is not the library's own, what of it is not as in a new one, and
+// whether it was destroyed.
 void *double_stream_of(void *handle) { return ((Handle *)handle)->stream; }
 void *double_workspace_of(void *handle) { return ((Handle *)handle)->workspace; }
+// What is not as in a new handle: the name of the function that set it, or null.
+const char *double_changed(void *handle) {
+  const Handle *own = handle;
+  for (int index = 0; index < COUNT; index++)
+    if (own->settings[index] != settings[index].new) return settings[index].name;
+  return NULL;
+}
 int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }

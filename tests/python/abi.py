@@ -60,12 +60,13 @@ def build_library(
     flags.append("-DVERSION=" + ",".join(map(str, version)))
     flags.append("-DSTATUSES=" + ",".join(f'{{{code},"{status}"}}' for code, status in library.statuses.items()))
     flags.append(f'-DDRIVER="{library.driver}"')
+    flags.append("-DSETTINGS=" + " ".join(setting.macro for setting in library.settings))
     if library.uses_context:
         flags.append("-DUSES_CONTEXT")
     if needs:
         symbol, needed = needs
         flags += [f"-DNEEDS={symbol}", "-Wl,--no-as-needed", f"-L{needed.parent}", f"-l:{needed.name}"]
-    return _compile("library.c", file, *flags)
+    return _compile(library.source, file, *flags)
 
 
 def build_wheel(name: str, site_packages: Path) -> Path:

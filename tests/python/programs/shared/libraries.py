@@ -4,6 +4,30 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What can be set of a handle: by a function, as a VALUE, from what to what else."""
+
+    set: str
+    kind: str = "VALUE"
+    get: str = ""
+    new: int = 0
+    other: int = 1
+
+    @property
+    def macro(self) -> str:
+        """What tests/abi/library.c makes its functions from. One that the library does not have is the double's own."""
+        return f"{self.kind}({self.set}, {self.get or f'double_get_{self.set}'}, {self.new})"
+
+
+def settings_of(prefix: str, suffix: str, *settings: tuple[str, int, int]) -> tuple[Setting, ...]:
+    """Return settings by what follows Set and Get in the names of their functions, what is new and what else may be."""
+    return tuple(
+        Setting(f"{prefix}Set{name}{suffix}", "VALUE", f"{prefix}Get{name}{suffix}", new, other)
+        for name, new, other in settings
+    )
+
+
+@dataclass(frozen=True)
 class Library:
     """What a library is called and calls its functions and statuses."""
 
@@ -15,6 +39,12 @@ class Library:
     out_of_memory: int = 2
     driver: str = "libcuda.so.1"
     uses_context: bool = False
+    settings: tuple[Setting, ...] = ()
+    # The file in tests/abi that its double is made from.
+    source: str = "library.c"
+    # Whether its version can be told, and whether a thread has a handle for each stream.
+    tells_version: bool = True
+    by_stream: bool = False
 
 
 LIBRARIES = {
@@ -157,6 +187,95 @@ LIBRARIES = {
     ),
 }
 
+HIPBLAS_STATUSES = {
+    1: "HIPBLAS_STATUS_NOT_INITIALIZED",
+    2: "HIPBLAS_STATUS_ALLOC_FAILED",
+    3: "HIPBLAS_STATUS_INVALID_VALUE",
+    4: "HIPBLAS_STATUS_MAPPING_ERROR",
+    5: "HIPBLAS_STATUS_EXECUTION_FAILED",
+    6: "HIPBLAS_STATUS_INTERNAL_ERROR",
+    7: "HIPBLAS_STATUS_NOT_SUPPORTED",
+    8: "HIPBLAS_STATUS_ARCH_MISMATCH",
+    9: "HIPBLAS_STATUS_HANDLE_IS_NULLPTR",
+    10: "HIPBLAS_STATUS_INVALID_ENUM",
+    11: "HIPBLAS_STATUS_UNKNOWN",
+}
+LIBRARIES |= {
+    "hipblas": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipblas.so.3",
+        "hipblasCreate",
+        "hipblasDestroy",
+        {
+            "SET_STREAM": "hipblasSetStream",
+            "GET_STREAM": "hipblasGetStream",
+            "SET_OWN_WORKSPACE": "hipblasSetWorkspace",
+            "STATUS_NAME": "hipblasStatusToString",
+        },
+        HIPBLAS_STATUSES,
+        driver="libamdhip64.so.7",
+        # Atomics are allowed, as in ROCm 6.
+        settings=settings_of("hipblas", "", ("PointerMode", 0, 1), ("MathMode", 0, 1), ("AtomicsMode", 1, 0)),
+        source="rocm_library.c",
+        tells_version=False,
+        by_stream=True,
+    ),
+    "hipblaslt": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipblaslt.so.1",
+        "hipblasLtCreate",
+        "hipblasLtDestroy",
+        {"VERSION_OF_HANDLE": "hipblasLtGetVersion"},
+        HIPBLAS_STATUSES,
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipblasLt", "", ("SmCountTarget", 0, 16), ("UniformSummationOrder", 0, 1)),
+        source="rocm_library.c",
+        by_stream=True,
+    ),
+    "hipsolver": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipsolver.so.1",
+        "hipsolverCreate",
+        "hipsolverDestroy",
+        {"SET_STREAM": "hipsolverSetStream", "GET_STREAM": "hipsolverGetStream"},
+        {
+            **{code: status.replace("HIPBLAS", "HIPSOLVER") for code, status in HIPBLAS_STATUSES.items()},
+            12: "HIPSOLVER_STATUS_ZERO_PIVOT",
+            13: "HIPSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED",
+        },
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipsolver", "", ("DeterministicMode", 241, 242)),
+        source="rocm_library.c",
+        tells_version=False,
+        by_stream=True,
+    ),
+    "hipsparse": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipsparse.so.4",
+        "hipsparseCreate",
+        "hipsparseDestroy",
+        {
+            "SET_STREAM": "hipsparseSetStream",
+            "GET_STREAM": "hipsparseGetStream",
+            "VERSION_OF_HANDLE": "hipsparseGetVersion",
+        },
+        {
+            1: "HIPSPARSE_STATUS_NOT_INITIALIZED",
+            2: "HIPSPARSE_STATUS_ALLOC_FAILED",
+            3: "HIPSPARSE_STATUS_INVALID_VALUE",
+            4: "HIPSPARSE_STATUS_ARCH_MISMATCH",
+            5: "HIPSPARSE_STATUS_MAPPING_ERROR",
+            6: "HIPSPARSE_STATUS_EXECUTION_FAILED",
+            7: "HIPSPARSE_STATUS_INTERNAL_ERROR",
+            8: "HIPSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED",
+            9: "HIPSPARSE_STATUS_ZERO_PIVOT",
+            10: "HIPSPARSE_STATUS_NOT_SUPPORTED",
+            11: "HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        },
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipsparse", "", ("PointerMode", 0, 1)),
+        source="rocm_library.c",
+        by_stream=True,
+    ),
+}
+
 # What a library may lack: then gpupool does without.
-OPTIONAL = {"SET_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
+OPTIONAL = {"SET_WORKSPACE", "SET_OWN_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
+BY_STREAM = [name for name, library in LIBRARIES.items() if library.by_stream]
