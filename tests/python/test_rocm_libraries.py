@@ -1,4 +1,4 @@
-"""hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE over ABI doubles of them and of HIP: where they are found, and what is theirs.
+"""hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE over ABI doubles of them and of HIP: where they are, and what is theirs.
 
 What they have in common with other libraries is in test_platforms.py.
 """

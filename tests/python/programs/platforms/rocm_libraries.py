@@ -48,7 +48,7 @@ def the_version_is_told_once_a_handle_was_made(name):
 
 
 def hand_over(library, change):
-    """Let two owners change the handle of a stream, a thread and a lease, and return it as the next gets it each time."""
+    """Let a thread and a lease change a handle one after the other, and yield it as the next owner gets it."""
     stream = gpupool.Stream(0)
 
     def owner():
