@@ -42,9 +42,18 @@ class Library:
     settings: tuple[Setting, ...] = ()
     # The file in tests/abi that its double is made from.
     source: str = "library.c"
-    # Whether its version can be told, and whether a thread has a handle for each stream.
-    tells_version: bool = True
+    # Whether a thread has a handle for each stream.
     by_stream: bool = False
+
+    @property
+    def tells_version_alone(self) -> bool:
+        """True if it tells its version without a handle."""
+        return bool({"PROPERTY", "VERSION_NUMBER", "VERSION_PARTS"} & self.symbols.keys())
+
+    @property
+    def tells_version(self) -> bool:
+        """True if it tells its version, by a handle or without one."""
+        return self.tells_version_alone or "VERSION_OF_HANDLE" in self.symbols
 
 
 LIBRARIES = {
@@ -216,7 +225,6 @@ LIBRARIES |= {
         # Atomics are allowed, as in ROCm 6.
         settings=settings_of("hipblas", "", ("PointerMode", 0, 1), ("MathMode", 0, 1), ("AtomicsMode", 1, 0)),
         source="rocm_library.c",
-        tells_version=False,
         by_stream=True,
     ),
     "hipblaslt": Library(
@@ -243,7 +251,6 @@ LIBRARIES |= {
         driver="libamdhip64.so.7",
         settings=settings_of("hipsolver", "", ("DeterministicMode", 241, 242)),
         source="rocm_library.c",
-        tells_version=False,
         by_stream=True,
     ),
     "hipsparse": Library(
