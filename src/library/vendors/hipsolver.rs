@@ -29,9 +29,11 @@ pub static HIPSOLVER: Vendor = Vendor::new(Description {
     get_stream: Some(c"hipsolverGetStream"),
     // Of hipsolver-functions.h.
     //
-    // Not here: hipsolverSetStream, as every request sets the stream; hipsolverXgesvdjSet* and hipsolverXsyevjSet*, whose
-    // options are in objects of the caller's; hipsolverSetMathMode and the setters of emulation of the newest versions, for
-    // rocSOLVER has no emulation and refuses.
+    // Not here: hipsolverSetStream, as every request sets the stream; the functions for syevj and gesvdj, whose options are in
+    // objects of the caller's; and what the newest versions have for NVIDIA's GPUs, while rocSOLVER refuses all but the
+    // defaults: hipsolverSetMathMode, hipsolverSetEmulationStrategy, hipsolverSetEmulationSpecialValuesSupport,
+    // hipsolverSetFixedPointEmulationMantissaControl, hipsolverSetFixedPointEmulationMaxMantissaBitCount and
+    // hipsolverSetFixedPointEmulationMantissaBitOffset.
     resets: &[
         // Since ROCm 6.3. It is rocBLAS's atomics mode, whose default depends on the version.
         Reset::as_new(c"hipsolverSetDeterministicMode", c"hipsolverGetDeterministicMode"),
