@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 
 use log::info;
 
-use super::description::{Description, Reset, StatusNames, VersionCall};
+use super::description::{Description, HandlerCalls, StatusNames, VersionCall};
 use super::find::{self, Loaded};
+use super::reset::{GetHandlerFn, LoadedReset, handler_of};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -21,7 +22,6 @@ type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
-type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type SetMemoryFn = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
@@ -29,6 +29,10 @@ type NumberFn = unsafe extern "C" fn() -> usize;
 type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int;
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
 type LastErrorFn = unsafe extern "C" fn(*mut c_char, usize);
+
+/// What mends the refusal to take a handler of device memory off.
+const OTHER_HANDLER: &str =
+    "Another handler of device memory was set for this handle: destroy the objects that have memory from it first";
 
 /// The functions of a loaded library.
 #[derive(Debug)]
@@ -38,8 +42,9 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    resets: Vec<(Reset, SetIntFn)>,
+    resets: Vec<LoadedReset>,
     set_memory: Option<SetMemoryFn>,
+    get_memory: Option<GetHandlerFn>,
     set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
@@ -94,13 +99,10 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d
-                    .resets
-                    .iter()
-                    .filter_map(|reset| Some((*reset, loaded.function(reset.function).ok()?)))
-                    .collect(),
+                resets: d.resets.iter().filter_map(|reset| LoadedReset::load(&loaded, reset)).collect(),
                 // Versions that lack it take memory their own way alone.
-                set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
+                set_memory: d.set_memory.and_then(|calls| loaded.function(calls.set).ok()),
+                get_memory: d.set_memory.and_then(|calls| loaded.function(calls.get).ok()),
                 // Versions that lack it keep to their own workspaces.
                 set_workspace: d.workspace.as_ref().and_then(|workspace| loaded.function(workspace.set).ok()),
                 property: loaded.optional_function(property)?,
@@ -191,12 +193,31 @@ impl Vendor {
     /// Sets the handler of device memory, or with none the library's own.
     #[inline]
     fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
-        let (Some(set), Some(name)) = (api.set_memory, self.description.set_memory) else { return Ok(()) };
+        let (Some(set), Some(HandlerCalls { set: name, .. })) = (api.set_memory, self.description.set_memory) else {
+            return Ok(());
+        };
         // SAFETY: the handle is live, only its holder uses it, and the library copies the handler.
         match unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) } {
             0 => Ok(()),
             status => Err(self.refused(api, name, status)),
         }
+    }
+
+    /// Brings the library's own workspace back, which setting the stream does, for a handle that has none of ours. Each request
+    /// then sets its stream.
+    #[cold]
+    fn reset_workspace(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
+        // SAFETY: the handle is live, and the legacy default stream lasts.
+        match unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
+        }
+    }
+
+    /// Returns whether a refused creation may leave a handle.
+    fn leaves_unfinished(&self) -> bool {
+        let since = self.description.leaves_unfinished_since;
+        since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since))
     }
 
     #[cold]
@@ -283,7 +304,14 @@ impl Library for Vendor {
                     _ => handle,
                 })
             }
-            _ => Err(self.refused(api, self.description.create, status).on(device)),
+            unfinished => {
+                let error = self.refused(api, self.description.create, status).on(device);
+                if let Some(handle) = unfinished.filter(|_| self.leaves_unfinished()) {
+                    // SAFETY: the library just made it, only this call knows it, and the library asks for its destruction.
+                    unsafe { (api.destroy)(handle.as_ptr()) };
+                }
+                Err(error)
+            }
         }
     }
 
@@ -319,18 +347,35 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(Reset { function, value }, set) in &api.resets {
+        for reset in &api.resets {
             // SAFETY: the handle is live and only its holder uses it.
-            match unsafe { set(handle.as_ptr(), value) } {
+            match unsafe { reset.call(handle) } {
                 0 => {}
-                status => return Err(self.refused(api, function, status)),
+                status => return Err(self.refused(api, reset.function, status)),
             }
         }
-        self.call_set_memory(api, handle, None)?;
-        if let Some(workspaces) = &handle.workspaces {
-            workspaces.forget();
+        // What it has of ours stays ours: `set_memory` follows, and sees to it that it does.
+        if !handle.takes_our_memory() {
+            self.call_set_memory(api, handle, None)?;
         }
-        Ok(())
+        match (&handle.workspaces, api.set_stream, api.set_workspace) {
+            (Some(workspaces), ..) => {
+                workspaces.forget();
+                Ok(())
+            }
+            (None, Some(set_stream), Some(_)) => self.reset_workspace(api, set_stream, handle),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn cannot_be_reset(&self, handle: &RawHandle) -> bool {
+        let Ok(api) = self.api() else { return false };
+        // SAFETY: the handle is live and only its holder uses it.
+        let has_handler = |reset: &LoadedReset| unsafe { reset.has_handler(handle) };
+        let get_memory = api.get_memory.filter(|_| !handle.takes_our_memory());
+        // SAFETY: the handle is live and only its holder uses it.
+        api.resets.iter().any(has_handler) || get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_some())
     }
 
     fn takes_memory(&self) -> Result<bool> {
@@ -340,8 +385,18 @@ impl Library for Vendor {
     #[cold]
     fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
         let api = self.api()?;
-        self.call_set_memory(api, handle, None)?;
-        self.call_set_memory(api, handle, Some(memory))
+        // SAFETY: the handle is live and only its holder uses it.
+        let current = api.get_memory.and_then(|get| unsafe { handler_of(get, handle) });
+        if !current.is_some_and(|current| current.is(memory)) {
+            handle.note_our_memory(false);
+            self.call_set_memory(api, handle, None).map_err(|error| {
+                let advice = current.map(|_| OTHER_HANDLER.to_owned());
+                error.map_library(|refused| refused.advice = advice.or(refused.advice.take()))
+            })?;
+            self.call_set_memory(api, handle, Some(memory))?;
+        }
+        handle.note_our_memory(true);
+        Ok(())
     }
 
     fn keeps_scratch(&self) -> bool {
