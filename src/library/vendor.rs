@@ -214,10 +214,21 @@ impl Vendor {
         }
     }
 
-    /// Returns whether a refused creation may leave a handle.
-    fn leaves_unfinished(&self) -> bool {
+    /// Destroys what a refused creation left, where the library asks for that. It stays if destroying it would spoil a capture
+    /// that is known of.
+    #[cold]
+    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
-        since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since))
+        let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
+        let would_spoil = || {
+            let runtime = runtime::get();
+            let is_capturing = runtime.and_then(|runtime| runtime::is_known_stream_capturing(runtime, device));
+            self.description.synchronizes_on_destroy && is_capturing.unwrap_or(true)
+        };
+        if is_asked_for && !would_spoil() {
+            // SAFETY: the library made it for the call that it refused, which alone knows it.
+            unsafe { (api.destroy)(handle.as_ptr()) };
+        }
     }
 
     #[cold]
@@ -306,9 +317,8 @@ impl Library for Vendor {
             }
             unfinished => {
                 let error = self.refused(api, self.description.create, status).on(device);
-                if let Some(handle) = unfinished.filter(|_| self.leaves_unfinished()) {
-                    // SAFETY: the library just made it, only this call knows it, and the library asks for its destruction.
-                    unsafe { (api.destroy)(handle.as_ptr()) };
+                if let Some(handle) = unfinished {
+                    self.destroy_unfinished(api, handle, device);
                 }
                 Err(error)
             }
