@@ -76,13 +76,15 @@ pub(super) fn begin<'s, T: Claim>(
 ) -> Result<Attempt<'s, T>> {
     let on_device = pool.on(stream.device())?;
     let turn = match on_device.take(stream.raw()) {
-        Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => match pool.make_ready(on_device, pooled, stream)? {
-            Some(pooled) => {
-                on_device.count_hand_over();
-                return claim(pool, on_device, stream, pooled).map(Attempt::Ready);
+        Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
+            match pool.make_ready(on_device, pooled, stream)? {
+                Some(pooled) => {
+                    on_device.count_hand_over();
+                    return claim(pool, on_device, stream, pooled).map(Attempt::Ready);
+                }
+                None => Ok(Turn::Room),
             }
-            None => Ok(Turn::Room),
-        },
+        }
         turn => turn,
     };
     let turn = Some(turn);

@@ -3,10 +3,10 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use super::description::{Reset, ResetKind};
-use super::find::Loaded;
 use super::RawHandle;
+use super::description::{Reset, ResetKind};
 use super::device_mem_handler::ToldHandler;
+use super::find::Loaded;
 
 type SetValueFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type GetValueFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;

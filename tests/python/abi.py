@@ -55,8 +55,8 @@ def build_library(
 ) -> Path:
     """Build a library.
 
-    `without` is a kind of symbol, or "SETTINGS" for all of them. `needs` is a symbol and the library that has it, without
-    a hint where that is.
+    `without` is a kind of symbol, or "SETTINGS" for all of them. `needs` is a symbol and the library that has it,
+    without a hint where that is.
     """
     library = LIBRARIES[name]
     symbols = {"CREATE": library.create, "DESTROY": library.destroy, **library.symbols}

@@ -1,8 +1,8 @@
 """Each library's file names every function of the vendor's headers that sets something of a handle or of the process.
 
-A name stands there in the list of what hand-over sets back, or in the comment that says why it is not in that list. The
-headers are those of installed wheels, and of the folders that GPUPOOL_HEADERS names, parted by colons; with that, which
-then is to have the newest ones, also every function that hand-over calls must be in them. Where there are none, this skips.
+A name stands there in the list of what hand-over sets back, or in the comment that says why it is not in that list.
+The headers are those of installed wheels, or of the folders that GPUPOOL_HEADERS names, parted by colons. Those have to
+be the newest, so every function that hand-over calls must be in them too. Where there are none, this skips.
 """
 
 import os

@@ -82,11 +82,7 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
         // CUDA_EMULATION_MANTISSA_CONTROL_DYNAMIC: from CUDA 12.9 on, and all but the first from 13.0 on. To ask costs what
         // setting does, 4 ns, and is refused nowhere, also not for a GPU without emulation.
         Reset::if_other(c"cublasSetEmulationStrategy", c"cublasGetEmulationStrategy", 0),
-        Reset::if_other(
-            c"cublasSetEmulationSpecialValuesSupport",
-            c"cublasGetEmulationSpecialValuesSupport",
-            0xFFFF,
-        ),
+        Reset::if_other(c"cublasSetEmulationSpecialValuesSupport", c"cublasGetEmulationSpecialValuesSupport", 0xFFFF),
         Reset::if_other(
             c"cublasSetFixedPointEmulationMantissaControl",
             c"cublasGetFixedPointEmulationMantissaControl",
