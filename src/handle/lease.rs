@@ -42,14 +42,21 @@ impl Lease {
         let device = stream.device();
         let on_device = pool.devices().get(device.ordinal())?;
         let pooled = on_device.take_own(stream.raw())?;
-        Some(pool.make_ready(on_device, pooled, stream).inspect(|pooled| {
-            pooled.hold(Holder::lease());
-            pooled.count_hit();
-            on_device.begin_use(pooled);
-            if state.is_recorded() {
-                events::note(pool.library, device, HandleAction::Take, &pooled.handle);
+        let ready = match pool.make_ready(on_device, pooled, stream) {
+            Ok(Some(pooled)) => pooled,
+            Ok(None) => {
+                on_device.leave_room();
+                return None;
             }
-        }))
+            Err(error) => return Some(Err(error)),
+        };
+        ready.hold(Holder::lease());
+        ready.count_hit();
+        on_device.begin_use(&ready);
+        if state.is_recorded() {
+            events::note(pool.library, device, HandleAction::Take, &ready.handle);
+        }
+        Some(Ok(ready))
     }
 
     /// Returns the handle as the library's C API takes it.

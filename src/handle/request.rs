@@ -84,17 +84,20 @@ pub(super) fn begin<'s, T: Claim>(
         Some(own) => Ok(on_device.take_back(own)),
         None => on_device.take(stream.raw()),
     };
-    match turn {
+    let turn = match turn {
         Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
-            let pooled = pool.make_ready(on_device, pooled, stream)?;
-            on_device.count_hand_over();
-            claim(pool, on_device, stream, pooled).map(Attempt::Ready)
+            match pool.make_ready(on_device, pooled, stream)? {
+                Some(pooled) => {
+                    on_device.count_hand_over();
+                    return claim(pool, on_device, stream, pooled).map(Attempt::Ready);
+                }
+                None => Ok(Turn::Room),
+            }
         }
-        turn => {
-            let turn = Some(turn);
-            Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
-        }
-    }
+        turn => turn,
+    };
+    let turn = Some(turn);
+    Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
 }
 
 fn claim<T: Claim>(
@@ -145,11 +148,13 @@ impl<T: Claim> Unfinished<'_, T> {
     /// lie idle.
     fn hand_over(&self, pooled: Arc<PooledHandle>) -> Result<Arc<PooledHandle>> {
         match self.wait_for_former(&pooled) {
-            Ok(true) => {
-                let pooled = self.pool.make_ready(self.on_device, pooled, self.stream)?;
-                self.on_device.count_hand_over();
-                Ok(pooled)
-            }
+            Ok(true) => match self.pool.make_ready(self.on_device, pooled, self.stream)? {
+                Some(pooled) => {
+                    self.on_device.count_hand_over();
+                    Ok(pooled)
+                }
+                None => self.create(),
+            },
             Ok(false) => {
                 self.on_device.put_idle([pooled]);
                 if self.on_device.make_room() { self.create() } else { Err(self.exhausted(Duration::ZERO)) }

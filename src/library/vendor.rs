@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 
 use log::info;
 
-use super::description::{Description, StatusNames, VersionCall};
+use super::description::{Description, HandlerCalls, StatusNames, VersionCall};
 use super::find::{self, Loaded};
-use super::reset::LoadedReset;
+use super::reset::{GetHandlerFn, LoadedReset, handler_of};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -31,6 +31,10 @@ type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
 type LastErrorFn = unsafe extern "C" fn(*mut c_char, usize);
 
+/// What mends the refusal to take a handler of device memory off.
+const OTHER_HANDLER: &str =
+    "Another handler of device memory was set for this handle: destroy the objects that have memory from it first";
+
 /// The functions of a loaded library.
 #[derive(Debug)]
 struct Api {
@@ -41,6 +45,7 @@ struct Api {
     get_stream: Option<GetStreamFn>,
     resets: Vec<LoadedReset>,
     set_memory: Option<SetMemoryFn>,
+    get_memory: Option<GetHandlerFn>,
     set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
@@ -102,7 +107,8 @@ impl Vendor {
                 get_stream: loaded.optional_function(d.get_stream)?,
                 resets: d.resets.iter().filter_map(|reset| LoadedReset::load(&loaded, reset)).collect(),
                 // Versions that lack it take memory their own way alone.
-                set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
+                set_memory: d.set_memory.and_then(|calls| loaded.function(calls.set).ok()),
+                get_memory: d.set_memory.and_then(|calls| loaded.function(calls.get).ok()),
                 // Versions that lack it keep to their own workspaces.
                 set_workspace: d.workspace.as_ref().and_then(|workspace| loaded.function(workspace.set).ok()),
                 property: loaded.optional_function(property)?,
@@ -207,11 +213,41 @@ impl Vendor {
     /// Sets the handler of device memory, or with none the library's own.
     #[inline]
     fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
-        let (Some(set), Some(name)) = (api.set_memory, self.description.set_memory) else { return Ok(()) };
+        let (Some(set), Some(HandlerCalls { set: name, .. })) = (api.set_memory, self.description.set_memory) else {
+            return Ok(());
+        };
         // SAFETY: the handle is live, only its holder uses it, and the library copies the handler.
         match unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) } {
             0 => Ok(()),
             status => Err(self.refused(api, name, status)),
+        }
+    }
+
+    /// Brings the library's own workspace back, which setting the stream does, for a handle that has none of ours. Each request
+    /// then sets its stream.
+    #[cold]
+    fn reset_workspace(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
+        // SAFETY: the handle is live, and the legacy default stream lasts.
+        match unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
+        }
+    }
+
+    /// Destroys what a refused creation left, where the library asks for that. It stays if destroying it would spoil a capture
+    /// that is known of.
+    #[cold]
+    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
+        let since = self.description.leaves_unfinished_since;
+        let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
+        let would_spoil = || {
+            let runtime = runtime::get();
+            let is_capturing = runtime.and_then(|runtime| runtime::is_known_stream_capturing(runtime, device));
+            self.description.synchronizes_on_destroy && is_capturing.unwrap_or(true)
+        };
+        if is_asked_for && !would_spoil() {
+            // SAFETY: the library made it for the call that it refused, which alone knows it.
+            unsafe { (api.destroy)(handle.as_ptr()) };
         }
     }
 
@@ -300,7 +336,13 @@ impl Library for Vendor {
                     _ => handle,
                 })
             }
-            _ => Err(self.refused(api, self.description.create, status).on(device)),
+            unfinished => {
+                let error = self.refused(api, self.description.create, status).on(device);
+                if let Some(handle) = unfinished {
+                    self.destroy_unfinished(api, handle, device);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -343,11 +385,28 @@ impl Library for Vendor {
                 status => return Err(self.refused(api, reset.function, status)),
             }
         }
-        self.call_set_memory(api, handle, None)?;
-        if let Some(workspaces) = &handle.workspaces {
-            workspaces.forget();
+        // What it has of ours stays ours: `set_memory` follows, and sees to it that it does.
+        if !handle.takes_our_memory() {
+            self.call_set_memory(api, handle, None)?;
         }
-        Ok(())
+        match (&handle.workspaces, api.set_stream, api.set_workspace) {
+            (Some(workspaces), ..) => {
+                workspaces.forget();
+                Ok(())
+            }
+            (None, Some(set_stream), Some(_)) => self.reset_workspace(api, set_stream, handle),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn cannot_be_reset(&self, handle: &RawHandle) -> bool {
+        let Ok(api) = self.api() else { return false };
+        // SAFETY: the handle is live and only its holder uses it.
+        let has_handler = |reset: &LoadedReset| unsafe { reset.has_handler(handle) };
+        let get_memory = api.get_memory.filter(|_| !handle.takes_our_memory());
+        // SAFETY: the handle is live and only its holder uses it.
+        api.resets.iter().any(has_handler) || get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_some())
     }
 
     fn takes_memory(&self) -> Result<bool> {
@@ -357,8 +416,18 @@ impl Library for Vendor {
     #[cold]
     fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
         let api = self.api()?;
-        self.call_set_memory(api, handle, None)?;
-        self.call_set_memory(api, handle, Some(memory))
+        // SAFETY: the handle is live and only its holder uses it.
+        let current = api.get_memory.and_then(|get| unsafe { handler_of(get, handle) });
+        if !current.is_some_and(|current| current.is(memory)) {
+            handle.note_our_memory(false);
+            self.call_set_memory(api, handle, None).map_err(|error| {
+                let advice = current.map(|_| OTHER_HANDLER.to_owned());
+                error.map_library(|refused| refused.advice = advice.or(refused.advice.take()))
+            })?;
+            self.call_set_memory(api, handle, Some(memory))?;
+        }
+        handle.note_our_memory(true);
+        Ok(())
     }
 
     fn keeps_scratch(&self) -> bool {

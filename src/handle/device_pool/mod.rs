@@ -238,14 +238,17 @@ impl DevicePool {
 
     /// Takes a handle back that no request may get again.
     pub(super) fn retire(&self, pooled: Arc<PooledHandle>) {
-        pooled.hold(Holder::NONE);
-        {
-            let mut books = self.books();
-            books.vacate(&pooled, self.round());
-            books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
-            books.retired.push(pooled);
-        }
+        self.replace(pooled);
         self.idle.leave_room();
+    }
+
+    /// Takes a handle back that no request may get again, and leaves its room to the caller.
+    pub(super) fn replace(&self, pooled: Arc<PooledHandle>) {
+        pooled.hold(Holder::NONE);
+        let mut books = self.books();
+        books.vacate(&pooled, self.round());
+        books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
+        books.retired.push(pooled);
     }
 
     pub(super) fn idle_count(&self) -> usize {

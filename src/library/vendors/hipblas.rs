@@ -57,6 +57,7 @@ pub static HIPBLAS: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[2],
+    leaves_unfinished_since: None,
     handle_bytes: 0,
     // `rocblas_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,

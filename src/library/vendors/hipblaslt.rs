@@ -51,6 +51,7 @@ pub static HIPBLASLT: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[2],
+    leaves_unfinished_since: None,
     handle_bytes: 0,
     // hipblaslt.h says so.
     synchronizes_on_destroy: true,

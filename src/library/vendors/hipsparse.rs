@@ -52,6 +52,7 @@ pub static HIPSPARSE: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[2, 11],
+    leaves_unfinished_since: None,
     handle_bytes: 0,
     // `rocsparse_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from dataclasses import replace
 
 import gpupool
 from double import calls, error_of, is_capturing, set_capture
@@ -70,9 +71,8 @@ def all_that_can_be_set_is_set_back(name, *others):
     library = LibraryDouble(name)
 
     def change(handle):
-        for index, setting in enumerate(library.told.settings):
-            function, value = getattr(library.file, setting.set), int(others[index]) if others else setting.other
-            assert function(ctypes.c_void_p(int(handle)), value) == 0, f"the double refused {setting.set}"
+        for setting, other in zip(library.told.settings, others, strict=True):
+            library.set(handle, replace(setting, other=int(other)))
         assert library.changed(int(handle)), "nothing was changed"
 
     for handle in hand_over(library, change):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Setting:
-    """What can be set of a handle: by a function, as a VALUE, from what to what else."""
+    """What can be set of a handle: by a function, as a VALUE, a POINTER or an ALLOCATOR, from what to what else."""
 
     set: str
     kind: str = "VALUE"
@@ -16,7 +16,9 @@ class Setting:
     @property
     def macro(self) -> str:
         """What tests/abi/library.c makes its functions from. One that the library does not have is the double's own."""
-        return f"{self.kind}({self.set}, {self.get or f'double_get_{self.set}'}, {self.new})"
+        get = self.get or f"double_get_{self.set}"
+        arguments = {"VALUE": (self.set, get, str(self.new)), "POINTER": (self.set, get), "ALLOCATOR": (self.set,)}
+        return f"{self.kind}({', '.join(arguments[self.kind])})"
 
 
 def settings_of(prefix: str, suffix: str, *settings: tuple[str, int, int]) -> tuple[Setting, ...]:
@@ -25,6 +27,16 @@ def settings_of(prefix: str, suffix: str, *settings: tuple[str, int, int]) -> tu
         Setting(f"{prefix}Set{name}{suffix}", "VALUE", f"{prefix}Get{name}{suffix}", new, other)
         for name, new, other in settings
     )
+
+
+# From CUDA 12.9 to 13.2 on, of cuBLAS and cuSOLVER alike.
+EMULATION = (
+    ("EmulationStrategy", 0, 2),
+    ("EmulationSpecialValuesSupport", 0xFFFF, 0),
+    ("FixedPointEmulationMantissaControl", 0, 1),
+    ("FixedPointEmulationMaxMantissaBitCount", 0, 55),
+    ("FixedPointEmulationMantissaBitOffset", 0, -8),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Library:
     driver: str = "libcuda.so.1"
     uses_context: bool = False
     settings: tuple[Setting, ...] = ()
+    leaves_unfinished: bool = False
     # The file in tests/abi that its double is made from.
     source: str = "library.c"
     # Whether a thread has a handle for each stream.
@@ -99,6 +112,7 @@ LIBRARIES = {
             10: "CUSPARSE_STATUS_NOT_SUPPORTED",
             11: "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
         },
+        settings=settings_of("cusparse", "", ("PointerMode", 0, 1)),
     ),
     "cudss": Library(
         "nvidia/cu13/lib/libcudss.so.1",
@@ -109,6 +123,8 @@ LIBRARIES = {
             "PROPERTY": "cudssGetProperty",
             "SET_MEMORY": "cudssSetDeviceMemHandler",
             "GET_MEMORY": "cudssGetDeviceMemHandler",
+            "SET_PINNED": "cudssSetPinnedMemHandler",
+            "GET_PINNED": "cudssGetPinnedMemHandler",
         },
         {
             1: "CUDSS_STATUS_NOT_INITIALIZED",
@@ -118,6 +134,8 @@ LIBRARIES = {
             5: "CUDSS_STATUS_EXECUTION_FAILED",
             6: "CUDSS_STATUS_INTERNAL_ERROR",
         },
+        settings=(Setting("cudssSetJitCacheDir", "POINTER"),),
+        leaves_unfinished=True,
     ),
     "cublas": Library(
         "nvidia/cu13/lib/libcublas.so.13",
@@ -139,6 +157,15 @@ LIBRARIES = {
             14: "CUBLAS_STATUS_INTERNAL_ERROR",
         },
         out_of_memory=3,
+        settings=(
+            *settings_of("cublas", "_v2", ("PointerMode", 0, 1)),
+            *settings_of("cublas", "", ("AtomicsMode", 0, 1), ("MathMode", 0, 3), ("SmCountTarget", 0, 16), *EMULATION),
+            Setting(
+                "cublasSetFixedPointEmulationMantissaBitCountPointer",
+                "POINTER",
+                "cublasGetFixedPointEmulationMantissaBitCountPointer",
+            ),
+        ),
     ),
     "cublaslt": Library(
         "nvidia/cu13/lib/libcublasLt.so.13",
@@ -167,6 +194,7 @@ LIBRARIES = {
             4: "CUSOLVER_STATUS_ARCH_MISMATCH",
             7: "CUSOLVER_STATUS_INTERNAL_ERROR",
         },
+        settings=settings_of("cusolverDn", "", ("DeterministicMode", 1, 2), ("MathMode", 1, 4), *EMULATION),
     ),
     "miopen": Library(
         "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libMIOpen.so.1",
@@ -193,6 +221,11 @@ LIBRARIES = {
         out_of_memory=4,
         driver="libamdhip64.so.7",
         uses_context=True,
+        settings=(
+            Setting("miopenSetAllocator", "ALLOCATOR"),
+            Setting("miopenEnableProfiling"),
+            Setting("miopenSetTuningPolicy", "VALUE", "miopenGetTuningPolicy", 1, 3),
+        ),
     ),
 }
 
@@ -283,6 +316,6 @@ LIBRARIES |= {
 }
 
 # What a library may lack: then gpupool does without.
-OPTIONAL = {"SET_WORKSPACE", "SET_OWN_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
+OPTIONAL = {"SET_WORKSPACE", "SET_OWN_WORKSPACE", "SET_MEMORY", "GET_MEMORY", "SET_PINNED", "GET_PINNED"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
 BY_STREAM = [name for name, library in LIBRARIES.items() if library.by_stream]

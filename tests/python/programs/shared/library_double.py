@@ -45,7 +45,12 @@ class LibraryDouble:
     def set(self, handle: int, setting: Setting) -> None:
         """Set something of a handle to what a new one does not have, as its owner may."""
         function, address = getattr(self.file, setting.set), ctypes.c_void_p(int(handle))
-        assert function(address, setting.other) == 0, f"the double refused {setting.set}"
+        arguments = {
+            "VALUE": [setting.other],
+            "POINTER": [ctypes.c_void_p(4096)],
+            "ALLOCATOR": [ctypes.c_void_p(4096), ctypes.c_void_p(8192), None],
+        }
+        assert function(address, *arguments[setting.kind]) == 0, f"the double refused {setting.set}"
 
     def changed(self, handle: int) -> str | None:
         """Return the name of something of a handle that is not as in a new one, if there is any."""
