@@ -1,5 +1,6 @@
-//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt,
-//! cuSOLVER or MIOpen with its stream set, and device memory from a caching allocator.
+//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or
+//! cuSOLVER, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its stream set, and device memory
+//! from a caching allocator.
 //!
 //! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice,
 //! nothing is destroyed behind your back, and nothing spoils a stream capture.
@@ -79,7 +80,7 @@ pub use error::{
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
-    HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
+    Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
 pub use memory::{

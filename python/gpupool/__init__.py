@@ -1,4 +1,4 @@
-"""Ready handles of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt, cuSOLVER and MIOpen, and a caching allocator.
+"""Ready handles of cuDNN, cuBLAS, cuSPARSE and others, and of ROCm's libraries, and a caching allocator.
 
 >>> import gpupool
 >>> handle = gpupool.cublas.handle(stream)  # this thread's cublasHandle_t as an int, its stream set
@@ -58,6 +58,10 @@ from gpupool._native import (
     get_per_process_memory_fraction,
     graph_pool_handle,
     handle_stats,
+    hipblas,
+    hipblaslt,
+    hipsolver,
+    hipsparse,
     host,
     memory_snapshot,
     memory_stats,
@@ -129,6 +133,10 @@ __all__ = [
     "get_per_process_memory_fraction",
     "graph_pool_handle",
     "handle_stats",
+    "hipblas",
+    "hipblaslt",
+    "hipsolver",
+    "hipsparse",
     "host",
     "info",
     "memory_snapshot",

@@ -16,6 +16,10 @@ cudnn: HandlePool
 cudss: HandlePool
 cusolver: HandlePool
 cusparse: HandlePool
+hipblas: HandlePool
+hipblaslt: HandlePool
+hipsolver: HandlePool
+hipsparse: HandlePool
 host: HandlePool
 miopen: HandlePool
 
@@ -148,6 +152,10 @@ class HandlePool:
         for it inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is
         then the graph's own.
 
+        The handles of hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE cannot be shared by streams, so a thread has one for
+        each of up to eight streams; another stream then gets the handle that has had its own for longest, and waits
+        for what that has under way.
+
         Args:
             stream: The stream to set. The default is the thread's current stream on the device: that of :func:`stream`,
                 else that of the framework that was enabled last, else the legacy default stream.
@@ -224,7 +232,7 @@ class HandlePool:
         """Destroy the idle and discarded handles of one device, or of all, and return how many were destroyed.
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
-        capture on it; MIOpen is assumed to do the same. No handle of these libraries is destroyed while gpupool knows
+        capture on it; ROCm's libraries are assumed to do the same. No handle of these is destroyed while gpupool knows
         of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver
         does not tell of others, so don't trim while another library captures on a non-blocking stream of its own.
         """
@@ -250,7 +258,10 @@ class HandlePool:
 
     @property
     def version(self) -> tuple[int, int, int] | None:
-        """The library's version as major, minor and patch; None for a pool that the program made."""
+        """The library's version as major, minor and patch; None for a pool that the program made.
+
+        hipBLASLt and hipSPARSE tell theirs once a handle was made, hipBLAS and hipSOLVER never: None until then.
+        """
 
     @property
     def path(self) -> str | None:

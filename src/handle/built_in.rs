@@ -68,7 +68,7 @@ macro_rules! built_in {
             }
         )*
 
-        const _: () = assert!([$($id),*].len() == BUILT_IN, "each id is a pool's place in the array of a window");
+        const _: () = assert!([$($id),*].len() == BUILT_IN, "the ids of other pools begin where these end");
     };
 }
 
@@ -81,4 +81,8 @@ built_in! {
     5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
     6 Miopen MIOPEN &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
     7 HostHandles HOST &library::host::HostLibrary, "The pool of the simulated library.";
+    8 Hipblas HIPBLAS &library::HIPBLAS, "hipBLAS's pool, for AMD GPUs. A thread has a handle for each stream.";
+    9 HipblasLt HIPBLASLT &library::HIPBLASLT, "hipBLASLt's pool, for AMD GPUs. Its handles have no stream: each call takes one. But they cannot be shared by streams, so a thread has a handle for each.";
+    10 Hipsolver HIPSOLVER &library::HIPSOLVER, "hipSOLVER's pool, for AMD GPUs. A thread has a handle for each stream.";
+    11 Hipsparse HIPSPARSE &library::HIPSPARSE, "hipSPARSE's pool, for AMD GPUs. A thread has a handle for each stream.";
 }

@@ -134,6 +134,10 @@ impl HandlePool {
     /// Returns the calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture,
     /// not before: what a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
     ///
+    /// Of a library that [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's do, a thread has a handle for
+    /// each of up to eight streams; another stream then gets the handle that has had its own for longest, and waits for
+    /// what that has under way.
+    ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
     /// if a handle cannot be had; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
@@ -171,14 +175,14 @@ impl HandlePool {
         }
     }
 
-    /// Returns this thread's handle, if it holds one on the stream's device. All that is rare is left to
+    /// Returns this thread's handle, if it holds one for the stream. All that is rare is left to
     /// the miss path.
     #[inline]
     fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
         if process::is_forked() || self.0.is_closed() {
             return None;
         }
-        let set = window::with_held(self.0, stream.device(), |pooled| {
+        let set = window::with_held(self.0, stream, |pooled| {
             if self.0.has_memory() && !pooled.takes_our_memory() {
                 self.0.give_memory(pooled, stream.device())?;
             }
@@ -313,7 +317,7 @@ impl HandlePool {
     /// gone had as workspaces is freed too.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
-    /// cuBLASLt, cuSOLVER and cuDSS do, and MIOpen is taken to. Of those, none is destroyed while a capture is known of:
+    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries are taken to. Of those, none is destroyed while a capture is known of:
     /// one on a [`Stream`] made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver
     /// does not tell of others, so do not trim while another library captures on a non-blocking stream of its own.
     ///
@@ -352,7 +356,7 @@ impl HandlePool {
         let runtime = runtime::get()?;
         self.0.close();
         for device in (0..runtime.device_count()).map(Device::from_ordinal) {
-            if let Some(pooled) = window::release(self.0, device) {
+            for pooled in window::release(self.0, device) {
                 self.0.give_back(device, pooled);
             }
         }

@@ -42,14 +42,21 @@ impl Lease {
         let device = stream.device();
         let on_device = pool.devices().get(device.ordinal())?;
         let pooled = on_device.take_own(stream.raw())?;
-        Some(pool.make_ready(on_device, pooled, stream).inspect(|pooled| {
-            pooled.hold(Holder::lease());
-            pooled.count_hit();
-            on_device.begin_use(pooled);
-            if state.is_recorded() {
-                events::note(pool.library, device, HandleAction::Take, &pooled.handle);
+        let ready = match pool.make_ready(on_device, pooled, stream) {
+            Ok(Some(pooled)) => pooled,
+            Ok(None) => {
+                on_device.leave_room();
+                return None;
             }
-        }))
+            Err(error) => return Some(Err(error)),
+        };
+        ready.hold(Holder::lease());
+        ready.count_hit();
+        on_device.begin_use(&ready);
+        if state.is_recorded() {
+            events::note(pool.library, device, HandleAction::Take, &ready.handle);
+        }
+        Some(Ok(ready))
     }
 
     /// Returns the handle as the library's C API takes it.
@@ -73,10 +80,10 @@ impl Lease {
 }
 
 impl Claim for Lease {
-    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self> {
+    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         pooled.hold(Holder::lease());
-        events::note(pool.library, device, HandleAction::Take, &pooled.handle);
-        Ok(Self::new(pool, device, pooled))
+        events::note(pool.library, stream.device(), HandleAction::Take, &pooled.handle);
+        Ok(Self::new(pool, stream.device(), pooled))
     }
 }
 

@@ -16,7 +16,10 @@ mod request;
 mod stats;
 mod window;
 
-pub use built_in::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled, handle, lease};
+pub use built_in::{
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
+    Pooled, handle, lease,
+};
 #[cfg(feature = "python")]
 pub(crate) use device_pool::Interruption;
 pub use events::{HandleAction, HandleEvent};

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use log::info;
+use log::{info, warn};
 
 use super::create;
 use super::device_pool::{DevicePool, PooledHandle};
@@ -21,7 +21,11 @@ use crate::process;
 use crate::runtime::{self, Runtime, Stream};
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
-pub(super) const BUILT_IN: usize = 8;
+pub(super) const BUILT_IN: usize = 12;
+
+/// How many of them, those with the lowest ids, have a place in the array of a window: one for each device. Where the library
+/// keeps scratch memory in its handles that is not enough, for a thread has a handle for each stream.
+pub(super) const NEAR: usize = 8;
 
 /// A pool, which lives as long as the process.
 pub(crate) struct Pool {
@@ -139,21 +143,22 @@ impl Pool {
     }
 
     /// Sets back what the former owner of an idle handle may have changed, and sets the stream. If that is refused the handle
-    /// lies idle again.
+    /// lies idle again. Returns none if the handle is given up, as something of its former owner's is in use: then there is
+    /// room for another, which the caller makes or leaves.
     #[inline(always)]
     pub(super) fn make_ready(
         &self,
         on_device: &DevicePool,
         pooled: Arc<PooledHandle>,
         stream: &Stream,
-    ) -> Result<Arc<PooledHandle>> {
-        match self.library.reset(&pooled.handle) {
-            Ok(()) => self.set_up(on_device, pooled, stream),
-            Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
+    ) -> Result<Option<Arc<PooledHandle>>> {
+        match self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device())) {
+            Ok(()) => self.set_stream(on_device, pooled, stream).map(Some),
+            Err(error) => self.give_up(on_device, pooled, stream, error),
         }
     }
 
-    /// Sets where a handle takes memory from, and its stream. If that is refused the handle lies idle.
+    /// Sets where a new handle takes memory from, and its stream. If that is refused the handle lies idle.
     #[inline(always)]
     pub(super) fn set_up(
         &self,
@@ -161,11 +166,47 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        let given = if self.has_memory() { self.give_memory(&pooled, stream.device()) } else { Ok(()) };
-        match given.and_then(|()| self.library.set_stream(&pooled.handle, stream)) {
+        match self.give(&pooled, stream.device()) {
+            Ok(()) => self.set_stream(on_device, pooled, stream),
+            Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
+        }
+    }
+
+    #[inline(always)]
+    fn give(&self, pooled: &PooledHandle, device: Device) -> Result<()> {
+        if self.has_memory() { self.give_memory(pooled, device) } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn set_stream(
+        &self,
+        on_device: &DevicePool,
+        pooled: Arc<PooledHandle>,
+        stream: &Stream,
+    ) -> Result<Arc<PooledHandle>> {
+        match self.library.set_stream(&pooled.handle, stream) {
             Ok(()) => Ok(pooled),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
         }
+    }
+
+    /// Ends a hand-over that was refused: no request gets the handle again if that is for what its former owner has in use.
+    #[cold]
+    fn give_up(
+        &self,
+        on_device: &DevicePool,
+        pooled: Arc<PooledHandle>,
+        stream: &Stream,
+        error: Error,
+    ) -> Result<Option<Arc<PooledHandle>>> {
+        if !self.library.cannot_be_reset(&pooled.handle) {
+            return Err(self.put_back(on_device, pooled, stream, error));
+        }
+        let (name, error) = (self.library.name(), error.on(stream.device()));
+        warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
+        events::note(self.library, stream.device(), HandleAction::Discard, &pooled.handle);
+        on_device.replace(pooled);
+        Ok(None)
     }
 
     #[cold]

@@ -29,7 +29,12 @@ pub(crate) trait Claim: Sized {
     ///
     /// # Errors
     /// Where it cannot be held; it lies idle then.
-    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self>;
+    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
+
+    /// Takes a handle out of what the caller holds already for other streams, where it may hold no more.
+    fn take_own(_pool: &'static Pool, _device: Device) -> Option<Arc<PooledHandle>> {
+        None
+    }
 }
 
 /// What a request comes to without a wait.
@@ -75,17 +80,24 @@ pub(super) fn begin<'s, T: Claim>(
     stream: &'s Stream,
 ) -> Result<Attempt<'s, T>> {
     let on_device = pool.on(stream.device())?;
-    match on_device.take(stream.raw()) {
+    let turn = match T::take_own(pool, stream.device()) {
+        Some(own) => Ok(on_device.take_back(own)),
+        None => on_device.take(stream.raw()),
+    };
+    let turn = match turn {
         Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
-            let pooled = pool.make_ready(on_device, pooled, stream)?;
-            on_device.count_hand_over();
-            claim(pool, on_device, stream, pooled).map(Attempt::Ready)
+            match pool.make_ready(on_device, pooled, stream)? {
+                Some(pooled) => {
+                    on_device.count_hand_over();
+                    return claim(pool, on_device, stream, pooled).map(Attempt::Ready);
+                }
+                None => Ok(Turn::Room),
+            }
         }
-        turn => {
-            let turn = Some(turn);
-            Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
-        }
-    }
+        turn => turn,
+    };
+    let turn = Some(turn);
+    Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
 }
 
 fn claim<T: Claim>(
@@ -96,7 +108,7 @@ fn claim<T: Claim>(
 ) -> Result<T> {
     pooled.note_stream(stream.raw());
     on_device.begin_use(&pooled);
-    T::claim(pool, stream.device(), pooled)
+    T::claim(pool, stream, pooled)
 }
 
 impl<T: Claim> Unfinished<'_, T> {
@@ -136,11 +148,13 @@ impl<T: Claim> Unfinished<'_, T> {
     /// lie idle.
     fn hand_over(&self, pooled: Arc<PooledHandle>) -> Result<Arc<PooledHandle>> {
         match self.wait_for_former(&pooled) {
-            Ok(true) => {
-                let pooled = self.pool.make_ready(self.on_device, pooled, self.stream)?;
-                self.on_device.count_hand_over();
-                Ok(pooled)
-            }
+            Ok(true) => match self.pool.make_ready(self.on_device, pooled, self.stream)? {
+                Some(pooled) => {
+                    self.on_device.count_hand_over();
+                    Ok(pooled)
+                }
+                None => self.create(),
+            },
             Ok(false) => {
                 self.on_device.put_idle([pooled]);
                 if self.on_device.make_room() { self.create() } else { Err(self.exhausted(Duration::ZERO)) }

@@ -1,7 +1,7 @@
 //! The window: what one thread holds of every pool.
 //!
 //! A thread's handle is one array look-up away. Nothing here calls a library or a driver, and the end of the thread only
-//! moves handles to their pools.
+//! moves handles to their pools. Of a library that keeps scratch memory in its handles, a thread has one for each stream.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::c_void;
@@ -12,14 +12,16 @@ use std::sync::Arc;
 
 use super::device_pool::{Holder, PooledHandle};
 use super::events::{self, HandleAction};
-use super::pool::{BUILT_IN, Pool};
+use super::pool::{NEAR, Pool};
 use super::request::Claim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
+use crate::runtime::Stream;
 
 /// A handle that the calling thread holds until it ends, with its stream set.
 ///
-/// It cannot leave the thread. Until the thread ends, asking again for the same device gives the same handle.
+/// It cannot leave the thread. Until the thread ends, asking again for the same device gives the same handle, or for the same
+/// stream where the library's handles cannot be shared by streams.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
     address: NonNull<c_void>,
@@ -41,16 +43,33 @@ impl Handle {
 }
 
 impl Claim for Handle {
-    fn claim(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<Self> {
-        let handle = Self::of(&pooled);
+    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
+        let (handle, device) = (Self::of(&pooled), stream.device());
         events::note(pool.library, device, HandleAction::Take, &pooled.handle);
-        if let Err((error, pooled)) = hold(pool, device, pooled) {
+        if let Err((error, pooled)) = hold(pool, stream, pooled) {
             pool.give_back(device, pooled);
             return Err(error);
         }
         Ok(handle)
     }
+
+    fn take_own(pool: &'static Pool, device: Device) -> Option<Arc<PooledHandle>> {
+        if !pool.library.keeps_scratch() {
+            return None;
+        }
+        let (own, on_device) = (far_slots(pool, device), pool.on(device).ok()?);
+        // Where others hold the rest of the limit, a wait for them might be one for this thread itself.
+        let is_last = || on_device.is_full() && on_device.idle_count() == 0;
+        let pooled = own.first().filter(|_| own.len() >= STREAMS || is_last())?.take()?;
+        events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
+        Some(pooled)
+    }
 }
+
+/// How many handles a thread gets on a device, where it has one for each stream: as many as a handle of cuBLAS has workspaces.
+/// After that the one that has had its stream for longest goes over to the next stream, for no driver tells when a stream is
+/// gone. A choice, which rests on no measurement.
+const STREAMS: usize = 8;
 
 /// How many devices have a place in the array; most machines have no more.
 const NEAR_DEVICES: usize = 8;
@@ -65,23 +84,49 @@ struct NearPool {
     slots: [NearSlot; NEAR_DEVICES],
 }
 
-/// A place for any other handle. Closing a user's pool takes the handle out again.
+/// A place for any other handle. Closing a user's pool takes the handle out again, as does another stream.
 struct FarSlot {
     pool: &'static Pool,
     device: Device,
     pooled: RefCell<Option<Arc<PooledHandle>>>,
 }
 
+impl FarSlot {
+    fn is_of(&self, pool: &Pool, device: Device) -> bool {
+        self.pool.id() == pool.id() && self.device == device
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pooled.try_borrow().is_ok_and(|pooled| pooled.is_none())
+    }
+
+    /// Takes the handle out, unless it is in use just now.
+    fn take(&self) -> Option<Arc<PooledHandle>> {
+        self.pooled.try_borrow_mut().ok()?.take()
+    }
+
+    /// Returns whether this is the place that a request for the stream looks at. `by_stream` tells whether the library has
+    /// a handle for each.
+    fn is_for(&self, stream: &Stream, by_stream: bool) -> bool {
+        if !by_stream {
+            return true;
+        }
+        // A per-thread default stream is one stream here, for the handle ran on it in this thread.
+        let ran_on_it = |pooled: &PooledHandle| pooled.last_stream() == Some(stream.raw());
+        self.pooled.try_borrow().is_ok_and(|pooled| pooled.as_deref().is_some_and(ran_on_it))
+    }
+}
+
 /// Without a heap allocation until a far handle is held: a thread may live for no more than two handles.
 struct Window {
-    near: [NearPool; BUILT_IN],
+    near: [NearPool; NEAR],
     far: RefCell<Vec<Rc<FarSlot>>>,
 }
 
 thread_local! {
     static WINDOW: Window = const {
         Window {
-            near: [const { NearPool { pool: Cell::new(None), slots: [const { NearSlot::new() }; NEAR_DEVICES] } }; BUILT_IN],
+            near: [const { NearPool { pool: Cell::new(None), slots: [const { NearSlot::new() }; NEAR_DEVICES] } }; NEAR],
             far: RefCell::new(Vec::new()),
         }
     };
@@ -94,15 +139,19 @@ impl Window {
     }
 
     /// Returns the place of a far handle. Shared, so that the list is free while the place is used.
-    fn far_slot(&self, pool: &Pool, device: Device) -> Option<Rc<FarSlot>> {
-        let far = self.far.try_borrow().ok()?;
-        far.iter().find(|slot| slot.pool.id() == pool.id() && slot.device == device).map(Rc::clone)
+    fn far_slot(&self, pool: &Pool, stream: &Stream) -> Option<Rc<FarSlot>> {
+        let by_stream = pool.library.keeps_scratch();
+        let is_wanted = |slot: &&Rc<FarSlot>| slot.is_of(pool, stream.device()) && slot.is_for(stream, by_stream);
+        self.far.try_borrow().ok()?.iter().find(is_wanted).map(Rc::clone)
     }
 
-    fn far_slot_or_new(&self, pool: &'static Pool, device: Device) -> Option<Rc<FarSlot>> {
-        self.far_slot(pool, device).or_else(|| {
-            let slot = Rc::new(FarSlot { pool, device, pooled: RefCell::new(None) });
-            self.far.try_borrow_mut().ok()?.push(Rc::clone(&slot));
+    fn far_slot_or_new(&self, pool: &'static Pool, stream: &Stream) -> Option<Rc<FarSlot>> {
+        self.far_slot(pool, stream).or_else(|| {
+            let slot = Rc::new(FarSlot { pool, device: stream.device(), pooled: RefCell::new(None) });
+            let mut far = self.far.try_borrow_mut().ok()?;
+            // Places whose handles went over to other streams.
+            far.retain(|slot| !slot.is_of(pool, stream.device()) || !slot.is_empty());
+            far.push(Rc::clone(&slot));
             Some(slot)
         })
     }
@@ -127,13 +176,13 @@ impl Drop for Window {
     }
 }
 
-/// Runs `f` on this thread's handle of the pool, if it holds one. Meanwhile the handle cannot go away, though `f` may ask
+/// Runs `f` on this thread's handle for the stream, if it holds one. Meanwhile the handle cannot go away, though `f` may ask
 /// for others.
 #[inline]
-pub(super) fn with_held<R>(pool: &Pool, device: Device, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
-    let held = WINDOW.try_with(|window| match window.near_slot(pool, device) {
+pub(super) fn with_held<R>(pool: &Pool, stream: &Stream, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
+    let held = WINDOW.try_with(|window| match window.near_slot(pool, stream.device()) {
         Some(slot) => slot.get().map(|pooled| f(pooled)),
-        None => window.far_slot(pool, device)?.pooled.try_borrow().ok()?.as_deref().map(f),
+        None => window.far_slot(pool, stream)?.pooled.try_borrow().ok()?.as_deref().map(f),
     });
     held.ok().flatten()
 }
@@ -142,18 +191,18 @@ pub(super) fn with_held<R>(pool: &Pool, device: Device, f: impl FnOnce(&PooledHa
 ///
 /// # Errors
 /// The handle comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
-fn hold(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Result<(), (Error, Arc<PooledHandle>)> {
+fn hold(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<(), (Error, Arc<PooledHandle>)> {
     pooled.hold(Holder::window());
     let mut pooled = Some(pooled);
     let held = WINDOW.try_with(|window| {
-        if let Some(slot) = window.near_slot(pool, device) {
+        if let Some(slot) = window.near_slot(pool, stream.device()) {
             if let Some(pooled) = pooled.take_if(|_| slot.get().is_none()) {
                 window.near[pool.id()].pool.set(Some(pool));
                 // It is empty, so this cannot fail.
                 let _ = slot.set(pooled);
             }
         } else {
-            let slot = window.far_slot_or_new(pool, device)?;
+            let slot = window.far_slot_or_new(pool, stream)?;
             let mut place = slot.pooled.try_borrow_mut().ok()?;
             if place.is_none() {
                 *place = pooled.take();
@@ -175,7 +224,16 @@ fn hold(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Resul
     }
 }
 
-/// Takes this thread's handle of a user's pool out of its slot, if it holds one and is not just using it.
-pub(super) fn release(pool: &Pool, device: Device) -> Option<Arc<PooledHandle>> {
-    WINDOW.try_with(|window| window.far_slot(pool, device)?.pooled.try_borrow_mut().ok()?.take()).ok().flatten()
+/// Returns the places of this thread's far handles of a pool on a device, oldest first.
+fn far_slots(pool: &Pool, device: Device) -> Vec<Rc<FarSlot>> {
+    let slots = WINDOW.try_with(|window| {
+        let is_own = |slot: &&Rc<FarSlot>| slot.is_of(pool, device) && !slot.is_empty();
+        window.far.try_borrow().map(|far| far.iter().filter(is_own).map(Rc::clone).collect())
+    });
+    slots.ok().and_then(Result::ok).unwrap_or_default()
+}
+
+/// Takes this thread's handles of a user's pool out of their slots, but those that it is just using.
+pub(super) fn release(pool: &Pool, device: Device) -> Vec<Arc<PooledHandle>> {
+    far_slots(pool, device).iter().filter_map(|slot| slot.take()).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 
+use super::Version;
 use super::find::Component;
 use super::workspace::Workspaces;
 use crate::ids::Device;
@@ -18,14 +19,15 @@ pub(super) struct Description {
     pub(super) set_stream_uses_context: bool,
     /// Given where asking is cheaper than setting, or where setting has side effects.
     pub(super) get_stream: Option<&'static CStr>,
-    /// What an owner may have changed, and what a new handle has.
+    /// What sets back all that an owner may have changed by a public function. Each library's file names its functions that
+    /// change a handle and are not here, and says why; tests/python/test_setters.py compares with the vendors' headers.
     pub(super) resets: &'static [Reset],
-    /// `status f(handle, const DeviceMemHandler *)`, where a handle can take device memory from elsewhere. Null is the
-    /// library's own, and has to be set between one and the next.
-    pub(super) set_memory: Option<&'static CStr>,
+    /// Where a handle can take device memory from elsewhere.
+    pub(super) set_memory: Option<HandlerCalls>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
-    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none so far, as tests/gpu/test_shared_handle.py shows on hardware.
+    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of NVIDIA's, as tests/gpu/test_shared_handle.py
+    /// shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,
@@ -33,24 +35,82 @@ pub(super) struct Description {
     pub(super) last_error: Option<&'static CStr>,
     pub(super) not_initialized: &'static [c_int],
     pub(super) out_of_memory: &'static [c_int],
+    /// The version from which on a refused creation may leave a handle that has to be destroyed, where there is one.
+    pub(super) leaves_unfinished_since: Option<Version>,
     /// Device memory that a handle takes, measured on an H200 with CUDA 13.0; 0 where it was not.
     pub(super) handle_bytes: u64,
     /// As [`Library::synchronizes_on_destroy`](super::Library::synchronizes_on_destroy), measured there too.
     pub(super) synchronizes_on_destroy: bool,
 }
 
-/// A call that sets something of a handle back, `status f(handle, int)`, with this value. Versions of a library that lack it
-/// have nothing to set back.
+/// What sets one setting of a handle back to what a new handle has. Versions of a library that lack the function lack the
+/// setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reset {
     pub(super) function: &'static CStr,
-    pub(super) value: c_int,
+    pub(super) kind: ResetKind,
+}
+
+/// How a function sets a setting back.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ResetKind {
+    /// `status f(handle, int)`, with this value.
+    Value(c_int),
+    /// The same, if `status get(handle, int *)` tells another value: for libraries where asking costs less than setting.
+    ValueIfOther(c_int, &'static CStr),
+    /// `status f(handle, pointer)`, with null.
+    Null,
+    /// `status f(handle, function, function, void *)`, with nulls.
+    ThreeNulls,
+    /// `status f(handle, const handler *)`, with null. What was allocated by a handler keeps it: then the call is refused, and
+    /// `status get(handle, handler *)` tells that there is one.
+    Handler { get: &'static CStr },
+    /// `status f(handle, int)`, with what `status get(handle, int *)` tells of a new handle, where versions or the environment
+    /// differ.
+    AsNew(&'static CStr),
+    /// `status f(handle, void *, size_t)`, with no workspace of the owner's. `bool g(handle)` of one of these tells that the
+    /// handle has the library's own, which must not be set anew: that would free it, and wait for the device.
+    OwnWorkspace(&'static [&'static CStr]),
 }
 
 impl Reset {
     pub(super) const fn new(function: &'static CStr, value: c_int) -> Self {
-        Self { function, value }
+        Self { function, kind: ResetKind::Value(value) }
     }
+
+    pub(super) const fn if_other(function: &'static CStr, get: &'static CStr, value: c_int) -> Self {
+        Self { function, kind: ResetKind::ValueIfOther(value, get) }
+    }
+
+    pub(super) const fn null(function: &'static CStr) -> Self {
+        Self { function, kind: ResetKind::Null }
+    }
+
+    pub(super) const fn three_nulls(function: &'static CStr) -> Self {
+        Self { function, kind: ResetKind::ThreeNulls }
+    }
+
+    pub(super) const fn handler(function: &'static CStr, get: &'static CStr) -> Self {
+        Self { function, kind: ResetKind::Handler { get } }
+    }
+
+    pub(super) const fn as_new(function: &'static CStr, get: &'static CStr) -> Self {
+        Self { function, kind: ResetKind::AsNew(get) }
+    }
+
+    pub(super) const fn own_workspace(function: &'static CStr, is_own: &'static [&'static CStr]) -> Self {
+        Self { function, kind: ResetKind::OwnWorkspace(is_own) }
+    }
+}
+
+/// How a handle's handler of device memory is set and told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HandlerCalls {
+    /// `status f(handle, const DeviceMemHandler *)`. Null is the library's own, and has to be set between one and the next,
+    /// which is refused while there is memory of the one.
+    pub(super) set: &'static CStr,
+    /// `status f(handle, DeviceMemHandler *)`, which refuses where there is none.
+    pub(super) get: &'static CStr,
 }
 
 /// How handles get a workspace.
@@ -73,6 +133,10 @@ pub(super) enum VersionCall {
     Number(&'static CStr),
     /// `status f(size_t* major, size_t* minor, size_t* patch)`.
     Three(&'static CStr),
+    /// `status f(handle, int*)`, as 100000 * major + 100 * minor + patch: known once a handle was made.
+    OfHandle(&'static CStr),
+    /// It does not.
+    None,
 }
 
 /// How a library names its statuses.

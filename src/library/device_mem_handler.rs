@@ -1,6 +1,7 @@
 //! What NVIDIA's libraries take device memory by, where a handle was given one.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
 
 /// `int (void *context, void **pointer, size_t size, cudaStream_t stream)`, 0 on success.
 pub type DeviceAllocFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int;
@@ -40,5 +41,27 @@ impl DeviceMemHandler {
             index += 1;
         }
         Self { context, device_alloc, device_free, name }
+    }
+}
+
+/// A handler as a library tells it: as [`DeviceMemHandler`], with functions that may be anything.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ToldHandler {
+    context: *mut c_void,
+    device_alloc: *const c_void,
+    device_free: *const c_void,
+    name: [c_char; 64],
+}
+
+impl ToldHandler {
+    pub(super) const fn empty() -> Self {
+        Self { context: ptr::null_mut(), device_alloc: ptr::null(), device_free: ptr::null(), name: [0; 64] }
+    }
+
+    /// Returns whether it allocates and frees as this one does.
+    pub(super) fn is(&self, handler: &DeviceMemHandler) -> bool {
+        let (alloc, free) = (handler.device_alloc as *const c_void, handler.device_free as *const c_void);
+        (self.context, self.device_alloc, self.device_free) == (handler.context, alloc, free)
     }
 }

@@ -9,6 +9,7 @@ mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 mod named;
+mod reset;
 mod vendor;
 mod vendors;
 mod workspace;
@@ -16,6 +17,7 @@ mod workspace;
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
 use crate::ids::Device;
@@ -25,7 +27,9 @@ pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use find::Origin;
 pub(crate) use named::Named;
 pub use vendor::Vendor;
-pub use vendors::{CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, MIOPEN, host};
+pub use vendors::{
+    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, HIPBLAS, HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, host,
+};
 use workspace::HandleWorkspaces;
 
 pub use crate::site_packages::add_site_packages;
@@ -39,6 +43,8 @@ pub struct RawHandle {
     address: NonNull<c_void>,
     /// Where the library takes workspaces.
     workspaces: Option<Box<HandleWorkspaces>>,
+    /// Whether the library was told to take this handle's device memory from gpupool. Only the holder reads and writes it.
+    takes_our_memory: AtomicBool,
 }
 
 // SAFETY: a handle is an address that its owner gives to one thread at a time; the libraries allow use from any thread.
@@ -52,12 +58,21 @@ impl RawHandle {
     /// # Safety
     /// The handle is live, no other code destroys it, and it is given only to the [`Library`] that made it.
     pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
-        Self { address: handle, workspaces: None }
+        Self { address: handle, workspaces: None, takes_our_memory: AtomicBool::new(false) }
     }
 
     /// Returns the same handle, with workspaces.
     fn with_workspaces(self, workspaces: HandleWorkspaces) -> Self {
         Self { workspaces: Some(Box::new(workspaces)), ..self }
+    }
+
+    #[inline]
+    fn takes_our_memory(&self) -> bool {
+        self.takes_our_memory.load(Ordering::Relaxed)
+    }
+
+    fn note_our_memory(&self, takes_our_memory: bool) {
+        self.takes_our_memory.store(takes_our_memory, Ordering::Relaxed);
     }
 
     #[inline]
@@ -147,6 +162,13 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
+    /// Returns whether it is for something of the former owner's that a [`reset`](Library::reset) of this handle was refused, or a
+    /// [`set_memory`](Library::set_memory), and would be again: the pool then gives the handle up. Other refusals are the
+    /// request's error, and leave the handle in the pool.
+    fn cannot_be_reset(&self, _handle: &RawHandle) -> bool {
+        false
+    }
+
     /// Returns whether [`set_memory`](Library::set_memory) does anything.
     ///
     /// # Errors
@@ -164,8 +186,8 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether the handle has scratch memory that work under way may still use, so that the next stream has to
-    /// wait for the last one when a handle goes from one owner to the next.
+    /// Returns whether the handle has scratch memory that work under way may still use. Then the next stream has to wait for
+    /// the last one when a handle goes from one owner to the next, and a thread gets a handle for each of its streams.
     fn keeps_scratch(&self) -> bool {
         false
     }
@@ -181,7 +203,7 @@ pub trait Library: Send + Sync {
         true
     }
 
-    /// Returns the version, if the library tells one.
+    /// Returns the version, if the library tells one; some do only once a handle was made.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded.

@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 
 use log::info;
 
-use super::description::{Description, Reset, StatusNames, VersionCall};
+use super::description::{Description, HandlerCalls, StatusNames, VersionCall};
 use super::find::{self, Loaded};
+use super::reset::{GetHandlerFn, LoadedReset, handler_of};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
@@ -21,7 +22,7 @@ type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
-type SetIntFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type GetIntFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type SetMemoryFn = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
@@ -29,6 +30,10 @@ type NumberFn = unsafe extern "C" fn() -> usize;
 type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int;
 type StatusNameFn = unsafe extern "C" fn(c_int) -> *const c_char;
 type LastErrorFn = unsafe extern "C" fn(*mut c_char, usize);
+
+/// What mends the refusal to take a handler of device memory off.
+const OTHER_HANDLER: &str =
+    "Another handler of device memory was set for this handle: destroy the objects that have memory from it first";
 
 /// The functions of a loaded library.
 #[derive(Debug)]
@@ -38,12 +43,14 @@ struct Api {
     destroy: HandleFn,
     set_stream: Option<SetStreamFn>,
     get_stream: Option<GetStreamFn>,
-    resets: Vec<(Reset, SetIntFn)>,
+    resets: Vec<LoadedReset>,
     set_memory: Option<SetMemoryFn>,
+    get_memory: Option<GetHandlerFn>,
     set_workspace: Option<SetWorkspaceFn>,
     property: Option<PropertyFn>,
     number: Option<NumberFn>,
     three: Option<ThreeFn>,
+    of_handle: Option<GetIntFn>,
     status_name: Option<StatusNameFn>,
     last_error: Option<LastErrorFn>,
 }
@@ -54,11 +61,13 @@ pub struct Vendor {
     description: Description,
     /// Only success is kept, so that a library installed later is found.
     api: OnceLock<Api>,
+    /// What the first handle told, of a library that tells its version by a handle.
+    version_of_handle: OnceLock<Version>,
 }
 
 impl Vendor {
     pub(super) const fn new(description: Description) -> Self {
-        Self { description, api: OnceLock::new() }
+        Self { description, api: OnceLock::new(), version_of_handle: OnceLock::new() }
     }
 
     #[inline]
@@ -74,16 +83,18 @@ impl Vendor {
     fn load(&self) -> Result<&Api> {
         let d = &self.description;
         let activity = Activity::begin(format_args!("load {}", self.name()));
-        let (property, number, three) = match d.version {
-            VersionCall::Property(name) => (Some(name), None, None),
-            VersionCall::Number(name) => (None, Some(name), None),
-            VersionCall::Three(name) => (None, None, Some(name)),
+        let (property, number, three, of_handle) = match d.version {
+            VersionCall::Property(name) => (Some(name), None, None, None),
+            VersionCall::Number(name) => (None, Some(name), None, None),
+            VersionCall::Three(name) => (None, None, Some(name), None),
+            VersionCall::OfHandle(name) => (None, None, None, Some(name)),
+            VersionCall::None => (None, None, None, None),
         };
         let status_name = if let StatusNames::Function(name) = d.status_names { Some(name) } else { None };
         let wanted: Vec<&'static CStr> =
             [Some(d.create), Some(d.destroy), d.set_stream, d.get_stream, status_name, d.last_error]
                 .into_iter()
-                .chain([property, number, three])
+                .chain([property, number, three, of_handle])
                 .flatten()
                 .collect();
         let loaded = find::load(d.component, &wanted)?;
@@ -94,18 +105,16 @@ impl Vendor {
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
                 get_stream: loaded.optional_function(d.get_stream)?,
-                resets: d
-                    .resets
-                    .iter()
-                    .filter_map(|reset| Some((*reset, loaded.function(reset.function).ok()?)))
-                    .collect(),
+                resets: d.resets.iter().filter_map(|reset| LoadedReset::load(&loaded, reset)).collect(),
                 // Versions that lack it take memory their own way alone.
-                set_memory: d.set_memory.and_then(|name| loaded.function(name).ok()),
+                set_memory: d.set_memory.and_then(|calls| loaded.function(calls.set).ok()),
+                get_memory: d.set_memory.and_then(|calls| loaded.function(calls.get).ok()),
                 // Versions that lack it keep to their own workspaces.
                 set_workspace: d.workspace.as_ref().and_then(|workspace| loaded.function(workspace.set).ok()),
                 property: loaded.optional_function(property)?,
                 number: loaded.optional_function(number)?,
                 three: loaded.optional_function(three)?,
+                of_handle: loaded.optional_function(of_handle)?,
                 status_name: loaded.optional_function(status_name)?,
                 last_error: loaded.optional_function(d.last_error)?,
                 loaded,
@@ -177,6 +186,19 @@ impl Vendor {
         self.call_set_stream(api, set_stream, handle, stream).map(|()| true)
     }
 
+    /// Learns from a handle that was just made what the library tells by a handle alone.
+    fn learn(&self, api: &Api, new: &RawHandle) {
+        api.resets.iter().for_each(|reset| reset.learn(new));
+        if let Some(of_handle) = api.of_handle {
+            let mut number = 0;
+            // SAFETY: the handle is live, only this call knows it, and `number` is a valid place for an int.
+            if unsafe { of_handle(new.as_ptr(), &mut number) } == 0 {
+                let number = number.unsigned_abs();
+                self.version_of_handle.get_or_init(|| (number / 100_000, number % 100_000 / 100, number % 100));
+            }
+        }
+    }
+
     #[cold]
     fn call_set_workspace(&self, api: &Api, handle: &RawHandle, workspace: Workspace) -> Result<()> {
         let (Some(set), Some(call)) = (api.set_workspace, &self.description.workspace) else { return Ok(()) };
@@ -191,11 +213,41 @@ impl Vendor {
     /// Sets the handler of device memory, or with none the library's own.
     #[inline]
     fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
-        let (Some(set), Some(name)) = (api.set_memory, self.description.set_memory) else { return Ok(()) };
+        let (Some(set), Some(HandlerCalls { set: name, .. })) = (api.set_memory, self.description.set_memory) else {
+            return Ok(());
+        };
         // SAFETY: the handle is live, only its holder uses it, and the library copies the handler.
         match unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) } {
             0 => Ok(()),
             status => Err(self.refused(api, name, status)),
+        }
+    }
+
+    /// Brings the library's own workspace back, which setting the stream does, for a handle that has none of ours. Each request
+    /// then sets its stream.
+    #[cold]
+    fn reset_workspace(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
+        // SAFETY: the handle is live, and the legacy default stream lasts.
+        match unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) } {
+            0 => Ok(()),
+            status => Err(self.refused(api, self.description.set_stream.unwrap_or_default(), status)),
+        }
+    }
+
+    /// Destroys what a refused creation left, where the library asks for that. It stays if destroying it would spoil a capture
+    /// that is known of.
+    #[cold]
+    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
+        let since = self.description.leaves_unfinished_since;
+        let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
+        let would_spoil = || {
+            let runtime = runtime::get();
+            let is_capturing = runtime.and_then(|runtime| runtime::is_known_stream_capturing(runtime, device));
+            self.description.synchronizes_on_destroy && is_capturing.unwrap_or(true)
+        };
+        if is_asked_for && !would_spoil() {
+            // SAFETY: the library made it for the call that it refused, which alone knows it.
+            unsafe { (api.destroy)(handle.as_ptr()) };
         }
     }
 
@@ -277,13 +329,20 @@ impl Library for Vendor {
             Some(handle) if status == 0 => {
                 // SAFETY: the library just made it, and only this call knows it.
                 let handle = unsafe { RawHandle::from_ptr(handle) };
+                self.learn(api, &handle);
                 let workspace = self.description.workspace.as_ref().filter(|_| api.set_workspace.is_some());
                 Ok(match workspace.map(|call| (call, (call.bytes)(device))) {
                     Some((call, bytes)) if bytes > 0 => handle.with_workspaces(HandleWorkspaces::new(call.all, bytes)),
                     _ => handle,
                 })
             }
-            _ => Err(self.refused(api, self.description.create, status).on(device)),
+            unfinished => {
+                let error = self.refused(api, self.description.create, status).on(device);
+                if let Some(handle) = unfinished {
+                    self.destroy_unfinished(api, handle, device);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -319,18 +378,35 @@ impl Library for Vendor {
     #[inline]
     fn reset(&self, handle: &RawHandle) -> Result<()> {
         let api = self.api()?;
-        for &(Reset { function, value }, set) in &api.resets {
+        for reset in &api.resets {
             // SAFETY: the handle is live and only its holder uses it.
-            match unsafe { set(handle.as_ptr(), value) } {
+            match unsafe { reset.call(handle) } {
                 0 => {}
-                status => return Err(self.refused(api, function, status)),
+                status => return Err(self.refused(api, reset.function, status)),
             }
         }
-        self.call_set_memory(api, handle, None)?;
-        if let Some(workspaces) = &handle.workspaces {
-            workspaces.forget();
+        // What it has of ours stays ours: `set_memory` follows, and sees to it that it does.
+        if !handle.takes_our_memory() {
+            self.call_set_memory(api, handle, None)?;
         }
-        Ok(())
+        match (&handle.workspaces, api.set_stream, api.set_workspace) {
+            (Some(workspaces), ..) => {
+                workspaces.forget();
+                Ok(())
+            }
+            (None, Some(set_stream), Some(_)) => self.reset_workspace(api, set_stream, handle),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn cannot_be_reset(&self, handle: &RawHandle) -> bool {
+        let Ok(api) = self.api() else { return false };
+        // SAFETY: the handle is live and only its holder uses it.
+        let has_handler = |reset: &LoadedReset| unsafe { reset.has_handler(handle) };
+        let get_memory = api.get_memory.filter(|_| !handle.takes_our_memory());
+        // SAFETY: the handle is live and only its holder uses it.
+        api.resets.iter().any(has_handler) || get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_some())
     }
 
     fn takes_memory(&self) -> Result<bool> {
@@ -340,8 +416,18 @@ impl Library for Vendor {
     #[cold]
     fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
         let api = self.api()?;
-        self.call_set_memory(api, handle, None)?;
-        self.call_set_memory(api, handle, Some(memory))
+        // SAFETY: the handle is live and only its holder uses it.
+        let current = api.get_memory.and_then(|get| unsafe { handler_of(get, handle) });
+        if !current.is_some_and(|current| current.is(memory)) {
+            handle.note_our_memory(false);
+            self.call_set_memory(api, handle, None).map_err(|error| {
+                let advice = current.map(|_| OTHER_HANDLER.to_owned());
+                error.map_library(|refused| refused.advice = advice.or(refused.advice.take()))
+            })?;
+            self.call_set_memory(api, handle, Some(memory))?;
+        }
+        handle.note_our_memory(true);
+        Ok(())
     }
 
     fn keeps_scratch(&self) -> bool {
@@ -365,7 +451,7 @@ impl Library for Vendor {
                 status => Err(self.refused(api, name, status)),
             };
         }
-        let Some(property) = api.property else { return Ok(None) };
+        let Some(property) = api.property else { return Ok(self.version_of_handle.get().copied()) };
         let mut version = [0; 3];
         for (kind, place) in (0..).zip(&mut version) {
             // SAFETY: `place` is a valid place for an int, and 0, 1 and 2 are the three properties.

@@ -28,7 +28,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-use crate::handle::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HostHandles, Miopen, Pooled};
+use crate::handle::{
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
+    Pooled,
+};
 use crate::library;
 
 /// Tells the loader where this interpreter's wheels are.
@@ -99,6 +102,10 @@ mod _native {
             ("cublaslt", CublasLt::pool()),
             ("cusolver", Cusolver::pool()),
             ("miopen", Miopen::pool()),
+            ("hipblas", Hipblas::pool()),
+            ("hipblaslt", HipblasLt::pool()),
+            ("hipsolver", Hipsolver::pool()),
+            ("hipsparse", Hipsparse::pool()),
             ("host", HostHandles::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;

@@ -1,7 +1,9 @@
 // An ABI double of any library whose calls need a handle. The names come from the compiler's command line; one that is
 // left out is a symbol that an old version lacks. DRIVER is the soname of the driver it works with, which knows the
 // streams, STATUSES its names of statuses, and with USES_CONTEXT its streams must be of the current device, as cuDNN's
-// and MIOpen's.
+// and MIOpen's. SETTINGS are what can be set of a handle, VALUE(set, get, what a new handle has), POINTER(set, get) and
+// ALLOCATOR(set), and with PINNED there is a handler of pinned memory. With UNFINISHED a creation that is refused leaves a
+// handle.
 
 #include "double.h"
 
@@ -11,15 +13,39 @@ extern int NEEDS(int kind, int *value);
 int uses(void) { return NEEDS(0, 0); }
 #endif
 
-// A handle: its stream, its workspace if it is not the library's own, its handler of device memory if it has one, and the
-// memory that it keeps until it is destroyed.
+#ifndef SETTINGS
+#define SETTINGS
+#endif
+#define VALUE(set, get, new) AT_##set,
+#define POINTER(set, get) AT_##set,
+#define ALLOCATOR(set) AT_##set,
+enum { SETTINGS COUNT };
+#undef VALUE
+#undef POINTER
+#undef ALLOCATOR
+#define VALUE(set, get, new) {#set, new},
+#define POINTER(set, get) {#set, 0},
+#define ALLOCATOR(set) {#set, 0},
+static const struct { const char *name; intptr_t new; } settings[] = {SETTINGS {0}};
+#undef VALUE
+#undef POINTER
+#undef ALLOCATOR
+
+// A handle: its stream, its workspace if it is not the library's own, its handlers of device memory and of pinned memory if
+// it has them, with how much is allocated, the memory that it keeps until it is destroyed, and its settings.
 typedef struct {
   void *context;
   int (*allocate)(void *, void **, size_t, void *);
   int (*free)(void *, void *, size_t, void *);
   char name[64];
 } Memory;
-typedef struct { void *stream, *workspace; Memory memory; void *kept; } Handle;
+typedef struct {
+  void *stream, *workspace;
+  Memory memory, pinned;
+  int live, live_pinned;
+  void *kept;
+  intptr_t settings[COUNT + 1];
+} Handle;
 
 // What the driver's double answers, or something else where there is no driver.
 static int driver(const char *question, void *argument, int otherwise) {
@@ -41,25 +67,39 @@ static int of_driver(const char *function, uintptr_t argument, size_t bytes) {
 // Device memory as the library takes it when it works: by the handle's present handler, or else plain memory of the driver.
 // Answers what the handler does.
 int double_allocate(void *handle, void **pointer, size_t bytes) {
-  const Handle *own = handle;
+  Handle *own = handle;
   *pointer = NULL;
-  return own->memory.allocate ? own->memory.allocate(own->memory.context, pointer, bytes, own->stream)
-                              : of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
+  int status = own->memory.allocate ? own->memory.allocate(own->memory.context, pointer, bytes, own->stream)
+                                    : of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
+  own->live += !status;
+  return status;
 }
 int double_free(void *handle, void *pointer, size_t bytes) {
-  const Handle *own = handle;
-  return own->memory.free ? own->memory.free(own->memory.context, pointer, bytes, own->stream)
-                          : of_driver("cuMemFree_v2", (uintptr_t)pointer, 0);
+  Handle *own = handle;
+  int status = own->memory.free ? own->memory.free(own->memory.context, pointer, bytes, own->stream)
+                                : of_driver("cuMemFree_v2", (uintptr_t)pointer, 0);
+  own->live -= !status;
+  return status;
 }
 int double_keep(void *handle, size_t bytes) { return double_allocate(handle, &((Handle *)handle)->kept, bytes); }
 
+static void make(void **handle) {
+  Handle *made = *handle = calloc(1, sizeof(Handle));
+  for (int index = 0; index < COUNT; index++) made->settings[index] = settings[index].new;
+  add("handle", (uintptr_t)made, 0, driver("double_device", NULL, -1));
+}
+
 #ifdef CREATE
 int CREATE(void **handle) {
+#ifdef UNFINISHED
+  make(handle);
+#endif
   CALL();
   int status = driver("double_allocation_spoils", NULL, 0);
   if (status) return status;
-  *handle = calloc(1, sizeof(Handle));
-  add("handle", (uintptr_t)*handle, 0, driver("double_device", NULL, -1));
+#ifndef UNFINISHED
+  make(handle);
+#endif
   return 0;
 }
 #endif
@@ -109,16 +149,35 @@ int GET_STREAM(void *handle, void **stream) {
   return 0;
 }
 #endif
+// Sets a handler, or none, which is refused, with cuDSS's "not supported", while there is memory by the one that is set.
+static int set_handler(Memory *own, const Memory *memory, int live) {
+  if (memory && own->allocate) wrong("a second handler, with the first still there");
+  if (memory && !(memory->allocate && memory->free && memory->name[0] && memchr(memory->name, 0, 64)))
+    wrong("no whole handler");
+  if (!memory && own->allocate && live) return 4;
+  *own = memory ? *memory : (Memory){0};
+  return 0;
+}
 #ifdef SET_MEMORY
 int SET_MEMORY(void *handle, const Memory *memory) {
   CALL();
   alive("handle", handle);
-  Memory *own = &((Handle *)handle)->memory;
-  if (memory && own->allocate) wrong("a second handler, with the first still there");
-  if (memory && !(memory->allocate && memory->free && memory->name[0] && memchr(memory->name, 0, 64)))
-    wrong("no whole handler");
-  *own = memory ? *memory : (Memory){0};
-  return 0;
+  return set_handler(&((Handle *)handle)->memory, memory, ((Handle *)handle)->live);
+}
+#endif
+#ifdef SET_PINNED
+int SET_PINNED(void *handle, const Memory *memory) {
+  CALL();
+  alive("handle", handle);
+  return set_handler(&((Handle *)handle)->pinned, memory, ((Handle *)handle)->live_pinned);
+}
+#endif
+#ifdef GET_PINNED
+int GET_PINNED(void *handle, Memory *memory) {
+  CALL();
+  alive("handle", handle);
+  *memory = ((Handle *)handle)->pinned;
+  return memory->allocate ? 0 : 3;
 }
 #endif
 #ifdef GET_MEMORY
@@ -129,6 +188,24 @@ int GET_MEMORY(void *handle, Memory *memory) {
   return memory->allocate ? 0 : 3;
 }
 #endif
+#define SET(set, parameters, value) \
+  int set parameters { \
+    CALL(); \
+    alive("handle", handle); \
+    ((Handle *)handle)->settings[AT_##set] = (intptr_t)value; \
+    return 0; \
+  }
+#define GET(set, get, type) \
+  int get(void *handle, type *value) { \
+    CALL(); \
+    alive("handle", handle); \
+    *value = (type)((Handle *)handle)->settings[AT_##set]; \
+    return 0; \
+  }
+#define VALUE(set, get, new) SET(set, (void *handle, int value), value) GET(set, get, int)
+#define POINTER(set, get) SET(set, (void *handle, void *value), value) GET(set, get, void *)
+#define ALLOCATOR(set) SET(set, (void *handle, void *allocate, void *free, void *context), allocate || free || context)
+SETTINGS
 #ifdef PROPERTY
 int PROPERTY(int kind, int *value) { CALL(); *value = (const int[]){VERSION}[kind]; return 0; }
 #endif
@@ -163,7 +240,23 @@ void LAST_ERROR(char *message, size_t length) {
 }
 #endif
 
-// For tests: the stream of a handle, its workspace if that is not the library's own, and whether it was destroyed.
+// For tests: the stream of a handle, its workspace if that is not the library's own, what of it is not as in a new one, and
+// whether it was destroyed.
 void *double_stream_of(void *handle) { return ((Handle *)handle)->stream; }
 void *double_workspace_of(void *handle) { return ((Handle *)handle)->workspace; }
+// What is not as in a new handle: the name of the function that set it, or null.
+const char *double_changed(void *handle) {
+  const Handle *own = handle;
+  for (int index = 0; index < COUNT; index++)
+    if (own->settings[index] != settings[index].new) return settings[index].name;
+  return own->memory.allocate ? "device memory" : own->pinned.allocate ? "pinned memory" : NULL;
+}
+// Takes pinned memory by a handle's handler, 1, or gives it back, -1.
+void double_pin(void *handle, int count) { ((Handle *)handle)->live_pinned += count; }
+// How many handles there are.
+int double_handles(void) {
+  int count = 0;
+  for (const Object *object = objects; object; object = object->next) count += !strcmp(object->kind, "handle");
+  return count;
+}
 int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }

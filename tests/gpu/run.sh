@@ -135,7 +135,7 @@ run_tests() {
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
     $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip info library_memory loader \
-      logging miopen numba nvmath nvtx platforms summary workspaces)
+      logging miopen numba nvmath nvtx platforms rocm_libraries summary workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done

@@ -42,6 +42,15 @@ def test_threads_need_as_many_handles_as_work_at_once(name):
     assert pool.trim() <= 4
 
 
+# Of cuBLAS and cuSOLVER, where they are new enough.
+EMULATION = [
+    ("EmulationStrategy", 2, 0),
+    ("EmulationSpecialValuesSupport", 0, 0xFFFF),
+    ("FixedPointEmulationMantissaControl", 1, 0),
+    ("FixedPointEmulationMaxMantissaBitCount", 55, 0),
+    ("FixedPointEmulationMantissaBitOffset", -8, 0),
+]
+
 # What an owner may change, by the functions that set and get it, and what a new handle has.
 CHANGES = [
     ("cublas", "cublasSetPointerMode_v2", "cublasGetPointerMode_v2", 1, 0),
@@ -50,6 +59,9 @@ CHANGES = [
     ("cublas", "cublasSetSmCountTarget", "cublasGetSmCountTarget", 8, 0),
     ("cusparse", "cusparseSetPointerMode", "cusparseGetPointerMode", 1, 0),
     ("cusolver", "cusolverDnSetDeterministicMode", "cusolverDnGetDeterministicMode", 2, 1),
+    ("cusolver", "cusolverDnSetMathMode", "cusolverDnGetMathMode", 4, 1),
+    *(("cublas", f"cublasSet{what}", f"cublasGet{what}", changed, new) for what, changed, new in EMULATION),
+    *(("cusolver", f"cusolverDnSet{what}", f"cusolverDnGet{what}", changed, new) for what, changed, new in EMULATION),
 ]
 
 
@@ -58,6 +70,8 @@ def test_what_an_owner_changed_is_set_back_for_the_next(name, setter, getter, ch
     pool = pool_or_skip(name)
     pool.trim()
     library, stream = ctypes.CDLL(pool.path), gpupool.Stream()
+    if not hasattr(library, setter):
+        pytest.skip(f"{name} {pool.version} has no {setter}")
 
     def get(handle):
         value = ctypes.c_int(-1)
@@ -75,6 +89,25 @@ def test_what_an_owner_changed_is_set_back_for_the_next(name, setter, getter, ch
     # A thread's window gets it as new, too.
     (found,) = in_threads(1, lambda _: (pool.handle(stream), get(pool.handle(stream))))
     assert found == (handle, new)
+
+
+@pytest.mark.parametrize("kind", ["Device", "Pinned"])
+def test_a_handler_of_cudss_that_an_owner_set_is_taken_off(kind):
+    pool = pool_or_skip("cudss")
+    pool.trim()
+    library, stream = ctypes.CDLL(pool.path), gpupool.Stream()
+    if not hasattr(library, f"cudssSet{kind}MemHandler"):
+        pytest.skip(f"cuDSS {pool.version} has no handler of this")
+    set_handler, get_handler = library[f"cudssSet{kind}MemHandler"], library[f"cudssGet{kind}MemHandler"]
+    told = ctypes.create_string_buffer(88)
+    with pool.lease(stream) as lease:
+        handle = ctypes.c_void_p(int(lease))
+        assert get_handler(handle, told) != 0, "a new handle has one"
+        assert set_handler(handle, ctypes.c_void_p(gpupool.c_api.handler)) == 0
+        assert get_handler(handle, told) == 0
+    with pool.lease(stream) as lease:
+        assert int(lease) == handle.value
+        assert get_handler(handle, told) != 0, "the last owner's is there"
 
 
 BUSY = """

@@ -53,19 +53,27 @@ def build_library(
     without: str | None = None,
     needs: tuple[str, Path] | None = None,
 ) -> Path:
-    """Build a library. `needs` is a symbol and the library that has it, without a hint where that is."""
+    """Build a library.
+
+    `without` is a kind of symbol, or "SETTINGS" for all of them. `needs` is a symbol and the library that has it,
+    without a hint where that is.
+    """
     library = LIBRARIES[name]
     symbols = {"CREATE": library.create, "DESTROY": library.destroy, **library.symbols}
     flags = [f"-D{kind}={symbol}" for kind, symbol in symbols.items() if kind != without]
     flags.append("-DVERSION=" + ",".join(map(str, version)))
     flags.append("-DSTATUSES=" + ",".join(f'{{{code},"{status}"}}' for code, status in library.statuses.items()))
     flags.append(f'-DDRIVER="{library.driver}"')
+    if without != "SETTINGS":
+        flags.append("-DSETTINGS=" + " ".join(setting.macro for setting in library.settings))
+    if library.leaves_unfinished:
+        flags.append("-DUNFINISHED")
     if library.uses_context:
         flags.append("-DUSES_CONTEXT")
     if needs:
         symbol, needed = needs
         flags += [f"-DNEEDS={symbol}", "-Wl,--no-as-needed", f"-L{needed.parent}", f"-l:{needed.name}"]
-    return _compile("library.c", file, *flags)
+    return _compile(library.source, file, *flags)
 
 
 def build_wheel(name: str, site_packages: Path) -> Path:

@@ -55,7 +55,7 @@ def test_cudss_aborts_at_a_handler_that_cannot_be_used(tmp_path):
     assert_aborts(machine, ["a_handler_of_cudss_that_is_not_whole"], f"{function}: no whole handler")
 
 
-@pytest.mark.parametrize("name", ["cudnn", "miopen"])
+@pytest.mark.parametrize("name", ["cudnn", "miopen", "hipsparse"])
 def test_a_library_aborts_at_a_handle_that_cannot_be_used(tmp_path, name):
     library = LIBRARIES[name]
     set_stream = library.symbols["SET_STREAM"]

@@ -47,7 +47,8 @@ def test_the_cuda_in_use_comes_before_the_newest(site_packages):
 def test_every_library_is_found_where_its_wheel_puts_it(site_packages, name):
     file = build_wheel(name, site_packages)
     check("is_found", name, file, PYTHONPATH=str(site_packages))
-    check("is_of_version", name, "1.2.3", PYTHONPATH=str(site_packages))
+    version = "1.2.3" if LIBRARIES[name].tells_version_alone else ""
+    check("is_of_version", name, version, PYTHONPATH=str(site_packages))
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -6,12 +6,12 @@ device, memory that is not there. So whatever a test looks at, it also shows tha
 
 import pytest
 from machines import Machine
-from programs.shared.libraries import CUDA_LIBRARIES, LIBRARIES
+from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
 
 PLATFORMS = ["cuda", "hip"]
 WITH_STREAM = [name for name, library in LIBRARIES.items() if "SET_STREAM" in library.symbols]
 # Destroying a handle waits for the device, which no capture allows.
-SYNCHRONIZING = ["cublas", "cusolver", "cudss", "cublaslt", "miopen"]
+SYNCHRONIZING = ["cublas", "cusolver", "cudss", "cublaslt", "miopen", *BY_STREAM]
 
 
 def platform_of(name):

@@ -29,6 +29,10 @@ def run(threads: int, waves: int) -> None:
             gpupool.cublaslt,
             gpupool.cusolver,
             gpupool.miopen,
+            gpupool.hipblas,
+            gpupool.hipblaslt,
+            gpupool.hipsolver,
+            gpupool.hipsparse,
         ]
         pools = [pool for pool in every if pool.available]
     served = threads * waves

@@ -165,6 +165,13 @@ impl DevicePool {
         self.idle.take(|pooled| pooled.last_ran_on(stream))
     }
 
+    /// Takes a handle back from a holder whose own request it is to serve. Counts a miss.
+    pub(super) fn take_back(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
+        self.books().misses += 1;
+        pooled.hold(Holder::NONE);
+        Turn::Handle(pooled)
+    }
+
     /// Waits in line, and returns what the request was given; none if that took longer than the timeout. `name` is the
     /// library's.
     ///
@@ -231,14 +238,17 @@ impl DevicePool {
 
     /// Takes a handle back that no request may get again.
     pub(super) fn retire(&self, pooled: Arc<PooledHandle>) {
-        pooled.hold(Holder::NONE);
-        {
-            let mut books = self.books();
-            books.vacate(&pooled, self.round());
-            books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
-            books.retired.push(pooled);
-        }
+        self.replace(pooled);
         self.idle.leave_room();
+    }
+
+    /// Takes a handle back that no request may get again, and leaves its room to the caller.
+    pub(super) fn replace(&self, pooled: Arc<PooledHandle>) {
+        pooled.hold(Holder::NONE);
+        let mut books = self.books();
+        books.vacate(&pooled, self.round());
+        books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
+        books.retired.push(pooled);
     }
 
     pub(super) fn idle_count(&self) -> usize {

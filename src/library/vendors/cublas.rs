@@ -68,12 +68,38 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cublasSetStream_v2"),
     set_stream_uses_context: false,
     get_stream: Some(c"cublasGetStream_v2"),
-    // Pointers on the host, no atomics, the default math, all multiprocessors: what `cublasCreate` sets.
+    // Of cublas_api.h up to 13.10. What `cublasCreate` sets: pointers on the host, no atomics, the default math, all
+    // multiprocessors, and of emulation the defaults, which leave it to the user's environment variables.
+    //
+    // Not here: cublasSetStream_v2, as every request sets the stream; cublasSetWorkspace_v2, whose workspace every hand-over
+    // takes back; cublasSetLoggerCallback and cublasLoggerConfigure, which are the process's.
     resets: &[
         Reset::new(c"cublasSetPointerMode_v2", 0),
         Reset::new(c"cublasSetAtomicsMode", 0),
         Reset::new(c"cublasSetMathMode", 0),
         Reset::new(c"cublasSetSmCountTarget", 0),
+        // CUBLAS_EMULATION_STRATEGY_DEFAULT, CUDA_EMULATION_SPECIAL_VALUES_SUPPORT_DEFAULT and
+        // CUDA_EMULATION_MANTISSA_CONTROL_DYNAMIC: from CUDA 12.9 on, and all but the first from 13.0 on. To ask costs what
+        // setting does, 4 ns, and is refused nowhere, also not for a GPU without emulation.
+        Reset::if_other(c"cublasSetEmulationStrategy", c"cublasGetEmulationStrategy", 0),
+        Reset::if_other(c"cublasSetEmulationSpecialValuesSupport", c"cublasGetEmulationSpecialValuesSupport", 0xFFFF),
+        Reset::if_other(
+            c"cublasSetFixedPointEmulationMantissaControl",
+            c"cublasGetFixedPointEmulationMantissaControl",
+            0,
+        ),
+        Reset::if_other(
+            c"cublasSetFixedPointEmulationMaxMantissaBitCount",
+            c"cublasGetFixedPointEmulationMaxMantissaBitCount",
+            0,
+        ),
+        Reset::if_other(
+            c"cublasSetFixedPointEmulationMantissaBitOffset",
+            c"cublasGetFixedPointEmulationMantissaBitOffset",
+            0,
+        ),
+        // An address that products write to.
+        Reset::null(c"cublasSetFixedPointEmulationMantissaBitCountPointer"),
     ],
     set_memory: None,
     workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),
@@ -83,6 +109,7 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[3],
+    leaves_unfinished_since: None,
     handle_bytes: 64 << 20,
     synchronizes_on_destroy: true,
 });

@@ -1,7 +1,7 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};
 use crate::library::find::{Component, NVRTC, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -34,9 +34,17 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudssSetStream"),
     set_stream_uses_context: false,
     get_stream: None,
-    // Threading and communication layers have no way back: discard handles that got one.
-    resets: &[],
-    set_memory: Some(c"cudssSetDeviceMemHandler"),
+    // Of cudss.h up to 1.0; 0.7 has none of them.
+    //
+    // Not here: cudssSetThreadingLayer and cudssSetCommLayer, which have no way back, so that handles that got a layer are
+    // to be discarded; cudssSetStream, as every request sets the stream, and cudssSetMgStreams, which for a handle of one
+    // device sets the same; cudssDataSet, which changes what it names; cudssLoggerSetCallback, cudssLoggerSetFile,
+    // cudssLoggerOpenFile, cudssLoggerSetLevel, cudssLoggerSetMask and cudssLoggerForceDisable, which are the process's.
+    resets: &[
+        Reset::handler(c"cudssSetPinnedMemHandler", c"cudssGetPinnedMemHandler"),
+        Reset::null(c"cudssSetJitCacheDir"),
+    ],
+    set_memory: Some(HandlerCalls { set: c"cudssSetDeviceMemHandler", get: c"cudssGetDeviceMemHandler" }),
     workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
@@ -52,6 +60,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[2],
+    leaves_unfinished_since: Some((1, 0, 0)),
     handle_bytes: 64 << 20,
     synchronizes_on_destroy: true,
 });

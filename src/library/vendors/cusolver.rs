@@ -34,8 +34,40 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     set_stream: Some(c"cusolverDnSetStream"),
     set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
-    // CUSOLVER_DETERMINISTIC_RESULTS, as a new handle has it.
-    resets: &[Reset::new(c"cusolverDnSetDeterministicMode", 1)],
+    // Of cusolverDn.h up to 12.4, as a new handle has it. A call that asks takes 2 ns, one that sets 6 to 7, for it sets the
+    // handle's own handle of cuBLAS too.
+    //
+    // Not here: cusolverDnSetStream, as every request sets the stream; cusolverDnSetAdvOptions and the functions for IRS,
+    // syevj and gesvdj, whose options are in objects of the caller's; cusolverDnLoggerSetCallback, cusolverDnLoggerSetFile,
+    // cusolverDnLoggerOpenFile, cusolverDnLoggerSetLevel, cusolverDnLoggerSetMask and cusolverDnLoggerForceDisable, which
+    // are the process's.
+    resets: &[
+        // CUSOLVER_DETERMINISTIC_RESULTS.
+        Reset::if_other(c"cusolverDnSetDeterministicMode", c"cusolverDnGetDeterministicMode", 1),
+        // CUSOLVER_DEFAULT_MATH, and the defaults of CUDA's emulation: from CUDA 13.0 on, of fixed point from 13.2 on.
+        Reset::if_other(c"cusolverDnSetMathMode", c"cusolverDnGetMathMode", 1),
+        Reset::if_other(c"cusolverDnSetEmulationStrategy", c"cusolverDnGetEmulationStrategy", 0),
+        Reset::if_other(
+            c"cusolverDnSetEmulationSpecialValuesSupport",
+            c"cusolverDnGetEmulationSpecialValuesSupport",
+            0xFFFF,
+        ),
+        Reset::if_other(
+            c"cusolverDnSetFixedPointEmulationMantissaControl",
+            c"cusolverDnGetFixedPointEmulationMantissaControl",
+            0,
+        ),
+        Reset::if_other(
+            c"cusolverDnSetFixedPointEmulationMaxMantissaBitCount",
+            c"cusolverDnGetFixedPointEmulationMaxMantissaBitCount",
+            0,
+        ),
+        Reset::if_other(
+            c"cusolverDnSetFixedPointEmulationMantissaBitOffset",
+            c"cusolverDnGetFixedPointEmulationMantissaBitOffset",
+            0,
+        ),
+    ],
     set_memory: None,
     workspace: None,
     keeps_scratch: false,
@@ -54,6 +86,7 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[2],
+    leaves_unfinished_since: None,
     handle_bytes: 96 << 20,
     synchronizes_on_destroy: true,
 });

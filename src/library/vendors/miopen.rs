@@ -2,7 +2,7 @@
 //! sets rocBLAS's stream too and keeps something for each new one, so the stream is asked for first. No GPU of AMD's
 //! was at hand to measure on: where something is not known, the safe value stands.
 
-use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
 use crate::library::find::{Component, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -29,7 +29,16 @@ pub static MIOPEN: Vendor = Vendor::new(Description {
     set_stream: Some(c"miopenSetStream"),
     set_stream_uses_context: true,
     get_stream: Some(c"miopenGetStream"),
-    resets: &[],
+    // Of miopen.h up to 3.5, as `miopenCreate` sets it: MIOpen's own allocator, no profiling, and, from ROCm 7 on,
+    // miopenTuningPolicyNone.
+    //
+    // Not here: miopenSetStream, as every request sets the stream; miopenSetTensor, miopenSetRNNLayerParam and
+    // miopenSetRNNLayerBias, which write to tensors.
+    resets: &[
+        Reset::three_nulls(c"miopenSetAllocator"),
+        Reset::new(c"miopenEnableProfiling", 0),
+        Reset::new(c"miopenSetTuningPolicy", 1),
+    ],
     set_memory: None,
     workspace: None,
     keeps_scratch: false,
@@ -38,6 +47,7 @@ pub static MIOPEN: Vendor = Vendor::new(Description {
     last_error: None,
     not_initialized: &[1],
     out_of_memory: &[4],
+    leaves_unfinished_since: None,
     handle_bytes: 0,
     synchronizes_on_destroy: true,
 });

@@ -18,6 +18,10 @@ _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
     (_native.cusparse, "cuda", "cusparse"),
     (_native.cudss, "cuda", "cudss"),
     (_native.miopen, "hip", "MIOpen"),
+    (_native.hipblas, "hip", "hipblas"),
+    (_native.hipblaslt, "hip", "hipblaslt"),
+    (_native.hipsolver, "hip", "hipsolver"),
+    (_native.hipsparse, "hip", "hipsparse"),
     (_native.host, "host", "host"),
 )
 # The libraries of the drivers, and those that the pools' libraries need.

@@ -40,7 +40,10 @@ def gpu_libraries():
     assert gpupool.cudnn.name == "cudnn", "the pool has another name"
     assert gpupool.cudnn.stats().created == 0, "the pool has handles"
     maps = Path("/proc/self/maps").read_text()
-    loaded = re.findall(r"lib(?:cuda|cudnn|cublas|cublasLt|cusparse|cusolver|cudss|amdhip64|MIOpen)\.so", maps)
+    loaded = re.findall(
+        r"lib(?:cuda|cudnn|cublas|cublasLt|cusparse|cusolver|cudss|amdhip64|MIOpen|hip(?:blas|blaslt|solver|sparse))\.so",
+        maps,
+    )
     assert not loaded, f"gpupool loads {set(loaded)}"
 
 

@@ -5,6 +5,7 @@ import threading
 
 import gpupool
 from cudss import MIB, OURS, allocate, at, free, live, name_of, names_of, other, pool, set_handler, stream
+from double import error_of
 from waiting import wait_for_end
 
 
@@ -89,9 +90,14 @@ def what_an_owner_has_set_is_taken_off_first():
     address = allocate(handle)
     mine = gpupool.MemPool()
     pool.set_mem_pool(mine)
+    # The library refuses it as long as there is memory from the owner's handler.
+    error = error_of(pool.handle, stream)
+    assert "cudssSetDeviceMemHandler failed with CUDSS_STATUS_NOT_SUPPORTED" in error, f"the call is not named: {error}"
+    assert "destroy the objects that have memory from it first" in error, f"what mends it is not told: {error}"
+    assert name_of(handle) == "gpupool", "the owner's handler is gone, though there is memory from it"
+    assert free(handle, address) == 0, "memory from the owner's handler cannot be freed"
     assert pool.handle(stream) == handle, "the thread has another handle"
     assert name_of(handle) == OURS, "what the owner set is there"
-    assert free(handle, address) == 0, "memory from the owner's handler cannot be freed"
 
 
 def one_that_has_memory_of_a_pool_can_give_it_back_ever_after():

@@ -24,9 +24,9 @@ def is_found(name, file, *loaded_first):
 
 
 def is_of_version(name, version):
-    """Tell the version, and that no handle can be made without a GPU."""
+    """Tell the version, if it can be told without a handle, and that none can be made without a GPU."""
     pool = getattr(gpupool, name)
-    assert ".".join(map(str, pool.version)) == version, f"{name} is of version {pool.version}, not {version}"
+    assert ".".join(map(str, pool.version or ())) == version, f"{name} is of version {pool.version}, not {version}"
     assert not pool.available, f"{name} is available without a GPU"
 
 

@@ -30,7 +30,10 @@ def without_memory_idle_handles_go_first(name):
     in_thread(library.pool.handle)
     fail(f"{library.told.create}={library.told.out_of_memory}:2")
     assert library.pool.warm(2) == 1, "the handle was not created once there was memory"
-    assert (library.pool.stats().destroyed, library.destroyed) == (1, 1), "the idle handle was not given up for it"
+    # And what the creation left that was refused, where it leaves anything.
+    destroyed = 1 + library.told.leaves_unfinished
+    counts = library.pool.stats().destroyed, library.destroyed
+    assert counts == (1, destroyed), f"not the idle handle alone was given up for it: {counts}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,42 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What can be set of a handle: by a function, as a VALUE, a POINTER or an ALLOCATOR, from what to what else."""
+
+    set: str
+    kind: str = "VALUE"
+    get: str = ""
+    new: int = 0
+    other: int = 1
+
+    @property
+    def macro(self) -> str:
+        """What tests/abi/library.c makes its functions from. One that the library does not have is the double's own."""
+        get = self.get or f"double_get_{self.set}"
+        arguments = {"VALUE": (self.set, get, str(self.new)), "POINTER": (self.set, get), "ALLOCATOR": (self.set,)}
+        return f"{self.kind}({', '.join(arguments[self.kind])})"
+
+
+def settings_of(prefix: str, suffix: str, *settings: tuple[str, int, int]) -> tuple[Setting, ...]:
+    """Return settings by what follows Set and Get in the names of their functions, what is new and what else may be."""
+    return tuple(
+        Setting(f"{prefix}Set{name}{suffix}", "VALUE", f"{prefix}Get{name}{suffix}", new, other)
+        for name, new, other in settings
+    )
+
+
+# From CUDA 12.9 to 13.2 on, of cuBLAS and cuSOLVER alike.
+EMULATION = (
+    ("EmulationStrategy", 0, 2),
+    ("EmulationSpecialValuesSupport", 0xFFFF, 0),
+    ("FixedPointEmulationMantissaControl", 0, 1),
+    ("FixedPointEmulationMaxMantissaBitCount", 0, 55),
+    ("FixedPointEmulationMantissaBitOffset", 0, -8),
+)
+
+
+@dataclass(frozen=True)
 class Library:
     """What a library is called and calls its functions and statuses."""
 
@@ -15,6 +51,22 @@ class Library:
     out_of_memory: int = 2
     driver: str = "libcuda.so.1"
     uses_context: bool = False
+    settings: tuple[Setting, ...] = ()
+    leaves_unfinished: bool = False
+    # The file in tests/abi that its double is made from.
+    source: str = "library.c"
+    # Whether a thread has a handle for each stream.
+    by_stream: bool = False
+
+    @property
+    def tells_version_alone(self) -> bool:
+        """True if it tells its version without a handle."""
+        return bool({"PROPERTY", "VERSION_NUMBER", "VERSION_PARTS"} & self.symbols.keys())
+
+    @property
+    def tells_version(self) -> bool:
+        """True if it tells its version, by a handle or without one."""
+        return self.tells_version_alone or "VERSION_OF_HANDLE" in self.symbols
 
 
 LIBRARIES = {
@@ -60,6 +112,7 @@ LIBRARIES = {
             10: "CUSPARSE_STATUS_NOT_SUPPORTED",
             11: "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
         },
+        settings=settings_of("cusparse", "", ("PointerMode", 0, 1)),
     ),
     "cudss": Library(
         "nvidia/cu13/lib/libcudss.so.1",
@@ -70,6 +123,8 @@ LIBRARIES = {
             "PROPERTY": "cudssGetProperty",
             "SET_MEMORY": "cudssSetDeviceMemHandler",
             "GET_MEMORY": "cudssGetDeviceMemHandler",
+            "SET_PINNED": "cudssSetPinnedMemHandler",
+            "GET_PINNED": "cudssGetPinnedMemHandler",
         },
         {
             1: "CUDSS_STATUS_NOT_INITIALIZED",
@@ -79,6 +134,8 @@ LIBRARIES = {
             5: "CUDSS_STATUS_EXECUTION_FAILED",
             6: "CUDSS_STATUS_INTERNAL_ERROR",
         },
+        settings=(Setting("cudssSetJitCacheDir", "POINTER"),),
+        leaves_unfinished=True,
     ),
     "cublas": Library(
         "nvidia/cu13/lib/libcublas.so.13",
@@ -100,6 +157,15 @@ LIBRARIES = {
             14: "CUBLAS_STATUS_INTERNAL_ERROR",
         },
         out_of_memory=3,
+        settings=(
+            *settings_of("cublas", "_v2", ("PointerMode", 0, 1)),
+            *settings_of("cublas", "", ("AtomicsMode", 0, 1), ("MathMode", 0, 3), ("SmCountTarget", 0, 16), *EMULATION),
+            Setting(
+                "cublasSetFixedPointEmulationMantissaBitCountPointer",
+                "POINTER",
+                "cublasGetFixedPointEmulationMantissaBitCountPointer",
+            ),
+        ),
     ),
     "cublaslt": Library(
         "nvidia/cu13/lib/libcublasLt.so.13",
@@ -128,6 +194,7 @@ LIBRARIES = {
             4: "CUSOLVER_STATUS_ARCH_MISMATCH",
             7: "CUSOLVER_STATUS_INTERNAL_ERROR",
         },
+        settings=settings_of("cusolverDn", "", ("DeterministicMode", 1, 2), ("MathMode", 1, 4), *EMULATION),
     ),
     "miopen": Library(
         "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libMIOpen.so.1",
@@ -154,9 +221,101 @@ LIBRARIES = {
         out_of_memory=4,
         driver="libamdhip64.so.7",
         uses_context=True,
+        settings=(
+            Setting("miopenSetAllocator", "ALLOCATOR"),
+            Setting("miopenEnableProfiling"),
+            Setting("miopenSetTuningPolicy", "VALUE", "miopenGetTuningPolicy", 1, 3),
+        ),
+    ),
+}
+
+HIPBLAS_STATUSES = {
+    1: "HIPBLAS_STATUS_NOT_INITIALIZED",
+    2: "HIPBLAS_STATUS_ALLOC_FAILED",
+    3: "HIPBLAS_STATUS_INVALID_VALUE",
+    4: "HIPBLAS_STATUS_MAPPING_ERROR",
+    5: "HIPBLAS_STATUS_EXECUTION_FAILED",
+    6: "HIPBLAS_STATUS_INTERNAL_ERROR",
+    7: "HIPBLAS_STATUS_NOT_SUPPORTED",
+    8: "HIPBLAS_STATUS_ARCH_MISMATCH",
+    9: "HIPBLAS_STATUS_HANDLE_IS_NULLPTR",
+    10: "HIPBLAS_STATUS_INVALID_ENUM",
+    11: "HIPBLAS_STATUS_UNKNOWN",
+}
+LIBRARIES |= {
+    "hipblas": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipblas.so.3",
+        "hipblasCreate",
+        "hipblasDestroy",
+        {
+            "SET_STREAM": "hipblasSetStream",
+            "GET_STREAM": "hipblasGetStream",
+            "SET_OWN_WORKSPACE": "hipblasSetWorkspace",
+            "STATUS_NAME": "hipblasStatusToString",
+        },
+        HIPBLAS_STATUSES,
+        driver="libamdhip64.so.7",
+        # Atomics are allowed, as in ROCm 6.
+        settings=settings_of("hipblas", "", ("PointerMode", 0, 1), ("MathMode", 0, 1), ("AtomicsMode", 1, 0)),
+        source="rocm_library.c",
+        by_stream=True,
+    ),
+    "hipblaslt": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipblaslt.so.1",
+        "hipblasLtCreate",
+        "hipblasLtDestroy",
+        {"VERSION_OF_HANDLE": "hipblasLtGetVersion"},
+        HIPBLAS_STATUSES,
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipblasLt", "", ("SmCountTarget", 0, 16), ("UniformSummationOrder", 0, 1)),
+        source="rocm_library.c",
+        by_stream=True,
+    ),
+    "hipsolver": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipsolver.so.1",
+        "hipsolverCreate",
+        "hipsolverDestroy",
+        {"SET_STREAM": "hipsolverSetStream", "GET_STREAM": "hipsolverGetStream"},
+        {
+            **{code: status.replace("HIPBLAS", "HIPSOLVER") for code, status in HIPBLAS_STATUSES.items()},
+            12: "HIPSOLVER_STATUS_ZERO_PIVOT",
+            13: "HIPSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED",
+        },
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipsolver", "", ("DeterministicMode", 241, 242)),
+        source="rocm_library.c",
+        by_stream=True,
+    ),
+    "hipsparse": Library(
+        "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libhipsparse.so.4",
+        "hipsparseCreate",
+        "hipsparseDestroy",
+        {
+            "SET_STREAM": "hipsparseSetStream",
+            "GET_STREAM": "hipsparseGetStream",
+            "VERSION_OF_HANDLE": "hipsparseGetVersion",
+        },
+        {
+            1: "HIPSPARSE_STATUS_NOT_INITIALIZED",
+            2: "HIPSPARSE_STATUS_ALLOC_FAILED",
+            3: "HIPSPARSE_STATUS_INVALID_VALUE",
+            4: "HIPSPARSE_STATUS_ARCH_MISMATCH",
+            5: "HIPSPARSE_STATUS_MAPPING_ERROR",
+            6: "HIPSPARSE_STATUS_EXECUTION_FAILED",
+            7: "HIPSPARSE_STATUS_INTERNAL_ERROR",
+            8: "HIPSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED",
+            9: "HIPSPARSE_STATUS_ZERO_PIVOT",
+            10: "HIPSPARSE_STATUS_NOT_SUPPORTED",
+            11: "HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        },
+        driver="libamdhip64.so.7",
+        settings=settings_of("hipsparse", "", ("PointerMode", 0, 1)),
+        source="rocm_library.c",
+        by_stream=True,
     ),
 }
 
 # What a library may lack: then gpupool does without.
-OPTIONAL = {"SET_WORKSPACE", "SET_MEMORY", "GET_MEMORY"}
+OPTIONAL = {"SET_WORKSPACE", "SET_OWN_WORKSPACE", "SET_MEMORY", "GET_MEMORY", "SET_PINNED", "GET_PINNED"}
 CUDA_LIBRARIES = [name for name, library in LIBRARIES.items() if library.driver == "libcuda.so.1"]
+BY_STREAM = [name for name, library in LIBRARIES.items() if library.by_stream]

@@ -4,7 +4,7 @@ import ctypes
 
 import gpupool
 from double import calls
-from libraries import LIBRARIES
+from libraries import LIBRARIES, Setting
 
 
 class LibraryDouble:
@@ -17,6 +17,7 @@ class LibraryDouble:
         for function in (self.file.double_stream_of, self.file.double_workspace_of):
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
         self.file.double_is_destroyed.argtypes = [ctypes.c_void_p]
+        self.file.double_changed.argtypes, self.file.double_changed.restype = [ctypes.c_void_p], ctypes.c_char_p
 
     @property
     def created(self) -> int:
@@ -40,6 +41,21 @@ class LibraryDouble:
     def workspace_of(self, handle: int) -> int:
         """Return the address of the workspace that a handle was given."""
         return self.file.double_workspace_of(int(handle)) or 0
+
+    def set(self, handle: int, setting: Setting) -> None:
+        """Set something of a handle to what a new one does not have, as its owner may."""
+        function, address = getattr(self.file, setting.set), ctypes.c_void_p(int(handle))
+        arguments = {
+            "VALUE": [setting.other],
+            "POINTER": [ctypes.c_void_p(4096)],
+            "ALLOCATOR": [ctypes.c_void_p(4096), ctypes.c_void_p(8192), None],
+        }
+        assert function(address, *arguments[setting.kind]) == 0, f"the double refused {setting.set}"
+
+    def changed(self, handle: int) -> str | None:
+        """Return the name of something of a handle that is not as in a new one, if there is any."""
+        name = self.file.double_changed(int(handle))
+        return name and name.decode()
 
     def is_destroyed(self, handle: int) -> bool:
         """Return whether a handle was destroyed."""

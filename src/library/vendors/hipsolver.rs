@@ -1,0 +1,67 @@
+//! hipSOLVER's dense part: <https://rocm.docs.amd.com/projects/hipSOLVER/>. Its handles are rocBLAS's, with all that the
+//! head of `hipblas.rs` says of them. No GPU of AMD's was at hand to measure on.
+
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+static COMPONENT: Component = Component {
+    name: "hipsolver",
+    platform: Kind::Hip,
+    variants: &[Variant {
+        cuda: None,
+        // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+        sonames: &["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"],
+        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
+        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
+    }],
+    needs: &[],
+};
+
+/// hipSOLVER's dense part.
+pub static HIPSOLVER: Vendor = Vendor::new(Description {
+    component: &COMPONENT,
+    create: c"hipsolverCreate",
+    destroy: c"hipsolverDestroy",
+    set_stream: Some(c"hipsolverSetStream"),
+    set_stream_uses_context: false,
+    get_stream: Some(c"hipsolverGetStream"),
+    // Of hipsolver-functions.h.
+    //
+    // Not here: hipsolverSetStream, as every request sets the stream; the functions for syevj and gesvdj, whose options are in
+    // objects of the caller's; and what the newest versions have for NVIDIA's GPUs, while rocSOLVER refuses all but the
+    // defaults: hipsolverSetMathMode, hipsolverSetEmulationStrategy, hipsolverSetEmulationSpecialValuesSupport,
+    // hipsolverSetFixedPointEmulationMantissaControl, hipsolverSetFixedPointEmulationMaxMantissaBitCount and
+    // hipsolverSetFixedPointEmulationMantissaBitOffset.
+    resets: &[
+        // Since ROCm 6.3. It is rocBLAS's atomics mode, whose default depends on the version.
+        Reset::as_new(c"hipsolverSetDeterministicMode", c"hipsolverGetDeterministicMode"),
+    ],
+    set_memory: None,
+    workspace: None,
+    keeps_scratch: true,
+    version: VersionCall::None,
+    status_names: StatusNames::Table(&[
+        (1, "HIPSOLVER_STATUS_NOT_INITIALIZED"),
+        (2, "HIPSOLVER_STATUS_ALLOC_FAILED"),
+        (3, "HIPSOLVER_STATUS_INVALID_VALUE"),
+        (4, "HIPSOLVER_STATUS_MAPPING_ERROR"),
+        (5, "HIPSOLVER_STATUS_EXECUTION_FAILED"),
+        (6, "HIPSOLVER_STATUS_INTERNAL_ERROR"),
+        (7, "HIPSOLVER_STATUS_NOT_SUPPORTED"),
+        (8, "HIPSOLVER_STATUS_ARCH_MISMATCH"),
+        (9, "HIPSOLVER_STATUS_HANDLE_IS_NULLPTR"),
+        (10, "HIPSOLVER_STATUS_INVALID_ENUM"),
+        (11, "HIPSOLVER_STATUS_UNKNOWN"),
+        (12, "HIPSOLVER_STATUS_ZERO_PIVOT"),
+        (13, "HIPSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
+    ]),
+    last_error: None,
+    not_initialized: &[1],
+    out_of_memory: &[2],
+    leaves_unfinished_since: None,
+    handle_bytes: 0,
+    // `rocblas_destroy_handle` frees device memory.
+    synchronizes_on_destroy: true,
+});

@@ -1,0 +1,64 @@
+"""Each library's file names every function of the vendor's headers that sets something of a handle or of the process.
+
+A name stands there in the list of what hand-over sets back, or in the comment that says why it is not in that list.
+The headers are those of installed wheels, or of the folders that GPUPOOL_HEADERS names, parted by colons. Those have to
+be the newest, so every function that hand-over calls must be in them too. Where there are none, this skips.
+"""
+
+import os
+import re
+import site
+from pathlib import Path
+
+import pytest
+
+VENDORS = Path(__file__).parents[2] / "src/library/vendors"
+
+# The library's headers, and the type of its handles.
+LIBRARIES = {
+    "cublas": (["cublas_api.h"], "cublasHandle_t"),
+    "cublaslt": (["cublasLt.h"], "cublasLtHandle_t"),
+    "cudnn": (["cudnn_graph*.h", "cudnn_ops*.h", "cudnn_cnn*.h", "cudnn_adv*.h"], "cudnnHandle_t"),
+    "cudss": (["cudss.h"], "cudssHandle_t"),
+    "cusolver": (["cusolverDn.h"], "cusolverDnHandle_t"),
+    "cusparse": (["cusparse.h"], "cusparseHandle_t"),
+    "miopen": (["miopen.h"], "miopenHandle_t"),
+    "hipblas": (["hipblas.h", "rocblas-functions.h"], "hipblasHandle_t"),
+    "hipblaslt": (["hipblaslt.h"], "hipblasLtHandle_t"),
+    "hipsolver": (["hipsolver-functions.h"], "hipsolverHandle_t"),
+    "hipsparse": (["hipsparse-auxiliary.h"], "hipsparseHandle_t"),
+}
+
+SETS = re.compile("Set|Enable|Disable|Register|Configure")
+OF_THE_PROCESS = re.compile("Logger|Callback|Capacity|Mask")
+
+
+def headers_of(patterns: list[str]) -> str:
+    """Return the text of all headers, without comments."""
+    named = os.environ.get("GPUPOOL_HEADERS")
+    folders = named.split(":") if named else [f"{folder}/nvidia" for folder in site.getsitepackages()]
+    files = [file for folder in folders for pattern in patterns for file in Path(folder).rglob(pattern)]
+    text = "\n".join(file.read_text(errors="replace") for file in files)
+    return re.sub(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_every_setter_is_set_back_or_named_with_the_reason_why_not(name):
+    patterns, handle = LIBRARIES[name]
+    functions = re.findall(r"\b(\w+)\s*\(([^(){};]*)\)\s*;", headers_of(patterns))
+    if not functions:
+        pytest.skip(f"needs the headers of {name}")
+    setters = {
+        function
+        for function, parameters in functions
+        if (SETS.search(function) and re.match(rf"\s*(const\s+)?{handle}\b", parameters))
+        or (OF_THE_PROCESS.search(function) and SETS.search(function) and handle not in parameters)
+    }
+    assert setters, "no function sets anything"
+    source = (VENDORS / f"{name}.rs").read_text()
+    missing = {setter for setter in setters if not re.search(rf"\b{setter}\b", source)}
+    assert not missing, f"{name}.rs says nothing of {sorted(missing)}"
+    if "GPUPOOL_HEADERS" in os.environ:
+        called = set(re.findall(r'c"(\w+)"', source[source.index("resets:") : source.index("workspace:")]))
+        unknown = called - {function for function, _ in functions}
+        assert not unknown, f"{name}.rs calls what no header has: {sorted(unknown)}"
