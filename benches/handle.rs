@@ -2,6 +2,7 @@
 //! thread's life. `GPUPOOL_RUNTIME=host cargo bench` measures gpupool alone, without a library's own call.
 
 use std::cell::Cell;
+use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,6 +83,52 @@ fn many_threads(criterion: &mut Criterion) {
                 let handle = |stream: &Stream| _ = black_box(pool.handle(stream)).expect("a handle");
                 bench.iter_custom(|iterations| at_once(threads, iterations, handle));
             });
+        }
+        group.finish();
+    }
+}
+
+/// A library's function of a handle and one word: a stream, an address or a number.
+type Call = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+
+/// The calls behind a lease, and whether each writes a result to its second argument, which else is 0 for a stream or a mode.
+/// Of those libraries whose leases cost many threads more, and of cuBLAS.
+fn calls_of(library: &str) -> &'static [(&'static str, bool)] {
+    match library {
+        "cusparse" => &[("cusparseSetStream", false), ("cusparseGetStream", true), ("cusparseSetPointerMode", false)],
+        "cudss" => &[("cudssSetStream", false)],
+        "cublas" => &[("cublasSetStream_v2", false), ("cublasGetStream_v2", true), ("cublasSetPointerMode_v2", false)],
+        _ => &[],
+    }
+}
+
+/// Measures single calls of a library by one thread to sixteen, each on a handle of its own: what a call costs more there,
+/// the library shares among threads.
+fn calls_of_many_threads(criterion: &mut Criterion) {
+    for pool in [Cusparse::pool(), Cudss::pool(), Cublas::pool()] {
+        let Ok(Some(path)) = pool.path() else { continue };
+        // SAFETY: the pool has loaded this library already.
+        let library = unsafe { libloading::Library::new(path) }.expect("it is loaded");
+        let mut group = criterion.benchmark_group(format!("{} calls at once", pool.name()));
+        group.sampling_mode(SamplingMode::Flat);
+        for &(name, has_result) in calls_of(pool.name()) {
+            // SAFETY: each of the functions takes a handle, and a pointer or an int.
+            let call = *unsafe { library.get::<Call>(name.as_bytes()) }.expect("a public function");
+            for threads in [1, 4, 16] {
+                group.bench_function(format!("{name}, {threads} threads"), |bench| {
+                    bench.iter_custom(|iterations| {
+                        at_once(threads, iterations.div_ceil(100), |stream| {
+                            let lease = pool.lease(stream).expect("a handle");
+                            let mut result = 0_usize;
+                            let argument = if has_result { (&raw mut result).addr() } else { 0 };
+                            for _ in 0..100 {
+                                // SAFETY: the lease is this thread's alone, and the result has a place.
+                                assert_eq!(unsafe { call(lease.as_ptr(), argument) }, 0);
+                            }
+                        })
+                    });
+                });
+            }
         }
         group.finish();
     }
@@ -215,6 +262,6 @@ criterion_group! {
     name = benches;
     // A checkout takes nanoseconds: a second of them is plenty.
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = checkouts, threads, churn, many_threads
+    targets = checkouts, threads, churn, many_threads, calls_of_many_threads
 }
 criterion_main!(benches);
