@@ -124,6 +124,12 @@ def test_one_copy_of_each_library(order):
     run_program("frameworks/copies_of_libraries.py", order, *files)
 
 
+def test_a_product_of_cusparse_beside_cupys_own():
+    pool_or_skip("cusparse")
+    import_or_skip("scipy")
+    run_program("frameworks/spmv_by_ctypes.py")
+
+
 def test_import_loads_no_gpu_library():
     run_program("frameworks/imports_no_library.py")
 
