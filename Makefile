@@ -99,11 +99,7 @@ bench: ## the Rust benches, on whatever runtime is here
 .PHONY: soak
 soak: OPERATIONS ?= 100000000
 soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults, against the naive model
-	cargo test --quiet --release --test memory_model --no-run
-	@for test in any_program whatever_the_driver; do \
-		GPUPOOL_MODEL_OPERATIONS=$$(($(OPERATIONS) / 2)) cargo test --quiet --release --test memory_model -- --nocapture $$test & \
-		tests="$$tests $$!"; \
-	done; for test in $$tests; do wait $$test || failed=1; done; test -z "$$failed"
+	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
 
 .PHONY: gpu
 gpu: .venv/ready ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there

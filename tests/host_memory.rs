@@ -5,6 +5,7 @@ mod common;
 use std::fmt;
 use std::sync::Arc;
 
+use common::memory::used;
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::library::Library;
 use gpupool::library::host::HostLibrary;
@@ -18,12 +19,6 @@ const PAGE: u64 = 2 << 20;
 
 fn driver() -> &'static dyn Runtime {
     runtime::get().unwrap()
-}
-
-fn used(ordinal: u32) -> u64 {
-    let _bound = BoundDevice::new(driver(), device(ordinal)).unwrap();
-    let info = driver().memory_info().unwrap();
-    info.total - info.free
 }
 
 // The calls without `unsafe`, which the simulated platform does not need: it refuses what does not fit.

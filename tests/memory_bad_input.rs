@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use common::memory::{empty_in, used};
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, deallocate, end_allocate_to_pool,
@@ -14,23 +15,13 @@ use gpupool::memory::{
     set_per_process_memory_fraction,
 };
 use gpupool::runtime::host::{complete_all, submit};
-use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    Device, DeviceBuffer, Error, ErrorKind, MemPool, PoolId, PoolScope, PoolStats, Result, StatusKind, Stream, Wanted,
-    empty, empty_cache, enable_peer_access, graph_pool_handle, memory_stats,
+    Device, Error, ErrorKind, MemPool, PoolId, PoolScope, PoolStats, Result, StatusKind, Stream, Wanted, empty,
+    empty_cache, enable_peer_access, graph_pool_handle, memory_stats,
 };
 
 /// A slot of a slab, a block cut to size in a page, one of several pages.
 const SIZES: [u64; 3] = [700, 100 << 10, 5 << 20];
-
-fn used() -> [u64; 2] {
-    [0, 1].map(|ordinal| {
-        let runtime = runtime::get().unwrap();
-        let _bound = BoundDevice::new(runtime, device(ordinal)).unwrap();
-        let info = runtime.memory_info().unwrap();
-        info.total - info.free
-    })
-}
 
 /// But for the peaks: what was tried may have raised them.
 fn stats() -> [PoolStats; 2] {
@@ -50,7 +41,7 @@ fn assert_all_back() {
         assert_eq!((live, stats.reserved_bytes), ((0, 0, 0, 0), 0), "device {ordinal}");
         assert_eq!(memory_stats(device(ordinal as u32)).unwrap().pools, 1, "device {ordinal}");
     }
-    assert_eq!(used(), [0, 0]);
+    assert_eq!([used(0), used(1)], [0, 0]);
 }
 
 fn assert_says(error: &Error, words: &[&str]) {
@@ -88,11 +79,6 @@ fn pools() -> [MemPool; 4] {
     let builder = || MemPool::builder().device(device(0));
     [builder(), builder().no_split(true), builder().segments(true), builder().allocator(Arc::new(Fake::new()))]
         .map(|builder| builder.build().unwrap())
-}
-
-fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let _scope = pool.enter().unwrap();
-    empty(bytes, stream)
 }
 
 #[test]

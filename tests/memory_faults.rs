@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 
 use common::device;
+use common::memory::{MIB, used};
 use gpupool::memory::{
     SegmentSource, begin_allocate_to_pool, deallocate, end_allocate_to_pool, pool_use_count, record_stream,
     release_pool,
@@ -21,7 +22,6 @@ use gpupool::{
     enable_peer_access, graph_pool_handle, memory_stats,
 };
 
-const MIB: u64 = 1 << 20;
 /// Little, so that the program fills it.
 const MEMORY: u64 = 96 * MIB;
 /// One for the program, one as its peer, the others to be used for the first time.
@@ -54,13 +54,6 @@ fn host() -> MutexGuard<'static, ()> {
     let guard = common::host();
     theirs();
     guard
-}
-
-fn used(device: Device) -> u64 {
-    let runtime = runtime::get().unwrap();
-    let _bound = BoundDevice::new(runtime, device).unwrap();
-    let info = runtime.memory_info().unwrap();
-    info.total - info.free
 }
 
 /// Memory of a user's own: numbers, which gpupool never touches.
@@ -178,6 +171,7 @@ fn program(run: &mut Run, own: &Arc<Own>) {
     growth_and_moves(run, &first, &second);
     threads(run, &first, &second);
     pools(run, &first, &second, own);
+    reserves(run, &first, &second);
     foreign_pages(run, &first);
     captures(run, &first, &second);
     run.free_all();
@@ -327,6 +321,34 @@ fn one_pool(run: &mut Run, pool: MemPool, first: &Stream, second: &Stream, has_b
     run.free_all();
 }
 
+/// Pools with a reserve: one that has it beside what others keep free, one that there is no room for, and one that
+/// blocks outlive.
+fn reserves(run: &mut Run, first: &Stream, second: &Stream) {
+    run.allocate(60 * MIB, first);
+    run.free();
+    let reserve = |bytes| MemPool::builder().device(DEVICE).reserve(bytes).build();
+    if let Some(pool) = run.try_to(reserve(70 * MIB)) {
+        assert_eq!(pool.stats().expect("it asks the driver nothing").reserved_bytes, 70 * MIB);
+        run.try_to(reserve(40 * MIB));
+        let scope = pool.enter().expect("this thread lives");
+        for bytes in [700, 20 * MIB] {
+            run.allocate(bytes, first);
+            run.allocate(bytes, second);
+        }
+        submit(second).unwrap();
+        run.free_all();
+        run.allocate(60 * MIB, first);
+        run.free();
+        run.try_to(pool.trim());
+        // Beside the reserve.
+        run.allocate(8 * MIB, second);
+        run.allocate(64 * MIB, first);
+        drop(scope);
+    }
+    complete_all().unwrap();
+    run.free_all();
+}
+
 /// A pool that takes what the default pool keeps free.
 fn foreign_pages(run: &mut Run, first: &Stream) {
     run.allocate(80 * MIB, first);
@@ -391,7 +413,7 @@ fn check_refusals(run: &Run, fault: Option<Fault>) {
 fn run_with(fault: Option<Fault>) -> bool {
     common::on_thread(move || {
         let own = Arc::new(Own { next: AtomicU64::new(1 << 36), held: Mutex::default() });
-        let before = used(DEVICE);
+        let before = used(0);
         let mut run = Run::default();
         fault.into_iter().for_each(inject);
         program(&mut run, &own);
@@ -408,7 +430,7 @@ fn run_with(fault: Option<Fault>) -> bool {
         let total = stats.total;
         let live = (total.live_blocks, total.live_bytes, total.requested_bytes, total.waiting_blocks);
         assert_eq!((live, total.reserved_bytes, stats.pools), ((0, 0, 0, 0), 0, 1), "{fault:?}");
-        assert_eq!(used(DEVICE), before, "{fault:?}");
+        assert_eq!(used(0), before, "{fault:?}");
         assert_eq!(*own.held.lock().unwrap(), [], "{fault:?}");
         fault.is_some_and(|fault| left < fault.times)
     })
@@ -489,7 +511,7 @@ fn a_device_whose_first_use_failed_works_the_next_time() {
             empty_cache().unwrap();
             let stats = memory_stats(unused).unwrap();
             assert_eq!((stats.total.live_blocks, stats.total.reserved_bytes, stats.pools), (0, 0, 1));
-            assert_eq!(used(unused), 0, "{call:?} {after}");
+            assert_eq!(used(unused.ordinal() as u32), 0, "{call:?} {after}");
             if left > 0 {
                 break;
             }
@@ -511,7 +533,7 @@ fn segments_that_the_driver_refuses_take_nothing() {
         let error = empty(5 * MIB, &stream).map(drop).unwrap_err();
         assert!(error.to_string().contains("MemoryAllocate"), "{error}");
         clear_faults();
-        assert_eq!((pool.stats().unwrap().reserved_bytes, used(DEVICE)), (0, 0));
+        assert_eq!((pool.stats().unwrap().reserved_bytes, used(0)), (0, 0));
         inject(Fault { call: Call::MemoryAllocate, kind, after: 0, times: 1 });
         // Asked once more, after what is free was given back.
         drop(empty(5 * MIB, &stream).unwrap());
@@ -519,7 +541,7 @@ fn segments_that_the_driver_refuses_take_nothing() {
         assert_eq!(pool.trim().unwrap(), 6 * MIB);
     }
     drop((scope, pool));
-    assert_eq!((used(DEVICE), memory_stats(DEVICE).unwrap().pools), (0, 1));
+    assert_eq!((used(0), memory_stats(DEVICE).unwrap().pools), (0, 1));
 }
 
 #[test]
@@ -539,7 +561,7 @@ fn a_refusal_on_one_device_leaves_the_others_caches_to_be_emptied() {
 #[test]
 fn memory_that_the_driver_did_not_take_back_is_given_back_later() {
     let _host = host();
-    let (stream, before) = (Stream::new(DEVICE).unwrap(), used(DEVICE));
+    let (stream, before) = (Stream::new(DEVICE).unwrap(), used(0));
     for call in [Call::MemoryFree, Call::Bind, Call::ExchangeCaptureMode] {
         let pool = MemPool::builder().device(DEVICE).segments(true).build().unwrap();
         let scope = pool.enter().unwrap();
@@ -550,7 +572,7 @@ fn memory_that_the_driver_did_not_take_back_is_given_back_later() {
         assert_eq!(clear_faults(), 0, "{call:?}");
         assert_eq!(pool.stats().unwrap().reserved_bytes, 6 * MIB, "{call:?}");
         assert_eq!(pool.trim().unwrap(), 6 * MIB, "{call:?}");
-        assert_eq!(used(DEVICE), before, "{call:?}");
+        assert_eq!(used(0), before, "{call:?}");
     }
 }
 

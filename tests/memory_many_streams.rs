@@ -5,6 +5,7 @@ mod common;
 
 use std::sync::MutexGuard;
 
+use common::memory::{PAGE, reserved};
 use common::{device, stream};
 use gpupool::memory::{
     begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
@@ -14,7 +15,6 @@ use gpupool::runtime::host::{
 };
 use gpupool::{MemPool, StatusKind, Stream, empty};
 
-const PAGE: u64 = 2 << 20;
 /// What a page costs: an extent is created, mapped, and made accessible.
 const CALLS_A_PAGE: u64 = 3;
 
@@ -22,10 +22,6 @@ const CALLS_A_PAGE: u64 = 3;
 fn host() -> MutexGuard<'static, ()> {
     simulate(2, 256 << 30).expect("no other runtime was chosen");
     common::host()
-}
-
-fn reserved() -> u64 {
-    memory_stats(device(0)).unwrap().total.reserved_bytes
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! memory was part of before, wherever their pages stood then.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use gpupool::memory::deallocate;
@@ -150,8 +150,11 @@ struct Model {
     submitted: [u64; STREAMS],
     completed: [u64; STREAMS],
     pools: [Option<MemPool>; POOLS],
-    /// Not where calls fail: a segment whose source does not take it back counts as returned all the same.
-    has_segments: bool,
+    /// Whether calls fail. Then no pool has segments: one whose source does not take it back counts as returned all the
+    /// same.
+    has_faults: bool,
+    /// Pools with `use_on_oom`.
+    helpers: BTreeSet<PoolId>,
     /// By pool: how many hold it, captures whose graphs live, and how often those fell to none.
     uses: BTreeMap<PoolId, u32>,
     captures: BTreeMap<PoolId, (u32, u64)>,
@@ -197,7 +200,7 @@ fn read(address: u64) -> u64 {
 }
 
 impl Model {
-    fn new(has_segments: bool) -> Self {
+    fn new(has_faults: bool) -> Self {
         Self {
             streams: (0..STREAMS)
                 .map(|place| if place < OWN_STREAMS { Stream::new(DEVICE).unwrap() } else { foreign() })
@@ -206,7 +209,8 @@ impl Model {
             submitted: [0; STREAMS],
             completed: [0; STREAMS],
             pools: [None, None],
-            has_segments,
+            has_faults,
+            helpers: BTreeSet::new(),
             uses: BTreeMap::new(),
             captures: BTreeMap::new(),
             scopes: Vec::new(),
@@ -230,8 +234,8 @@ impl Model {
 
     /// A pool that others may use or not in the first place, of several kinds in the second.
     fn pool(&mut self, place: usize) -> &MemPool {
-        let (turn, segments) = (self.uses.len(), self.has_segments);
-        let uses = &mut self.uses;
+        let (turn, segments) = (self.uses.len(), !self.has_faults);
+        let (uses, helpers) = (&mut self.uses, &mut self.helpers);
         self.pools[place].get_or_insert_with(|| {
             let builder = MemPool::builder().device(DEVICE);
             let builder = match (place, turn % 4) {
@@ -245,6 +249,7 @@ impl Model {
             // Where there is not enough for a reserve it gets none.
             let pool = builder.build().or_else(|_| MemPool::builder().device(DEVICE).build()).unwrap();
             uses.insert(pool.id(), 1);
+            helpers.extend(Some(pool.id()).filter(|_| pool.use_on_oom()));
             pool
         })
     }
@@ -474,9 +479,8 @@ impl Model {
         assert_eq!(address % 512, 0);
         let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
         let pool = buffer.pool_id();
-        // The default pool and one with `use_on_oom` help others out, but for graphs.
-        let is_of_helper =
-            pool == PoolId::NONE || self.pools.iter().flatten().any(|p| p.id() == pool && p.use_on_oom());
+        // The default pool and one with `use_on_oom` help others out, but for graphs; also one that only a scope has.
+        let is_of_helper = pool == PoolId::NONE || self.helpers.contains(&pool) && self.uses[&pool] > 0;
         assert!(pool == asked || is_of_helper && !is_captured, "a block of pool {pool} for pool {asked}");
         let captured = is_captured.then(|| self.captures[&pool].1);
         for number in self.live() {
@@ -540,7 +544,12 @@ impl Model {
         let total = memory_stats(DEVICE).unwrap().total;
         assert_eq!(total.live_blocks - total.waiting_blocks, self.live().count() as u64);
         let used = info();
-        assert_eq!(total.reserved_bytes, used.total - used.free);
+        let used = used.total - used.free;
+        // Where a question is refused, pages that were moved and then given back stay mapped at the old place for a while.
+        assert!(
+            total.reserved_bytes == used || self.has_faults && total.reserved_bytes < used,
+            "{total:?}, {used} used"
+        );
         for pool in self.pools.iter().flatten() {
             let (stats, id) = (pool.stats().unwrap(), pool.id());
             let live = || self.live().map(|number| &self.blocks[number]).filter(|block| block.pool == id);
@@ -604,7 +613,7 @@ fn check(program: &[(Op, Option<Fault>)]) {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     simulate(1, MEMORY).unwrap();
     clear_faults();
-    let mut model = Model::new(program.iter().all(|(_, fault)| fault.is_none()));
+    let mut model = Model::new(program.iter().any(|(_, fault)| fault.is_some()));
     for (op, fault) in program {
         model.run_and_check(op, *fault);
     }

@@ -5,28 +5,14 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
+use common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved, used};
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
-use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    CaptureMode, CaptureStatus, DeviceBuffer, Error, ErrorKind, HostHandles, MemPool, MemPoolBuilder, MemoryUse,
-    PoolId, Pooled, Result, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    CaptureMode, CaptureStatus, DeviceBuffer, ErrorKind, HostHandles, MemPool, MemPoolBuilder, MemoryUse, PoolId,
+    Pooled, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
 };
-
-const MIB: u64 = 1 << 20;
-const PAGE: u64 = 2 * MIB;
-
-fn used() -> u64 {
-    let runtime = runtime::get().unwrap();
-    let _bound = BoundDevice::new(runtime, device(0)).unwrap();
-    let info = runtime.memory_info().unwrap();
-    info.total - info.free
-}
-
-fn reserved() -> u64 {
-    memory_stats(device(0)).unwrap().total.reserved_bytes
-}
 
 /// Calls of the driver's memory functions, and pages moved, so far.
 fn work() -> (u64, u64) {
@@ -46,30 +32,10 @@ fn use_on_oom_pool() -> MemPool {
     builder().use_on_oom(true).build().unwrap()
 }
 
-fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let _scope = pool.enter().unwrap();
-    empty(bytes, stream)
-}
-
-#[track_caller]
-fn out_of_memory<T>(outcome: Result<T>) -> Error {
-    let error = outcome.map(drop).expect_err("there is no memory");
-    assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-    error
-}
-
 /// The whole device in blocks of 64 MiB on one stream; every other one is freed, so that half is free in pieces.
 fn scattered(stream: &Stream) -> Vec<DeviceBuffer> {
     let blocks: Vec<_> = (0..MEMORY / (64 * MIB)).map(|_| empty(64 * MIB, stream).unwrap()).collect();
     blocks.into_iter().step_by(2).collect()
-}
-
-fn assert_all_back() {
-    complete_all().unwrap();
-    empty_cache().unwrap();
-    let stats = memory_stats(device(0)).unwrap();
-    assert_eq!((stats.total.live_blocks, stats.total.reserved_bytes, stats.pools), (0, 0, 1), "{stats:?}");
-    assert_eq!(used(), 0);
 }
 
 #[test]
@@ -121,7 +87,7 @@ fn free_pages_of_the_same_stream_are_put_together_without_waiting() {
     let found = empty(512 * MIB, &own).unwrap();
     assert!((1..=512 * MIB / PAGE).contains(&(work().1 - before)));
     assert!(!own.query().unwrap());
-    assert_eq!((reserved(), used()), (MEMORY, MEMORY));
+    assert_eq!((reserved(), used(0)), (MEMORY, MEMORY));
     drop((found, held));
     assert_all_back();
 }
@@ -572,9 +538,9 @@ fn a_request_succeeds_once_somebody_freed() {
     let pool = use_on_oom_pool();
     let held = empty_in(&pool, 900 * MIB, &stream).unwrap();
     for _ in 0..3 {
-        let before = (reserved(), used(), pool.use_count());
+        let before = (reserved(), used(0), pool.use_count());
         out_of_memory(empty(500 * MIB, &stream));
-        assert_eq!((reserved(), used(), pool.use_count()), before, "a refusal keeps nothing");
+        assert_eq!((reserved(), used(0), pool.use_count()), before, "a refusal keeps nothing");
     }
     drop(held);
     let found = empty(500 * MIB, &stream).unwrap();
@@ -621,7 +587,7 @@ fn a_fraction_bounds_what_is_reserved_but_not_by_what_is_only_cached() {
         assert!(error.to_string().contains("memory fraction"), "{error}");
     }
     out_of_memory(empty(200 * MIB, &other));
-    assert!(reserved() <= 512 * MIB && used() <= 512 * MIB);
+    assert!(reserved() <= 512 * MIB && used(0) <= 512 * MIB);
     let found = empty(112 * MIB, &other).unwrap();
     // A fraction below what is held already takes nothing away.
     let smaller = Fraction::new(0.1);

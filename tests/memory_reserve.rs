@@ -5,23 +5,15 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use common::memory::{MIB, assert_all_back, empty_in, out_of_memory, used};
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::runtime::host::{accessible, begin_capture, complete_all, end_capture, submit};
-use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    CaptureMode, DeviceBuffer, Error, ErrorKind, MemPool, MemPoolBuilder, PoolId, Result, Stream, empty, empty_cache,
-    enable_peer_access, memory_stats, on_oom,
+    CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, enable_peer_access,
+    memory_stats, on_oom,
 };
 
-const MIB: u64 = 1 << 20;
 const RESERVE: u64 = 256 * MIB;
-
-fn used() -> u64 {
-    let runtime = runtime::get().unwrap();
-    let _bound = BoundDevice::new(runtime, device(0)).unwrap();
-    let info = runtime.memory_info().unwrap();
-    info.total - info.free
-}
 
 fn driver_calls() -> u64 {
     memory_stats(device(0)).unwrap().driver_calls
@@ -36,27 +28,6 @@ fn reserved() -> MemPool {
     builder().reserve(RESERVE).limit(RESERVE).build().unwrap()
 }
 
-fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let _scope = pool.enter().unwrap();
-    empty(bytes, stream)
-}
-
-#[track_caller]
-fn out_of_memory<T>(outcome: Result<T>) -> Error {
-    let error = outcome.map(drop).expect_err("there is no memory");
-    assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-    error
-}
-
-#[track_caller]
-fn assert_all_back() {
-    complete_all().unwrap();
-    empty_cache().unwrap();
-    let stats = memory_stats(device(0)).unwrap();
-    assert_eq!((stats.total.live_blocks, stats.total.reserved_bytes, stats.pools), (0, 0, 1), "{stats:?}");
-    assert_eq!(used(), 0);
-}
-
 #[test]
 fn it_is_there_from_birth_and_serves_without_a_driver_call() {
     let _host = host();
@@ -64,7 +35,7 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
     let pool = reserved();
     let stats = pool.stats().unwrap();
     assert_eq!(
-        (pool.reserve(), stats.reserved_bytes, stats.cached_bytes, used()),
+        (pool.reserve(), stats.reserved_bytes, stats.cached_bytes, used(0)),
         (RESERVE, RESERVE, RESERVE, RESERVE)
     );
     let before = driver_calls();
@@ -87,11 +58,11 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
 fn a_size_that_is_no_multiple_of_a_page_is_rounded_up() {
     let _host = host();
     let pool = builder().reserve(3 * MIB).build().unwrap();
-    assert_eq!((pool.reserve(), used()), (4 * MIB, 4 * MIB));
+    assert_eq!((pool.reserve(), used(0)), (4 * MIB, 4 * MIB));
     drop(pool);
     assert_all_back();
     let pool = builder().reserve(0).build().unwrap();
-    assert_eq!((pool.reserve(), used()), (0, 0));
+    assert_eq!((pool.reserve(), used(0)), (0, 0));
     drop(pool);
 }
 
@@ -103,7 +74,7 @@ fn neither_trim_nor_empty_cache_nor_others_take_any_of_it() {
         let pool = builder().reserve(RESERVE).use_on_oom(use_on_oom).build().unwrap();
         for part in [100 * MIB, RESERVE] {
             drop(empty_in(&pool, part, &own).unwrap());
-            assert_eq!((pool.trim().unwrap(), empty_cache().unwrap(), used()), (0, 0, RESERVE));
+            assert_eq!((pool.trim().unwrap(), empty_cache().unwrap(), used(0)), (0, 0, RESERVE));
         }
         drop(empty_in(&pool, 100 * MIB, &own).unwrap());
         out_of_memory(empty(MEMORY - RESERVE + 2 * MIB, &other));
@@ -112,7 +83,7 @@ fn neither_trim_nor_empty_cache_nor_others_take_any_of_it() {
         // More than the reserve goes by `trim`, and the reserve does not.
         empty_cache().unwrap();
         drop([RESERVE, 64 * MIB].map(|bytes| empty_in(&pool, bytes, &own).unwrap()));
-        assert_eq!((pool.trim().unwrap(), used()), (64 * MIB, RESERVE));
+        assert_eq!((pool.trim().unwrap(), used(0)), (64 * MIB, RESERVE));
         drop(pool);
         assert_all_back();
     }
@@ -166,18 +137,18 @@ fn it_is_refused_at_once_where_there_is_not_enough() {
     let _host = host();
     let stream = stream(0);
     let held = empty(MEMORY - RESERVE + 2 * MIB, &stream).unwrap();
-    let before = (used(), memory_stats(device(0)).unwrap().pools);
+    let before = (used(0), memory_stats(device(0)).unwrap().pools);
     for bytes in [RESERVE, MEMORY, MEMORY + 1, u64::MAX] {
         let error = out_of_memory(builder().reserve(bytes).build());
         let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
         assert!(error.to_string().contains(&bytes.to_string()), "{error}");
         assert!(out.users.iter().any(|user| user.pool == "default memory pool"), "{error}");
-        assert_eq!((used(), memory_stats(device(0)).unwrap().pools), before);
+        assert_eq!((used(0), memory_stats(device(0)).unwrap().pools), before);
     }
     // What is only cached is not in the way, nor what a callback frees.
     drop(held);
     let pool = builder().reserve(MEMORY).build().unwrap();
-    assert_eq!(used(), MEMORY);
+    assert_eq!(used(0), MEMORY);
     drop(pool);
     let held = std::sync::Mutex::new(Some(empty(900 * MIB, &stream).unwrap()));
     let callback = on_oom(move |_, bytes| bytes == RESERVE && held.lock().unwrap().take().is_some());
@@ -209,7 +180,7 @@ fn blocks_outlive_the_pool_and_the_rest_goes() {
     complete_all().unwrap();
     empty_cache().unwrap();
     // An extent of 128 MiB has the live block.
-    assert_eq!(used(), 128 * MIB);
+    assert_eq!(used(0), 128 * MIB);
     let theirs = stream(0);
     on_thread(move || drop(empty(MEMORY - 128 * MIB, &theirs).unwrap()));
     drop(first);

@@ -8,18 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use common::memory::{PAGE, reserved};
 use common::{device, host, on_thread, stream};
 use gpupool::memory::{allocate, deallocate, empty_cache, memory_snapshot, memory_stats};
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete, complete_all, inject, submit};
 use gpupool::{DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-
-const PAGE: u64 = 2 << 20;
-
-fn reserved() -> u64 {
-    memory_stats(device(0)).unwrap().total.reserved_bytes
-}
 
 fn page_of(address: u64) -> u64 {
     address / PAGE

@@ -2,16 +2,13 @@
 
 mod common;
 
+use common::memory::reserved;
 use common::{device, host, on_thread, stream};
 use gpupool::memory::{empty_cache, memory_stats};
 use gpupool::runtime::host::{
     begin_capture, complete, complete_all, create_stream, destroy_stream, end_capture, submit,
 };
 use gpupool::{CaptureMode, DeviceBuffer, MemPool, Stream, empty};
-
-fn reserved() -> u64 {
-    memory_stats(device(0)).unwrap().total.reserved_bytes
-}
 
 #[test]
 fn memory_of_streams_that_were_dropped_is_used_by_others() {

@@ -10,21 +10,13 @@ mkdir -p "$out/bin"
 # With the faults on demand that the tests inject, which the published wheel has not.
 .venv/bin/maturin build --release --quiet --features python,fault-injection --compatibility linux --out "$out"
 
-# The path of the program that cargo built for a target.
-program() {
-  cargo "$@" --message-format=json 2>/dev/null |
-    python3 -c 'import json, sys
-for line in sys.stdin:
-    built = json.loads(line)
-    if built.get("executable"):
-        print(built["executable"])' | tail -n 1
-}
-install -s "$(program test --release --no-run --test cuda)" "$out/bin/test_cuda"
-install -s "$(program test --release --no-run --test cuda_memory)" "$out/bin/test_cuda_memory"
-install -s "$(program test --release --no-run --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
-install -s "$(program bench --no-run --bench handle)" "$out/bin/bench_handle"
-install -s "$(program bench --no-run --bench memory)" "$out/bin/bench_memory"
-install -s "$(program build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
+install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
+install -s "$(tests/program.sh test --release --no-run --test cuda_memory)" "$out/bin/test_cuda_memory"
+install -s "$(tests/program.sh test --release --no-run --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
+install -s "$(tests/program.sh test --release --no-run --test memory_model)" "$out/bin/test_memory_model"
+install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
+install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
+install -s "$(tests/program.sh build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
 cp tests/gpu/run.sh "$out"

@@ -12,6 +12,8 @@ use crate::sync::{ThisThread, ThreadNumber};
 /// What a cache serves.
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct Service {
+    /// Which of its cache's services it is, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
+    pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
     pub(in crate::memory) stream: Stream,
     /// The thread whose per-thread default stream this is; none for any other stream.
@@ -35,7 +37,7 @@ impl Service {
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
         let stream = Stream::legacy(pool.memory.device);
         let pool = Arc::clone(pool);
-        Self { pool, stream, per_thread_of: None, is_captured: false, is_feed: false, is_lender: true }
+        Self { number: 0, pool, stream, per_thread_of: None, is_captured: false, is_feed: false, is_lender: true }
     }
 
     /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.

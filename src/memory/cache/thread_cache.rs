@@ -24,8 +24,8 @@ use crate::sync::{
 
 /// The pool was closed or dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
-/// The work on its stream is noted when memory is freed there.
-const LENDING: u32 = 2;
+/// The work on its stream is marked when memory is freed there.
+const MARKS_WORK: u32 = 2;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
 const LENDER: u32 = 4;
 
@@ -48,11 +48,15 @@ pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) traffic: PageTraffic,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
-    /// What there is to do when a block is freed: [`CLOSING`], [`LENDING`].
+    /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`].
     duties: AtomicU32,
     /// What is recorded of its blocks.
     pub(in crate::memory) recording: CacheRecording,
 }
+
+/// Memory was not added to a cache: its service has ended, or it has as many blocks as there can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct NotAdded;
 
 /// What other threads leave.
 #[derive(Debug, Default)]
@@ -90,11 +94,11 @@ impl ThreadCache {
     }
 
     /// Makes an empty cache serve this.
-    pub(in crate::memory) fn serve(&self, service: Service) {
+    pub(in crate::memory) fn serve(&self, mut service: Service) {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
         {
             let mut heap = self.heap.lock();
-            heap.restart(!service.pool.rules.no_split, Some(ledger));
+            service.number = heap.restart(!service.pool.rules.no_split, Some(ledger));
             if service.is_lender {
                 heap.begin_lending();
             }
@@ -168,10 +172,10 @@ impl ThreadCache {
         self.visit().close();
     }
 
-    /// Lends its free pages from now on, if its stream may be gone at any time.
-    pub(in crate::memory) fn lend_if_foreign(&self) {
+    /// Marks the work on its stream from now on, if that may be gone at any time.
+    pub(in crate::memory) fn mark_work_if_foreign(&self) {
         if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
-            self.duties.fetch_or(LENDING, Ordering::Relaxed);
+            self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }
 
@@ -185,8 +189,8 @@ impl ThreadCache {
         self.duties.load(Ordering::Acquire) & CLOSING != 0
     }
 
-    pub(in crate::memory) fn is_lending(&self) -> bool {
-        self.duties.load(Ordering::Relaxed) & LENDING != 0
+    pub(in crate::memory) fn marks_work(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & MARKS_WORK != 0
     }
 
     /// Returns whether it lends slabs to the pool's other caches.
@@ -221,6 +225,12 @@ impl ThreadCache {
         self.with_inbox(heap)
     }
 
+    /// Locks the heap as [`ThreadCache::lock`] does, if the cache is in this service: not once that has ended, though the
+    /// cache may be in another one.
+    pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
+        Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
+    }
+
     /// Locks the heap as a visitor, also for the owner, so that threads that only look into
     /// it are not held up by a long look.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
@@ -251,31 +261,40 @@ impl ThreadCache {
     }
 
     /// Adds free memory and takes a block at once, before another thread takes the pages away. A lender only adds it.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if the service has ended, or there are too many blocks.
     pub(in crate::memory) fn add_and_allocate(
         &self,
+        service: &Service,
         thread: ThisThread,
         start: u64,
         bytes: u64,
         request: u64,
-    ) -> Option<u64> {
-        let mut heap = self.lock(thread);
-        self.add_span(&mut heap, start, bytes);
+    ) -> Result<Option<u64>, NotAdded> {
+        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
+        self.add_span(&mut heap, start, bytes)?;
         if self.is_lender() {
-            return Some(start);
+            return Ok(Some(start));
         }
         let offset = heap.allocate_grown(&self.memory.pages, request);
         // Most often the request takes all of it.
         self.tell_if_no_pages(&mut heap);
-        let offset = offset?;
-        if is_recorded() {
+        if let Some(offset) = offset.filter(|_| is_recorded()) {
             self.record_alloc(offset, request);
         }
-        Some(offset)
+        Ok(offset)
     }
 
     /// Adds free memory to this cache's heap.
-    pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) {
-        heap.add_span(start, bytes);
+    ///
+    /// # Errors
+    /// [`NotAdded`] if its service has ended, or there are too many blocks.
+    pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        if !heap.add_span(start, bytes) {
+            return Err(NotAdded);
+        }
+        self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
         if is_recorded() {
             let is_mapped = start < self.memory.range.bytes();
             self.record_segment(
@@ -284,6 +303,7 @@ impl ThreadCache {
                 bytes,
             );
         }
+        Ok(())
     }
 
     /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
@@ -311,13 +331,11 @@ impl ThreadCache {
         taken.into_iter().map(|(start, bytes)| ((start / PAGE) as u32, (bytes / PAGE) as u32)).collect()
     }
 
-    /// Adds pages of the pool's reserve to this cache's heap.
-    pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: &[Run]) {
-        for &(first, pages) in runs {
-            let (start, bytes) = (u64::from(first) * PAGE, u64::from(pages) * PAGE);
-            self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
-            self.add_span(heap, start, bytes);
-        }
+    /// Adds pages of the pool's reserve to this cache's heap. Returns those that could not be added.
+    #[must_use]
+    pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: Vec<Run>) -> Vec<Run> {
+        let mut add = |&(first, pages): &Run| self.add_span(heap, u64::from(first) * PAGE, u64::from(pages) * PAGE);
+        runs.into_iter().filter_map(|run| add(&run).err().map(|NotAdded| run)).collect()
     }
 
     /// Takes free spans out of this cache's heap; see [`Heap::take_free_spans`].
@@ -509,7 +527,7 @@ mod models {
     fn give_page(cache: &ThreadCache) {
         assert!(cache.adopt(owner()));
         cache.memory.pages.set_cache(0, PAGE, Some(cache.number));
-        cache.lock(owner()).add_span(0, PAGE);
+        assert!(cache.lock(owner()).add_span(0, PAGE));
     }
 
     // SAFETY: the device is behind a pointer only so that it can be freed last; what it points to is `Sync`.

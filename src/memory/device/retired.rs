@@ -74,11 +74,9 @@ impl DeviceMemory {
         for mut entry in entries.into_iter().rev() {
             match entry.until.is_done(&self.events, wait) {
                 Ok(true) => {
-                    let before = entry.remains.bytes();
-                    if let Err(error) = self.end(&mut entry.remains, &entry.supply) {
+                    if let Err(error) = self.end(&mut entry.remains, &entry.supply, &mut released) {
                         outcome = outcome.and(Err(error));
                     }
-                    released += before - entry.remains.bytes();
                     if entry.remains.is_left() {
                         kept.push(entry);
                     }
@@ -98,8 +96,8 @@ impl DeviceMemory {
         outcome.map(|()| released)
     }
 
-    /// Ends as much as the driver allows; what is left stays in `remains`.
-    fn end(&self, remains: &mut Remains, supply: &Supply) -> Result<()> {
+    /// Ends as much as the driver allows, and adds the physical bytes that went back; what is left stays in `remains`.
+    fn end(&self, remains: &mut Remains, supply: &Supply, released: &mut u64) -> Result<()> {
         match remains {
             Remains::Moved(mappings) => {
                 while !mappings.is_empty() {
@@ -112,8 +110,7 @@ impl DeviceMemory {
                         // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
                         // entry below.
                         unsafe { self.range.release(mapping.extent) }?;
-                        self.budget.release(mapping.bytes());
-                        supply.budget.release(mapping.bytes());
+                        self.uncount(mapping.bytes(), supply, released);
                         unmapped.pop();
                     }
                     unmapped.extend(self.unmap_run(mapped)?);
@@ -123,21 +120,26 @@ impl DeviceMemory {
                 let runs = std::mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
                 *remains = Remains::Released { mapped, unmapped: Vec::new() };
-                return self.end(remains, supply);
+                return self.end(remains, supply, released);
             }
             Remains::Segment { address, bytes, stream } => {
                 let Source::Segments(source) = &supply.source else { return Ok(()) };
                 self.range.count_driver_call();
                 let outcome = source.free(*address, *bytes, stream);
                 if outcome.is_ok() || !source.frees_again() {
-                    let freed = std::mem::take(bytes);
-                    self.budget.release(freed);
-                    supply.budget.release(freed);
+                    self.uncount(std::mem::take(bytes), supply, released);
                 }
                 outcome?;
             }
         }
         Ok(())
+    }
+
+    /// Counts physical memory that has gone.
+    fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
+        self.budget.release(bytes);
+        supply.budget.release(bytes);
+        *released += bytes;
     }
 
     /// Unmaps the last mappings of the list that stand in a row, and takes them out of it.
@@ -156,15 +158,6 @@ impl DeviceMemory {
 }
 
 impl Remains {
-    /// Extent bytes that will go back.
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Moved(_) | Self::Reserve(_) => 0,
-            Self::Released { mapped, unmapped } => mapped.iter().chain(unmapped).map(|mapping| mapping.bytes()).sum(),
-            Self::Segment { bytes, .. } => *bytes,
-        }
-    }
-
     fn is_left(&self) -> bool {
         match self {
             Self::Moved(mappings) => !mappings.is_empty(),

@@ -45,8 +45,8 @@ pub(in crate::memory) struct Pool {
     /// Captures whose graphs were not reset.
     captures: AtomicU32,
     is_closed: AtomicBool,
-    /// Whether free pages of foreign streams are lent.
-    is_lending: AtomicBool,
+    /// Whether the work on foreign streams is marked.
+    marks_work: AtomicBool,
     /// What its caches tell of themselves.
     pub(in crate::memory) ledger: Arc<Ledger>,
 }
@@ -83,7 +83,7 @@ impl Pool {
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
-            is_lending: AtomicBool::new(false),
+            marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
         }
     }
@@ -165,13 +165,14 @@ impl Pool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Lends free pages of foreign streams from now on; false if that was so already.
-    pub(in crate::memory) fn begin_lending(&self) -> bool {
-        !self.is_lending.swap(true, Ordering::AcqRel)
+    /// Marks the work on foreign streams from now on; false if that was so already.
+    pub(in crate::memory) fn begin_marking_work(&self) -> bool {
+        !self.marks_work.swap(true, Ordering::AcqRel)
     }
 
-    pub(in crate::memory) fn is_lending(&self) -> bool {
-        self.is_lending.load(Ordering::Acquire)
+    /// Returns whether the work on foreign streams is marked when memory is freed there.
+    pub(in crate::memory) fn marks_work(&self) -> bool {
+        self.marks_work.load(Ordering::Acquire)
     }
 
     /// Starts the peaks of what is reserved and live anew.

@@ -35,7 +35,7 @@ fn end_some(caches: &DeviceCaches, thread: ThisThread, ended: &mut Vec<(CacheKey
         let is_abandoned = match service.stream.clones() {
             // Each cache holds one clone, and `service` another.
             Some(clones) => clones == caches.count_on(&service.stream) + 1,
-            None => cache.is_lending() && is_bare(cache, thread),
+            None => cache.marks_work() && is_bare(cache, thread),
         };
         if !is_abandoned {
             continue;
@@ -75,8 +75,8 @@ fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, th
         return false;
     }
     let counts = {
-        let heap = cache.lock(thread);
-        if heap.mapped() > 0 {
+        let mut heap = cache.lock(thread);
+        if !heap.end_if_empty() {
             return false;
         }
         heap.counts()

@@ -84,7 +84,8 @@ fn acquire(
         None => (Arc::clone(caches.default_pool()?), false, false),
     };
     let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
-    let service = Service { pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
+    let service =
+        Service { number: 0, pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
     for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
         let serves = cache.service().is_some_and(|other| {
             other.is_in_order_with(&service) && other.is_captured == is_captured && other.is_feed == is_feed
@@ -96,8 +97,8 @@ fn acquire(
     let pool = Arc::clone(&service.pool);
     let cache = caches.new_cache(service, thread)?;
     let is_added = caches.add_cache(&pool, cache);
-    if pool.is_lending() {
-        cache.lend_if_foreign();
+    if pool.marks_work() {
+        cache.mark_work_if_foreign();
     }
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if !is_added || pool.is_closed() {

@@ -1,7 +1,7 @@
 //! Freeing: the way from an address to its block, and what a freed block waits for.
 
 use super::request::Allocation;
-use super::{lending, settle, trim};
+use super::{settle, trim, work_marks};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting, is_recorded};
@@ -53,11 +53,11 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     record_free(block, users.is_empty());
     if users.is_empty() {
         // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
-        let own = own.filter(|_| cache.is_lending() && (cache.is_owned_by(thread) || cache.is_large(offset)));
+        let own = own.filter(|_| cache.marks_work() && (cache.is_owned_by(thread) || cache.is_large(offset)));
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
         if let Some(own) = own {
-            // Without a mark the pages are not lent.
-            let _ = lending::mark_work(cache, own, thread);
+            // Without a mark the pages serve no other stream.
+            let _ = work_marks::mark_work(cache, own, thread);
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;

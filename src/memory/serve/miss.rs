@@ -14,7 +14,7 @@ use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
 use super::trim::{leave_closed, trim_pools};
 use crate::error::{Error, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache};
+use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache, is_recorded};
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
@@ -173,7 +173,9 @@ impl Climb {
     /// block is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
-        let Some(offset) = cache.allocate(*thread, *bytes) else { return Ok(None) };
+        let found =
+            cache.lock_in(other, *thread).and_then(|mut heap| cache.allocate_locked(&mut heap, *bytes, is_recorded()));
+        let Some(offset) = found else { return Ok(None) };
         let block = Allocation { cache, offset };
         if other.is_in_order_with(service) {
             return Ok(Some(block));

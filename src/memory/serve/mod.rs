@@ -7,7 +7,6 @@ mod devices;
 mod find_cache;
 mod free;
 mod grow;
-mod lending;
 mod miss;
 mod out_of_memory;
 mod peers;
@@ -15,6 +14,7 @@ mod pools;
 mod request;
 mod settle;
 mod trim;
+mod work_marks;
 
 #[cfg(feature = "python")]
 pub(crate) use allocate::Miss;

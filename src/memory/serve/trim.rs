@@ -7,12 +7,32 @@ use log::debug;
 use super::grow::{end_reserve, retire_reserve, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
 use crate::memory::device::{Remains, Until};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
+
+/// Takes memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache has ended
+/// that service.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
+pub(super) fn take_out<R>(
+    cache: &ThreadCache,
+    thread: ThisThread,
+    service: &Service,
+    take: impl FnOnce(&mut Heap) -> R,
+) -> Result<Option<(R, Until)>> {
+    let memory = cache.memory;
+    let turnover = cache.lock(thread).turnover();
+    let until = service.work_so_far(&memory.events, thread, None)?;
+    let Some(mut heap) = cache.lock_in(service, thread) else { return Ok(None) };
+    // What was freed since may have later work, which is recorded once this is looked at.
+    let until = if heap.turnover() == turnover { until } else { Until::Devices(vec![memory.device]) };
+    Ok(Some((take(&mut heap), until)))
+}
 
 /// Takes all that is free out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
@@ -25,22 +45,16 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     }
     return_slabs(cache, thread, service)?;
     let (memory, supply) = (cache.memory, &service.pool.supply);
-    let turnover = cache.lock(thread).turnover();
-    // Recorded before anything is taken, so that a refusal changes nothing.
-    let mut until = Some(service.work_so_far(&memory.events, thread, None)?);
-    let (mappings, spans) = {
-        let mut heap = cache.lock(thread);
-        if heap.turnover() != turnover {
-            // What was freed since may have later work, which is recorded once this is looked at.
-            until = Some(Until::Devices(vec![memory.device]));
-        }
+    let taken = take_out(cache, thread, service, |heap| {
         heap.drop_empty_slabs(&memory.pages);
         if service.pool.source().is_pages() {
-            (cache.take_mappings(&mut heap, u64::MAX, 0, u64::MAX), Vec::new())
+            (cache.take_mappings(heap, u64::MAX, 0, u64::MAX), Vec::new())
         } else {
-            (Vec::new(), cache.take_free_spans(&mut heap))
+            (Vec::new(), cache.take_free_spans(heap))
         }
-    };
+    })?;
+    let Some(((mappings, spans), until)) = taken else { return Ok(()) };
+    let mut until = Some(until);
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
         let remains = Remains::Released { mapped: mappings, unmapped: Vec::new() };
@@ -137,10 +151,11 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
     outcome
 }
 
-/// Forgets a pool that nothing uses and that has nothing left.
+/// Forgets a pool that nothing uses and that has nothing left. Memory that another thread has taken out for a while does
+/// not come back to it.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
-    let has_memory = |cache: &ThreadCache| cache.lock(thread).has_memory();
-    if pool.is_closed() && pool.use_count() == 0 && !DeviceCaches::caches_of(pool).into_iter().any(has_memory) {
+    let has_ended = |cache: &ThreadCache| cache.lock(thread).end_if_empty();
+    if pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
     }
 }

@@ -63,6 +63,10 @@ pub(in crate::memory) struct Heap {
     counts: RunningCounts,
     /// How often memory was cut off what is free, or joined it.
     turnover: u64,
+    /// How many services have begun.
+    services: u64,
+    /// Whether the last of them has ended, so that no memory is added.
+    has_ended: bool,
     /// Who is told what is live here, and that there are free pages.
     ledger: Option<HeapLedger>,
     /// The least size of a free block that is told as free pages; none is while that is told already.
@@ -88,6 +92,8 @@ impl Heap {
             cut: if is_split { Cut::ToSize } else { Cut::Whole },
             counts: RunningCounts::new(),
             turnover: 0,
+            services: 0,
+            has_ended: false,
             ledger: None,
             told_from: PAGE,
             next_look: 0,
@@ -95,10 +101,27 @@ impl Heap {
         }
     }
 
-    /// Makes it a new heap, but for the turnover, which is never the same twice.
-    pub(in crate::memory) fn restart(&mut self, is_split: bool, ledger: Option<HeapLedger>) {
-        *self = Self { turnover: self.turnover + 1, ..Self::new(is_split) };
+    /// Makes it a new heap, but for the turnover, which is never the same twice. Returns the number of the service that
+    /// begins.
+    pub(in crate::memory) fn restart(&mut self, is_split: bool, ledger: Option<HeapLedger>) -> u64 {
+        let services = self.services + 1;
+        *self = Self { turnover: self.turnover + 1, services, ..Self::new(is_split) };
         self.begin_telling(ledger);
+        services
+    }
+
+    /// Returns the number of the service that it is in; none once that has ended.
+    pub(in crate::memory) fn service(&self) -> Option<u64> {
+        (!self.has_ended).then_some(self.services)
+    }
+
+    /// Ends its service if it has no memory, after which none is added; false if it has some.
+    pub(in crate::memory) fn end_if_empty(&mut self) -> bool {
+        if self.has_memory() {
+            return false;
+        }
+        self.has_ended = true;
+        true
     }
 
     /// Serves no more requests, whatever is free or becomes so.

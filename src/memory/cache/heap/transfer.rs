@@ -26,8 +26,12 @@ impl Heap {
         spans.map(|(_, span)| (span.start, span.end - span.start)).collect()
     }
 
-    /// Adds free memory, joined with what is free beside it. False if there are too many blocks.
+    /// Adds free memory, joined with what is free beside it. False if the service has ended, or there are too many blocks.
+    #[must_use]
     pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
+        if self.has_ended {
+            return false;
+        }
         let Some(id) = self.new_number() else { return false };
         let end = start + size;
         // Memory handed out whole is not joined.

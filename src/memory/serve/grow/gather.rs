@@ -10,8 +10,8 @@ use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::memory::device::{PAGE, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::lending;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::work_marks;
 use crate::runtime::{self, RelaxedCapture};
 
 /// Takes free pages of other caches, those of the same pool first, until there are enough.
@@ -119,7 +119,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
     let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let (mappings, is_bare) = {
-        let mut heap = cache.lock(thread);
+        let Some(mut heap) = cache.lock_in(&other, thread) else { return Ok(Found::Pages) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(Found::Pages);
         }
@@ -136,8 +136,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
         return Ok(if is_bare { Found::Nothing } else { Found::Pages });
     }
     if matches!(readiness, Readiness::Done { .. }) {
-        let (pool, until) = (Arc::clone(&other.pool), Until::at_once());
-        growth.gathered.push(Gathered { cache, pool, mappings, until });
+        growth.gathered.push(Gathered { cache, service: other, mappings, until: Until::at_once() });
         return Ok(Found::Pages);
     }
     growth.add(cache, &other, mappings)?;
@@ -154,7 +153,7 @@ fn pass_on(growth: &mut Growth<'_>, wait: bool) -> Result<()> {
     if !last.until.is_done(&growth.memory.events, wait)?
         && let Some(from) = growth.gathered.pop()
     {
-        from.put_back(growth.memory);
+        from.put_back(growth.memory, growth.request.thread);
     }
     Ok(())
 }
@@ -191,12 +190,12 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
             return Ok(Readiness::AfterWork);
         }
         if other.is_captured {
-            // No call names a stream there, so this one marks. Without a mark the pages are not lent.
-            let _ = lending::mark_all_work(cache, asker.thread);
-        } else if !other.pool.is_lending() && cache.lock(asker.thread).unused() >= PAGE {
-            lending::begin(&other.pool);
+            // No call names a stream there, so this one marks. Without a mark the pages are not taken.
+            let _ = work_marks::mark_all_work(cache, asker.thread);
+        } else if !other.pool.marks_work() && cache.lock(asker.thread).unused() >= PAGE {
+            work_marks::begin(&other.pool);
         }
-        let turnover = lending::finished_turnover(cache)?;
+        let turnover = work_marks::finished_turnover(cache)?;
         return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
     }
     if other.stream.raw() == stream.raw() {

@@ -11,6 +11,7 @@ use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
+use crate::sync::ThisThread;
 
 /// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
 /// is this part of what the pool has, between [`EXTENT_PAGES`]. 180 was chosen with the
@@ -21,20 +22,32 @@ const EXTENT_PART: u64 = 180;
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) cache: &'static ThreadCache,
-    pub(super) pool: Arc<Pool>,
+    /// What the cache served then.
+    pub(super) service: Service,
     pub(super) mappings: Vec<Mapping>,
     /// When the old mappings can go.
     pub(super) until: Until,
 }
 
 impl Gathered {
-    /// Gives the pages back to the cache they came from; they are still mapped there.
-    pub(super) fn put_back(self, memory: &DeviceMemory) {
-        let mut heap = self.cache.visit();
-        for mapping in self.mappings {
-            memory.pages.set_cache(mapping.start(), mapping.end(), Some(self.cache.page_mark()));
-            self.cache.add_span(&mut heap, mapping.start(), mapping.bytes());
+    /// Gives the pages back to the cache they came from; they are still mapped there. To the driver, if nothing else kept
+    /// that cache in its service.
+    pub(super) fn put_back(self, memory: &DeviceMemory, thread: ThisThread) {
+        let Self { cache, service, mappings, until } = self;
+        let left = match cache.lock_in(&service, thread) {
+            Some(mut heap) => {
+                let mut add = |mapping: &Mapping| cache.add_span(&mut heap, mapping.start(), mapping.bytes());
+                mappings.into_iter().filter(|mapping| add(mapping).is_err()).collect()
+            }
+            None => mappings,
+        };
+        if left.is_empty() {
+            return;
         }
+        let remains = Remains::Released { mapped: left, unmapped: Vec::new() };
+        // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
+        // on the device.
+        unsafe { memory.retire(remains, until, &service.pool.supply) };
     }
 }
 
@@ -86,8 +99,9 @@ impl<'a> Growth<'a> {
         if mappings.is_empty() {
             return Ok(());
         }
-        let pool = Arc::clone(&service.pool);
-        self.gathered.push(Gathered { cache, pool, mappings, until: Until::at_once() });
+        // What stands for the work on the stream, should the driver not record that.
+        let until = Until::Devices(vec![self.memory.device]);
+        self.gathered.push(Gathered { cache, service: service.clone(), mappings, until });
         let alive = Some(&self.request.service.stream);
         let until = service.work_so_far(&self.memory.events, self.request.thread, alive)?;
         if let Some(last) = self.gathered.last_mut() {
@@ -149,8 +163,8 @@ impl<'a> Growth<'a> {
 
     /// Bytes gathered from other pools.
     fn foreign(&self) -> impl Iterator<Item = (&Arc<Pool>, u64)> {
-        let others = self.gathered.iter().filter(|from| from.pool.number != self.pool().number);
-        others.map(|from| (&from.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
+        let others = self.gathered.iter().filter(|from| from.service.pool.number != self.pool().number);
+        others.map(|from| (&from.service.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
     }
 
     /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of
@@ -159,7 +173,7 @@ impl<'a> Growth<'a> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
         }
-        let Request { cache, thread, bytes: request, .. } = *self.request;
+        let Request { cache, ref service, thread, bytes: request } = *self.request;
         let moved = self.gathered_pages();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
         let bytes = u64::from(pages) * PAGE;
@@ -168,16 +182,20 @@ impl<'a> Growth<'a> {
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        memory.pages.set_cache(self.place.start(), self.place.start() + bytes, Some(cache.page_mark()));
         self.count_traffic();
-        let offset = cache.add_and_allocate(thread, self.place.start(), bytes, request);
+        let added = cache.add_and_allocate(service, thread, self.place.start(), bytes, request);
+        if added.is_err() {
+            let remains = Remains::Released { mapped: self.mapped, unmapped: Vec::new() };
+            // SAFETY: no cache has got the new place, so no work uses it.
+            unsafe { memory.retire(remains, Until::at_once(), &service.pool.supply) };
+        }
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(Remains::Moved(from.mappings), from.until, &from.pool.supply) };
+            unsafe { memory.retire(Remains::Moved(from.mappings), from.until, &from.service.pool.supply) };
         }
-        offset
+        added.ok().flatten()
     }
 
     fn count_traffic(&self) {
@@ -207,7 +225,7 @@ impl<'a> Growth<'a> {
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
         for from in self.gathered {
-            from.put_back(memory);
+            from.put_back(memory, self.request.thread);
         }
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         let _ = memory.end_retired(false);

@@ -43,7 +43,7 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
         slab = lend();
     }
     if slab.is_none() {
-        let service = Service::of_lender(&service.pool);
+        let Some(service) = lender.service() else { return Ok(None) };
         match grow_by_pages(&Request { cache: lender, service, thread, bytes: PAGE }, Effort::Ready) {
             Ok(_) => slab = lend(),
             Err(error) if is_no_memory(&error) => {}
@@ -95,5 +95,5 @@ pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisTh
     }
     // Nothing else would give its pages back.
     settle(lender, thread, Patience::Ask)?;
-    retire_free(lender, thread, &Service::of_lender(&service.pool))
+    lender.service().map_or(Ok(()), |service| retire_free(lender, thread, &service))
 }

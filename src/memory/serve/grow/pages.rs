@@ -26,7 +26,7 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
         && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
     let (place, own) = {
-        let mut heap = cache.lock(*thread);
+        let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(None) };
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&memory.pages);
         }

@@ -12,6 +12,7 @@ use crate::memory::cache::{DeviceCaches, Service, ThreadCache, is_recorded};
 use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::trim::take_out;
 use crate::observe::Activity;
 use crate::sync::{ThisThread, lock};
 
@@ -91,15 +92,18 @@ pub(super) fn grow_by_reserve(request: &Request, reserve: &Reserve, effort: Effo
 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
 fn take(request: &Request, reserve: &Reserve, effort: Effort, pages: u32) -> Option<u64> {
-    let Request { cache, thread, bytes, .. } = *request;
-    let mut heap = cache.lock(thread);
+    let Request { cache, ref service, thread, bytes } = *request;
+    let mut heap = cache.lock_in(service, thread)?;
     if effort > Effort::Exact {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
     let found = reserve.take(&mut own, pages);
     own.extend(found.map(|first| (first, pages)));
-    cache.add_reserve(&mut heap, &own);
+    let left = cache.add_reserve(&mut heap, own);
+    if !left.is_empty() {
+        retire_runs(cache, service, left);
+    }
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
 }
 
@@ -137,7 +141,7 @@ fn collect_from(
         return Ok(false);
     }
     let runs = {
-        let mut heap = cache.lock(thread);
+        let Some(mut heap) = cache.lock_in(other, thread) else { return Ok(false) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(false);
         }
@@ -150,7 +154,7 @@ fn collect_from(
         return Ok(false);
     }
     if other.is_in_order_with(service) && !other.is_captured {
-        asker.add_reserve(&mut asker.lock(thread), &runs);
+        put_back(asker, service, thread, runs);
         return Ok(true);
     }
     let is_done = match readiness {
@@ -161,9 +165,27 @@ fn collect_from(
         // The pool lives, since the request has it.
         reserve.put_back(runs);
     } else {
-        cache.add_reserve(&mut cache.visit(), &runs);
+        put_back(cache, other, thread, runs);
     }
     is_done
+}
+
+/// Gives free pages of the reserve to a cache, or to the reserve later if the cache has ended its service.
+fn put_back(cache: &ThreadCache, service: &Service, thread: ThisThread, runs: Vec<Run>) {
+    let left = match cache.lock_in(service, thread) {
+        Some(mut heap) => cache.add_reserve(&mut heap, runs),
+        None => runs,
+    };
+    if !left.is_empty() {
+        retire_runs(cache, service, left);
+    }
+}
+
+/// Has pages that no cache can take be the reserve's again once all work on the device so far is done.
+fn retire_runs(cache: &ThreadCache, service: &Service, runs: Vec<Run>) {
+    let until = Until::Devices(vec![cache.memory.device]);
+    // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
+    unsafe { cache.memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
 }
 
 /// Returns whether the work so far of a cache's stream is done, waiting for it if the effort says so.
@@ -181,17 +203,8 @@ pub(in crate::memory::serve) fn retire_reserve(
 ) -> Result<()> {
     let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
     let memory = cache.memory;
-    let turnover = cache.lock(thread).turnover();
-    // Recorded before anything is taken, so that a refusal changes nothing.
-    let mut until = service.work_so_far(&memory.events, thread, None)?;
-    let runs: Vec<Run> = {
-        let mut heap = cache.lock(thread);
-        if heap.turnover() != turnover {
-            // What was freed since may have later work, which is recorded once this is looked at.
-            until = Until::Devices(vec![memory.device]);
-        }
-        cache.take_reserve(&mut heap, reserve)
-    };
+    let taken = take_out(cache, thread, service, |heap| cache.take_reserve(heap, reserve))?;
+    let Some((runs, until)) = taken else { return Ok(()) };
     if runs.is_empty() {
         if let Until::Events(events) = until {
             memory.events.put_back(events);

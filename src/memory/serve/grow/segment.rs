@@ -5,7 +5,7 @@ use log::debug;
 use super::claim::{claimed, out_of_addresses};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::{DeviceCaches, ThreadCache};
-use crate::memory::device::{ALIGNMENT, PAGE, SegmentSource, overlapping};
+use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
 use crate::memory::pool::supply;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
@@ -28,7 +28,14 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
             }
         })
     })?;
-    let offset = cache.add_and_allocate(request.thread, start, wanted, request.bytes);
+    let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, wanted, request.bytes) else {
+        let address = cache.memory.address(start);
+        cache.memory.segments.remove(address, start, wanted);
+        let remains = Remains::Segment { address, bytes: wanted, stream: stream.clone() };
+        // SAFETY: no cache has got the segment, so no work uses it.
+        unsafe { cache.memory.retire(remains, Until::at_once(), &pool.supply) };
+        return Ok(None);
+    };
     let (id, device, took) = (pool.id, cache.memory.device, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
     debug!(target: MEMORY, "pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved");
@@ -51,6 +58,5 @@ fn add_segment(cache: &ThreadCache, address: u64, bytes: u64) -> Result<u64> {
     }
     let offset = memory.segments.add(address, bytes)?.ok_or_else(|| out_of_addresses(memory))?;
     memory.pages.set_segment(offset, bytes, address);
-    memory.pages.set_cache(offset, offset + bytes, Some(cache.number));
     Ok(offset)
 }

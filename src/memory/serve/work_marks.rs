@@ -1,4 +1,4 @@
-//! Lending: pages of a stream that may be gone by now, for other streams.
+//! Marks of work: how free pages of a stream that may be gone by now serve other streams.
 //!
 //! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
 //! mark its work by an event, and what is free then can serve other streams once the event is done, though the stream
@@ -75,7 +75,7 @@ pub(super) fn finished_turnover(cache: &ThreadCache) -> Result<Option<u64>> {
 
 /// Marks the work on the pool's foreign streams from now on, when memory is freed there.
 pub(super) fn begin(pool: &Pool) {
-    if pool.begin_lending() {
-        DeviceCaches::caches_of(pool).into_iter().for_each(ThreadCache::lend_if_foreign);
+    if pool.begin_marking_work() {
+        DeviceCaches::caches_of(pool).into_iter().for_each(ThreadCache::mark_work_if_foreign);
     }
 }

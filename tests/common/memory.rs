@@ -1,0 +1,49 @@
+//! What the tests of memory share.
+
+use gpupool::memory::memory_stats;
+use gpupool::runtime::host::complete_all;
+use gpupool::runtime::{self, BoundDevice};
+use gpupool::{DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, empty, empty_cache};
+
+use super::device;
+
+pub(crate) const MIB: u64 = 1 << 20;
+/// What memory is mapped and moved by.
+pub(crate) const PAGE: u64 = 2 * MIB;
+
+/// Bytes of a device that are not free, as its driver counts.
+pub(crate) fn used(ordinal: u32) -> u64 {
+    let runtime = runtime::get().unwrap();
+    let _bound = BoundDevice::new(runtime, device(ordinal)).unwrap();
+    let info = runtime.memory_info().unwrap();
+    info.total - info.free
+}
+
+/// Bytes that the first device's pools have.
+pub(crate) fn reserved() -> u64 {
+    memory_stats(device(0)).unwrap().total.reserved_bytes
+}
+
+/// A block of the pool.
+pub(crate) fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
+    let _scope = pool.enter().unwrap();
+    empty(bytes, stream)
+}
+
+/// The error of a request that memory ran out in.
+#[track_caller]
+pub(crate) fn out_of_memory<T>(outcome: Result<T>) -> Error {
+    let error = outcome.map(drop).expect_err("there is no memory");
+    assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+    error
+}
+
+/// Nothing is held on the first device, all work done, and everything goes back.
+#[track_caller]
+pub(crate) fn assert_all_back() {
+    complete_all().unwrap();
+    empty_cache().unwrap();
+    let stats = memory_stats(device(0)).unwrap();
+    assert_eq!((stats.total.live_blocks, stats.total.reserved_bytes, stats.pools), (0, 0, 1), "{stats:?}");
+    assert_eq!(used(0), 0);
+}
