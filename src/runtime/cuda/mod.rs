@@ -209,8 +209,9 @@ impl Runtime for Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller promises that the stream is alive.
         let asked = unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) };
-        // The end of a green context ends the captures of its streams.
-        if is_detached(asked) {
+        // The end of a context ends the captures of its streams; drivers before CUDA 13.1 have no status of its own for
+        // that of a green one.
+        if is_detached(asked) || asked == sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED {
             return Ok(CaptureStatus::None);
         }
         check("cuStreamIsCapturing", asked)?;

@@ -1,4 +1,4 @@
-"""Streams of green contexts: they are their device's, for handles, leases, memory and captures, until their context ends."""
+"""Streams of green contexts: their device's, for handles, leases, memory and captures, until their context ends."""
 
 import ctypes
 import sys
@@ -52,7 +52,7 @@ def handles_and_leases_are_its_device_s():
     for stream in [*streams, *streams]:
         assert library.stream_of(pool.handle(stream)) == stream, "the handle is not on the stream"
     workspaces = [library.workspace_of(pool.handle(stream)) for stream in streams]
-    assert 0 not in workspaces and len(set(workspaces)) == 2, f"the streams have the workspaces {workspaces}"
+    assert len({0, *workspaces}) == 3, f"the streams have the workspaces {workspaces}"
     with pool.lease(streams[0]) as one, pool.lease(streams[1]) as other:
         assert len({int(one), int(other), plain}) == 3, "leases have one handle"
         on = [library.stream_of(one), library.stream_of(other)]
@@ -158,14 +158,14 @@ def a_destroyed_one_s_stream_is_refused():
     assert pool.handle(device=LAST) != 0, "the thread's handle is lost"
 
 
-def one_of_a_program_s_own_context_is_refused(*said):
-    """On machines with several devices, with the words that are said beside."""
+def one_of_a_program_s_own_context_is_refused():
+    """On machines with several devices."""
     assert driver.cuCtxSetCurrent(ctypes.c_void_p(driver.double_own_context(LAST))) == 0, "cuCtxSetCurrent failed"
     stream = made("cuStreamCreate", NON_BLOCKING).value
     refusal = error_of(gpupool.empty, 1, stream)
-    start = f"InvalidValue stream {stream:#x} belongs to a context that is neither the primary context of a device nor a green"
+    start = f"InvalidValue stream {stream:#x} belongs to a context that is neither the primary context of a device nor "
     assert refusal.startswith(start), f"it is refused by {refusal}"
-    assert all(part in refusal for part in said) and bool(said) == ("12.5" in refusal), f"it is refused by {refusal}"
+    assert "12.5" not in refusal, f"another driver would not help: {refusal}"
 
 
 def an_old_driver_cannot_tell():
