@@ -2,7 +2,9 @@
 //!
 //! A green context has a part of its device's processors, and all else of the device's primary context: memory, modules,
 //! events and handles of that are good on its streams, where kernels run on that part. So a stream of one is its device's,
-//! and what gpupool makes for it is made in the primary context. A context of other code's own shares none of these.
+//! and what gpupool makes for it is made in the primary context. The driver's reference says so of `cuCtxFromGreenCtx`; and
+//! of `cuCtxRecordEvent` that an event of the primary context has the work of its green contexts too. A context of other
+//! code's own shares none of these.
 
 use std::ptr;
 
