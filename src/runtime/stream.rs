@@ -92,13 +92,14 @@ impl Stream {
         Self { raw: RawStream::PER_THREAD, device, owned: None }
     }
 
-    /// Makes a view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context.
+    /// Makes a view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context or of
+    /// a green context.
     /// The driver is asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's
     /// current device.
     ///
     /// # Errors
-    /// Where there are several devices, `ErrorKind::InvalidValue` if it belongs to another context than a primary one,
-    /// and `ErrorKind::Library` if the driver does not know it.
+    /// Where there are several devices, `ErrorKind::InvalidValue` if it belongs to a context of other code's own, and
+    /// `ErrorKind::Library` if the driver does not know it.
     ///
     /// # Safety
     /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.

@@ -29,6 +29,8 @@ typedef struct Object {
   // released.
   int flags, state, mappings;
   struct Object *memory, *next;
+  // Of a stream: the context that it was made in, where that is not its device's primary one.
+  void *context;
 } Object;
 
 // Recursive, for one call may be made of another.

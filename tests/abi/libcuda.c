@@ -1,12 +1,14 @@
 // An ABI double of the CUDA driver: the names and signatures that gpupool calls. FAKE_DRIVER_VERSION says which CUDA it
 // supports, FAKE_CAPABILITY the major number of its devices' compute capability; -DWITHOUT_CAPTURE_MODE leaves a symbol
-// out, -DWITHOUT_GRAPH_OBJECTS those that came with CUDA 12.3. A dead stream aborts here where the driver crashes.
+// out, -DWITHOUT_GRAPH_OBJECTS those that came with CUDA 12.3, -DWITHOUT_GREEN_CONTEXTS what came with CUDA 12.5. A dead
+// stream aborts here where the driver crashes.
 
 #include "driver.h"
+#include <stddef.h>
 
 typedef int Result;
 typedef unsigned long long Address;
-typedef struct { int device; } Context;
+typedef struct { int device, is_green, is_destroyed; } Context;
 
 typedef struct UserObject {
   void *kept, (*destroy)(void *);
@@ -26,6 +28,9 @@ static _Thread_local Context *current;
 
 static int current_device(void) { return current ? current->device : -1; }
 #define NEEDS_CONTEXT() if (!current) return INVALID_CONTEXT
+static int is_retained[MAX_DEVICES];
+
+#include "contexts.h"
 
 Result cuInit(unsigned flags) { CALL(); return flags ? INVALID : 0; }
 Result cuDriverGetVersion(int *version) {
@@ -47,7 +52,6 @@ Result cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
   memset(uuid, 0xa0 + device, 16);
   return 0;
 }
-static int is_retained[MAX_DEVICES];
 Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   CALL();
   check_device(device);
@@ -66,7 +70,7 @@ Result cuDevicePrimaryCtxRetain(Context **context, int device) {
 Result cuCtxGetCurrent(Context **context) { CALL(); *context = current; return 0; }
 Result cuCtxSetCurrent(Context *context) {
   CALL();
-  if (context && (context < contexts || context >= contexts + devices())) wrong("%p is no context", context);
+  check_context(context);
   current = context;
   return 0;
 }
@@ -81,23 +85,33 @@ Result cuMemGetInfo_v2(size_t *free, size_t *total) {
 #ifndef WITHOUT_CAPTURE_MODE
 Result cuThreadExchangeStreamCaptureMode(int *mode) { CALL(); return exchange_mode(mode); }
 #endif
-Result cuStreamCreate(void **stream, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_stream(stream, flags); }
+Result cuStreamCreate(void **stream, unsigned flags) {
+  CALL();
+  NEEDS_CONTEXT();
+  int status = create_stream(stream, flags);
+  if (!is_primary(current)) alive("stream", *stream)->context = current;
+  return status;
+}
 Result cuStreamDestroy_v2(void *stream) { CALL(); return destroy_object("stream", stream); }
-Result cuStreamGetCtx(void *stream, Context **context) { CALL(); *context = &contexts[device_of(stream)]; return 0; }
-Result cuStreamQuery(void *stream) { CALL(); device_of(stream); return 0; }
-Result cuStreamSynchronize(void *stream) { CALL(); device_of(stream); return 0; }
+Result cuStreamQuery(void *stream) { CALL(); NEEDS_STREAM(stream); return 0; }
+Result cuStreamSynchronize(void *stream) { CALL(); NEEDS_STREAM(stream); return 0; }
 Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   CALL();
-  device_of(stream);
+  NEEDS_STREAM(stream);
   alive("event", event);
   return 0;
 }
-Result cuStreamIsCapturing(void *stream, int *status) { CALL(); return capture_status(stream, status); }
+Result cuStreamIsCapturing(void *stream, int *status) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return capture_status(stream, status);
+}
 #ifndef WITHOUT_GRAPH_OBJECTS
 Result cuStreamGetCaptureInfo_v3(
     void *stream, int *status, Address *id, void **graph, void ***nodes, void **edges, size_t *count) {
   CALL();
   if (nodes || edges || count) wrong("more than is needed");
+  NEEDS_STREAM(stream);
   int answer = capture_status(stream, status);
   if (answer || *status != 1) return answer;
   *id = alive("stream", stream)->mappings;
@@ -145,14 +159,17 @@ void double_destroy_graph(int graph) {
 #endif
 Result cuEventCreate(void **event, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_event(event, flags); }
 Result cuEventDestroy_v2(void *event) { CALL(); return destroy_object("event", event); }
-Result cuEventRecord(void *event, void *stream) { CALL(); return record(event, stream); }
+Result cuEventRecord(void *event, void *stream) { CALL(); NEEDS_STREAM(stream); return record(event, stream); }
 Result cuCtxRecordEvent(Context *context, void *event) {
   CALL();
+  // That of a primary one has the work of its green contexts too.
+  if (!is_primary(context)) wrong("%p has a part of the device's work alone", context);
   if (context->device != alive("event", event)->device) wrong("an event of another device");
   return spoil_captures();
 }
 Result cuCtxWaitEvent(Context *context, void *event) {
   CALL();
+  if (!is_primary(context)) wrong("%p has a part of the device's work alone", context);
   if (context->device != alive("event", event)->device) wrong("an event of another device");
   return spoil_captures();
 }
@@ -204,9 +221,10 @@ Result cuMemAlloc_v2(Address *address, size_t bytes) {
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   CALL();
+  NEEDS_STREAM(stream);
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
-Result cuMemFreeAsync(Address address, void *stream) { CALL(); device_of(stream); return release(address); }
+Result cuMemFreeAsync(Address address, void *stream) { CALL(); NEEDS_STREAM(stream); return release(address); }
 Result cuDeviceGetMemPool(void **pool, int device) {
   CALL();
   *pool = &contexts[device];

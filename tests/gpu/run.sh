@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, frameworks.json, recording.json and memory.json (one object a line). PYTHON
-# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is
+# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, recording.json and memory.json (one
+# object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is
 # no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also leaves out what is not
 # about memory; TRACES names a folder with more logs to replay than tests/data has.
 #
@@ -182,6 +182,9 @@ run_all() {
     # shellcheck disable=SC2016 # for the inner shell
     step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
     # shellcheck disable=SC2016
+    step green_contexts bash -c 'set -o pipefail; timeout 120 "$1" benches/green_contexts.py | tee "$2"' _ "$python" \
+      "$results/green_contexts.json"
+    # shellcheck disable=SC2016
     step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
       --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
       (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
@@ -210,5 +213,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,frameworks.json,recording.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,recording.json,memory.json}
 run_all | tee "$results/run.txt"

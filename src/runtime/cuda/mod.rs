@@ -7,6 +7,7 @@
 mod capture;
 mod device;
 mod probe;
+mod stream_context;
 mod stream_ordered_memory;
 mod virtual_memory;
 
@@ -16,6 +17,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use self::device::CudaDevice;
+use self::stream_context::{ADVICE_IF_DETACHED, is_detached};
 use super::{Capture, Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -27,6 +29,8 @@ pub(super) struct Cuda {
     has_context_events: bool,
     /// Whether the driver tells of captures and keeps objects for graphs, which came with CUDA 12.3.
     has_graph_objects: bool,
+    /// Whether the driver tells of a stream's green context whose it is, which came with CUDA 12.5.
+    has_green_contexts: bool,
     devices: Vec<CudaDevice>,
 }
 
@@ -48,7 +52,12 @@ fn refused(function: &'static str, status: sys::CUresult) -> Error {
         sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => StatusKind::NotInitialized,
         _ => StatusKind::Other,
     };
-    Error::refused("cuda", function, format!("{status:?}"), status as i32, kind)
+    let error = Error::refused("cuda", function, format!("{status:?}"), status as i32, kind);
+    if is_detached(status) {
+        error.map_library(|refused| refused.advice = Some(ADVICE_IF_DETACHED.into()))
+    } else {
+        error
+    }
 }
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
@@ -171,15 +180,11 @@ impl Runtime for Cuda {
         let mut context = ptr::null_mut();
         // SAFETY: the caller promises that the stream is alive.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(as_stream(stream), &mut context) })?;
-        if let Some(device) = self.known_device_of(context.addr()) {
-            return Ok(device);
+        match self.known_device_of(context.addr()) {
+            Some(device) => Ok(device),
+            // SAFETY: the caller promises that the stream is alive.
+            None => unsafe { self.device_of_stream(stream, context.addr()) },
         }
-        self.device_of(context.addr())?.ok_or_else(|| {
-            Error::invalid_value(format!(
-                "stream {:#x} belongs to a context that is not the primary context of a device; handles are made in primary contexts, so take a stream made there (cuDevicePrimaryCtxRetain, cudaSetDevice)",
-                stream.address()
-            ))
-        })
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
@@ -203,7 +208,13 @@ impl Runtime for Cuda {
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller promises that the stream is alive.
-        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) })?;
+        let asked = unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) };
+        // The end of a context ends the captures of its streams; drivers before CUDA 13.1 have no status of its own for
+        // that of a green one.
+        if is_detached(asked) || asked == sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED {
+            return Ok(CaptureStatus::None);
+        }
+        check("cuStreamIsCapturing", asked)?;
         Ok(match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureStatus::None,
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureStatus::Active,

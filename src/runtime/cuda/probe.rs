@@ -90,6 +90,7 @@ impl Cuda {
         let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
         let has_context_events = has(&[c"cuCtxRecordEvent", c"cuCtxWaitEvent"]);
         let has_graph_objects = has(GRAPH_OBJECTS);
+        let has_green_contexts = has(&[c"cuStreamGetCtx_v2"]);
         // The driver stays loaded for the life of the process.
         std::mem::forget(library);
 
@@ -118,6 +119,7 @@ impl Cuda {
             devices.push(CudaDevice::new(handle));
         }
         let version = version.unsigned_abs();
-        Ok(Self { version: (version / 1000, version % 1000 / 10), has_context_events, has_graph_objects, devices })
+        let version = (version / 1000, version % 1000 / 10);
+        Ok(Self { version, has_context_events, has_graph_objects, has_green_contexts, devices })
     }
 }

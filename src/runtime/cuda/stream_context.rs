@@ -1,0 +1,71 @@
+//! The contexts of streams: a device's primary one, a green one, or one of other code's own (`cuCtxCreate`).
+//!
+//! A green context has a part of its device's processors, and all else of the device's primary context: memory, modules,
+//! events and handles of that are good on its streams, where kernels run on that part. So a stream of one is its device's,
+//! and what gpupool makes for it is made in the primary context. The driver's reference says so of `cuCtxFromGreenCtx`; and
+//! of `cuCtxRecordEvent` that an event of the primary context has the work of its green contexts too. A context of other
+//! code's own shares none of these.
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::{Cuda, as_stream, check};
+use crate::error::{Error, Result};
+use crate::ids::{Device, RawStream};
+
+/// `CUDA_ERROR_STREAM_DETACHED`, which cudarc's bindings for CUDA before 13.1 do not name.
+const STREAM_DETACHED: i32 = 917;
+
+pub(super) const ADVICE_IF_DETACHED: &str =
+    "The stream's green context was destroyed: take a stream of one that lives, and destroy this one (cuStreamDestroy)";
+
+/// Returns whether the driver refused a stream because its green context was destroyed.
+pub(super) fn is_detached(status: sys::CUresult) -> bool {
+    status as i32 == STREAM_DETACHED
+}
+
+impl Cuda {
+    /// Returns the device of a stream that is not of a primary context retained here, but of this one.
+    ///
+    /// # Safety
+    /// The stream is alive.
+    #[cold]
+    pub(super) unsafe fn device_of_stream(&self, stream: RawStream, context: usize) -> Result<Device> {
+        if let Some(device) = self.device_of(context)? {
+            return Ok(device);
+        }
+        // SAFETY: the caller promises that the stream is alive.
+        let parent = unsafe { self.parent_of_green_context(stream) }?;
+        if let Some(parent) = parent
+            && let Some(device) = self.device_of(parent)?
+        {
+            return Ok(device);
+        }
+        let older = if self.has_green_contexts {
+            ""
+        } else {
+            ". If it is of a green context: this driver cannot tell whose, one for CUDA 12.5 or later can"
+        };
+        Err(Error::invalid_value(format!(
+            "stream {:#x} belongs to a context that is neither the primary context of a device nor a green one; handles are made in primary contexts, so take a stream made there (cuDevicePrimaryCtxRetain, cudaSetDevice){older}",
+            stream.address()
+        )))
+    }
+
+    /// Returns the primary context of the device whose green context the stream is of, if it is of one and the driver
+    /// can tell.
+    ///
+    /// # Safety
+    /// The stream is alive.
+    unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
+        if !self.has_green_contexts {
+            return Ok(None);
+        }
+        let (mut parent, mut green) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
+        let asked = unsafe { sys::cuStreamGetCtx_v2(as_stream(stream), &mut parent, &mut green) };
+        check("cuStreamGetCtx_v2", asked)?;
+        Ok((!green.is_null()).then(|| parent.addr()))
+    }
+}

@@ -1,0 +1,371 @@
+"""Streams of green contexts, which have a part of the GPU's processors: handles, leases, memory and captures there."""
+
+import ctypes
+import gc
+import json
+
+import gpupool
+import pytest
+from gpu_helpers import STREAM_FUNCTIONS, cupy, import_or_skip, in_threads, pool_or_skip, run_program, stream_of
+from partitions import Refused, contexts_of, driver, halves, made
+from products import Product
+from waiting import PATIENCE
+
+MIB = 1 << 20
+NOT_READY = 600
+# About 100 ms of an H200, in which the host does what comes next.
+SPIN_CYCLES = int(200_000_000 * PATIENCE)
+SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+  long long start = clock64();
+  while (clock64() - start < cycles) {}
+}
+extern "C" __global__ void mark(unsigned *blocks, long long cycles) {
+  unsigned processor;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
+  long long start = clock64();
+  while (clock64() - start < cycles) {}
+  if (!threadIdx.x) atomicAdd(blocks + processor, 1u);
+}
+"""
+
+
+def at(address):
+    return ctypes.c_void_p(address)
+
+
+def on(stream):
+    """Return CuPy's view of the stream at this address, which frees no stream."""
+    return cupy.cuda.ExternalStream(stream)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    module = cupy.RawModule(code=SPIN)
+    kernels = {name: module.get_function(name) for name in ("spin", "mark")}
+    # Loaded before a kernel is busy, which loading may wait for.
+    kernels["spin"]((1,), (1,), (1,))
+    kernels["mark"]((1,), (1,), (cupy.zeros(1024, dtype=cupy.uint32), 1))
+    cupy.cuda.runtime.deviceSynchronize()
+    return kernels
+
+
+@pytest.fixture
+def parts():
+    """Return two disjoint parts of the GPU."""
+    cupy.cuda.runtime.deviceSynchronize()
+    try:
+        parts = halves()
+    except (AttributeError, Refused) as error:
+        pytest.skip(f"no green contexts here: {error}")
+    yield parts
+    gc.collect()
+    for part in parts:
+        part.close()
+    gpupool.empty_cache()
+
+
+@pytest.fixture
+def streams(parts):
+    """Return the addresses of two streams, one of each part."""
+    return [part.stream() for part in parts]
+
+
+def filled(nbytes, stream, value):
+    """Return a buffer full of a byte, as the stream's work."""
+    buffer = gpupool.empty(nbytes, stream)
+    with on(stream):
+        cupy.asarray(buffer).fill(value)
+    return buffer
+
+
+def total(array):
+    """Wait for the device, and sum up the bytes."""
+    cupy.cuda.runtime.deviceSynchronize()
+    return int(array.sum(dtype=cupy.int64))
+
+
+# What gpupool rests on.
+
+
+def test_the_driver_says_whose_a_stream_is(parts, streams):
+    plain, primary = gpupool.Stream(), made("cuCtxGetCurrent")
+    told = {"plain": contexts_of(plain.ptr), "parts": [contexts_of(stream) for stream in streams], "primary": primary}
+    print(json.dumps({"sms": [part.sms for part in parts], **told}))
+    assert told["plain"] == (primary, primary, None)
+    for part, (context, parent, green) in zip(parts, told["parts"], strict=True):
+        assert (parent, green) == (primary, part.green)
+        assert context == made("cuCtxFromGreenCtx", at(part.green)) != primary
+
+
+def test_an_event_of_the_device_has_the_work_of_a_part(streams, kernels):
+    for record in (
+        lambda event: driver.cuEventRecord(event, at(streams[0])),
+        lambda event: driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event),
+    ):
+        event = at(made("cuEventCreate", 2))
+        with on(streams[0]):
+            kernels["spin"]((1,), (1,), (SPIN_CYCLES,))
+        assert record(event) == 0
+        assert driver.cuEventQuery(event) == NOT_READY
+        assert driver.cuStreamWaitEvent(at(streams[1]), event, 0) == 0
+        assert driver.cuEventSynchronize(event) == 0
+        assert driver.cuStreamQuery(at(streams[0])) == 0
+        assert driver.cuEventDestroy_v2(event) == 0
+
+
+def test_kernels_run_on_the_processors_of_their_part(parts, streams, kernels):
+    seen = [cupy.zeros(1024, dtype=cupy.uint32) for _ in streams]
+    cupy.cuda.runtime.deviceSynchronize()
+    for stream, blocks in zip(streams, seen, strict=True):
+        with on(stream):
+            kernels["mark"]((2048,), (256,), (blocks, 20_000))
+    cupy.cuda.runtime.deviceSynchronize()
+    processors = [set(cupy.flatnonzero(blocks).get().tolist()) for blocks in seen]
+    both = processors[0] & processors[1]
+    print(json.dumps({"processors": [len(which) for which in processors], "of both": len(both)}))
+    assert [len(which) for which in processors] == [part.sms for part in parts]
+    assert not both
+
+
+# Handles and leases.
+
+
+@pytest.mark.parametrize("name", STREAM_FUNCTIONS)
+def test_every_checkout_sets_the_stream(name, streams):
+    pool = pool_or_skip(name)
+    plain = gpupool.Stream()
+    handle = pool.handle(plain)
+    for stream in [*streams, plain.ptr, *streams]:
+        assert pool.handle(stream) == handle
+        assert stream_of(pool, handle) == stream
+    assert in_threads(2, lambda number: stream_of(pool, pool.handle(streams[number]))) == streams
+
+
+def test_leases_on_both_parts_at_once_are_right_and_none_is_made(streams):
+    pool, products = pool_or_skip("cublas"), [Product(1), Product(2)]
+    pool.trim()
+    pool.warm(2)
+
+    def turn():
+        with pool.lease(streams[0]) as one, pool.lease(streams[1]) as other:
+            assert [stream_of(pool, int(lease)) for lease in (one, other)] == streams
+            for _ in range(10):
+                for lease, product in zip((one, other), products, strict=True):
+                    product.compute(int(lease), 2)
+
+    turn()
+    warmed = pool.stats()
+    for _ in range(20):
+        turn()
+        cupy.cuda.runtime.deviceSynchronize()
+        assert [product.is_right() for product in products] == [True, True]
+    stats = pool.stats()
+    print(json.dumps({"created": [warmed.created, stats.created], "workspaces": stats.workspace_bytes}))
+    assert (stats.created, stats.failures, stats.leased) == (warmed.created, warmed.failures, 0)
+    # A workspace of its own for each stream.
+    assert stats.workspace_bytes >= 2 * 4 * MIB
+
+
+def test_a_thread_s_handle_goes_from_part_to_part(streams):
+    pool, products = pool_or_skip("cublas"), [Product(3), Product(4)]
+    handle = pool.handle(streams[0])
+    for _ in range(20):
+        for _ in range(10):
+            for stream, product in zip(streams, products, strict=True):
+                assert pool.handle(stream) == handle
+                product.compute(handle, 1)
+        cupy.cuda.runtime.deviceSynchronize()
+        assert [product.is_right() for product in products] == [True, True]
+
+
+def test_a_handle_of_a_part_is_handed_over_to_the_other(streams):
+    pool = pool_or_skip("cusolver")
+    pool.trim()
+    failures = pool.stats().failures
+    for stream in [*streams, gpupool.Stream().ptr, *streams]:
+        with pool.lease(stream) as lease:
+            assert stream_of(pool, int(lease)) == stream
+    assert pool.stats().failures == failures
+
+
+def lt_product(handle, stream, product, workspace):
+    """Compute a product by cuBLASLt on a stream."""
+    library, made_here = ctypes.CDLL(gpupool.cublaslt.path), []
+
+    def create(function, *arguments):
+        place = ctypes.c_void_p()
+        assert library[function](ctypes.byref(place), *arguments) == 0, function
+        made_here.append((function.replace("Create", "Destroy"), place))
+        return place
+
+    rows, terms = product.right.shape[0], product.right.shape[1]
+    one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
+    size = ctypes.c_uint64
+    # CUBLAS_COMPUTE_32F and CUDA_R_32F.
+    operation = create("cublasLtMatmulDescCreate", 68, 0)
+    # Columns come first, as for Product.compute.
+    left = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(terms), ctypes.c_int64(rows))
+    right = create("cublasLtMatrixLayoutCreate", 0, size(terms), size(rows), ctypes.c_int64(terms))
+    out = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(rows), ctypes.c_int64(rows))
+    data = [at(array.data.ptr) for array in (product.left, product.right, product.out)]
+    status = library.cublasLtMatmul(
+        at(handle), operation, one, data[0], left, data[1], right, zero, data[2], out, data[2], out, None,
+        at(workspace.ptr), ctypes.c_size_t(workspace.nbytes), at(stream),
+    )  # fmt: skip
+    assert status == 0, f"cublasLtMatmul answered {status}"
+    for function, place in made_here:
+        assert library[function](place) == 0, function
+
+
+def test_cublaslt_is_right_on_both_parts(streams):
+    pool, products = pool_or_skip("cublaslt"), [Product(6), Product(7)]
+    workspaces = [gpupool.empty(32 * MIB, stream) for stream in streams]
+    created = None
+    for _ in range(5):
+        for stream, product, workspace in zip(streams, products, workspaces, strict=True):
+            with pool.lease(stream) as lease:
+                lt_product(int(lease), stream, product, workspace)
+        cupy.cuda.runtime.deviceSynchronize()
+        assert [product.is_right() for product in products] == [True, True]
+        created = created or pool.stats().created
+    assert pool.stats().created == created
+
+
+# Memory.
+
+
+def test_memory_is_used_again_on_its_stream(streams):
+    for stream, value in zip(streams, (3, 5), strict=True):
+        buffer = filled(8 * MIB, stream, value)
+        address = buffer.ptr
+        assert (buffer.device, total(cupy.asarray(buffer))) == (0, 8 * MIB * value)
+        buffer.free()
+        buffer = filled(8 * MIB, stream, value + 1)
+        assert buffer.ptr == address
+        assert total(cupy.asarray(buffer)) == 8 * MIB * (value + 1)
+        del buffer
+
+
+@pytest.mark.parametrize("owner", ["the other part", "the whole GPU"])
+def test_memory_waits_for_the_part_that_uses_it(streams, kernels, owner):
+    plain = gpupool.Stream()
+    own, other = streams[0] if owner == "the other part" else plain.ptr, streams[1]
+    buffer, result = filled(8 * MIB, own, 1), cupy.zeros(8 * MIB, dtype=cupy.uint8)
+    view = cupy.asarray(buffer)
+    with on(other):
+        # Loads what copies.
+        result[:] = view
+    cupy.cuda.runtime.deviceSynchronize()
+    result.fill(0)
+    cupy.cuda.runtime.deviceSynchronize()
+    with on(other):
+        kernels["spin"]((1,), (1,), (SPIN_CYCLES,))
+        result[:] = view
+    del view
+    buffer.record_stream(other)
+    buffer.free()
+    others = [filled(8 * MIB, own, 2) for _ in range(4)]
+    was_busy = driver.cuStreamQuery(at(other)) == NOT_READY
+    assert total(result) == 8 * MIB
+    assert was_busy, "the host waited for the GPU"
+    del others
+
+
+def test_memory_goes_back(streams):
+    gpupool.empty_cache()
+    before = gpupool.memory_stats(0).reserved_bytes
+    for stream in streams:
+        filled(64 * MIB, stream, 1).free()
+    assert gpupool.memory_stats(0).reserved_bytes >= before + 64 * MIB
+    for _ in range(2):
+        cupy.cuda.runtime.deviceSynchronize()
+        gpupool.empty_cache()
+    assert gpupool.memory_stats(0).reserved_bytes <= before
+
+
+# Captures.
+
+
+@pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
+def test_a_graph_of_a_part_replays(streams, mode):
+    pool, mem_pool, products = pool_or_skip("cublas"), gpupool.MemPool(), [Product(8), Product(9)]
+    graphs, memories, copies = [], [], []
+    for stream, product in zip(streams, products, strict=True):
+        product.compute(pool.handle(stream), 1)
+        cupy.asarray(gpupool.empty(product.out.nbytes, stream)).fill(0)
+    cupy.cuda.runtime.deviceSynchronize()
+    for stream, product in zip(streams, products, strict=True):
+        # Loads what copies.
+        copy = cupy.zeros_like(product.out)
+        copy[:] = product.out
+        cupy.cuda.runtime.deviceSynchronize()
+        with on(stream) as current:
+            current.begin_capture(getattr(cupy.cuda.runtime, f"streamCaptureMode{mode}"))
+            with mem_pool.capture(stream) as memory:
+                product.compute(pool.handle(stream))
+                kept = gpupool.empty(product.out.nbytes, stream)
+                inside = cupy.asarray(kept).view(cupy.float32).reshape(product.out.shape)
+                inside[:] = product.out
+                copy[:] = inside
+                del inside
+                kept.free()
+            graphs.append(current.end_capture())
+        memories.append(memory)
+        copies.append(copy)
+    for _ in range(10):
+        for graph, stream in zip(graphs, streams, strict=True):
+            graph.launch(on(stream))
+        cupy.cuda.runtime.deviceSynchronize()
+        for product, copy in zip(products, copies, strict=True):
+            assert float(abs(copy - product.expected).max()) < 1
+            assert product.is_right()
+            copy.fill(0)
+    # A stream of the whole GPU can replay it as well.
+    graphs[0].launch(on(gpupool.Stream().ptr))
+    cupy.cuda.runtime.deviceSynchronize()
+    assert products[0].is_right()
+    del graphs
+    for memory in memories:
+        memory.reset()
+
+
+# The end of a green context, in a process of its own, since what the driver then does is what is looked at.
+
+
+@pytest.mark.parametrize(
+    "what", ["driver_answers", "idle", "busy", "streams_first", "recorded", "captured", "current_default_stream"]
+)
+def test_a_green_context_ends(what):
+    print(run_program("ends/with_green_contexts.py", what))
+
+
+# As users make them.
+
+
+def test_cuda_core_s_green_contexts():
+    core = import_or_skip("cuda.core")
+    if not hasattr(core, "SMResourceOptions"):
+        pytest.skip("this cuda.core has no green contexts")
+    device = core.Device(0)
+    device.set_current()
+    parts, _rest = device.resources.sm.split(core.SMResourceOptions(count=(32, 32)))
+    contexts = [device.create_context(core.ContextOptions(resources=[part])) for part in parts]
+    streams = [context.create_stream() for context in contexts]
+    products = [Product(10), Product(11)]
+    for _ in range(5):
+        for stream, product in zip(streams, products, strict=True):
+            with gpupool.cublas.lease(stream) as lease:
+                assert stream_of(gpupool.cublas, int(lease)) == int(stream.handle)
+                product.compute(int(lease))
+        cupy.cuda.runtime.deviceSynchronize()
+        assert [product.is_right() for product in products] == [True, True]
+    buffers = [gpupool.empty(MIB, stream) for stream in streams]
+    assert [buffer.device for buffer in buffers] == [0, 0]
+    del buffers
+    gc.collect()
+    device.sync()
+    gpupool.empty_cache()
+    for stream, context in zip(streams, contexts, strict=True):
+        stream.close()
+        context.close()
