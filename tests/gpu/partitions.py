@@ -7,6 +7,9 @@ SM_RESOURCE = 1
 # The one flag of cuGreenCtxCreate, which drivers before CUDA 13.1 ask for.
 DEFAULT_STREAM = 1
 NON_BLOCKING = 1
+# CUDA_ERROR_CONTEXT_IS_DESTROYED, which driver 580 answers about streams of a green context that is gone, and
+# CUDA_ERROR_STREAM_DETACHED, which later ones do.
+GONE = (709, 917)
 
 try:
     driver = ctypes.CDLL("libcuda.so.1")
@@ -82,9 +85,11 @@ class Part:
         self.green = None
 
     def destroy_streams(self):
-        """Destroy the streams; what was sent to them still runs."""
+        """Destroy the streams; what was sent to them still runs. Those of a green context that is gone went with it."""
         while self.streams:
-            call("cuStreamDestroy_v2", ctypes.c_void_p(self.streams.pop()))
+            status = driver.cuStreamDestroy_v2(ctypes.c_void_p(self.streams.pop()))
+            if status and (self.green or status not in GONE):
+                raise Refused(f"cuStreamDestroy_v2 answered {status}")
 
     def close(self):
         """Wait for the device, and destroy all that is left."""

@@ -134,8 +134,8 @@ run_tests() {
   # Finding libraries, and their doubles, are tested where there are none of them.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver hip info library_memory loader \
-      logging miopen numba nvmath nvtx platforms rocm_libraries summary workspaces)
+    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver green_contexts hand_over hip \
+      info library_memory loader logging miopen numba nvmath nvtx platforms rocm_libraries setters summary workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done

@@ -305,10 +305,12 @@ def test_a_graph_of_a_part_replays(streams, mode):
             with mem_pool.capture(stream) as memory:
                 product.compute(pool.handle(stream))
                 kept = gpupool.empty(product.out.nbytes, stream)
-                inside = cupy.asarray(kept).view(cupy.float32).reshape(product.out.shape)
+                # Not by `asarray`, which synchronizes the stream.
+                memory_of = cupy.cuda.UnownedMemory(kept.ptr, kept.nbytes, kept)
+                inside = cupy.ndarray(product.out.shape, cupy.float32, cupy.cuda.MemoryPointer(memory_of, 0))
                 inside[:] = product.out
                 copy[:] = inside
-                del inside
+                del inside, memory_of
                 kept.free()
             graphs.append(current.end_capture())
         memories.append(memory)

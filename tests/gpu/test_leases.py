@@ -59,7 +59,7 @@ CHANGES = [
     ("cublas", "cublasSetSmCountTarget", "cublasGetSmCountTarget", 8, 0),
     ("cusparse", "cusparseSetPointerMode", "cusparseGetPointerMode", 1, 0),
     ("cusolver", "cusolverDnSetDeterministicMode", "cusolverDnGetDeterministicMode", 2, 1),
-    ("cusolver", "cusolverDnSetMathMode", "cusolverDnGetMathMode", 4, 1),
+    ("cusolver", "cusolverDnSetMathMode", "cusolverDnGetMathMode", 2, 1),
     *(("cublas", f"cublasSet{what}", f"cublasGet{what}", changed, new) for what, changed, new in EMULATION),
     *(("cusolver", f"cusolverDnSet{what}", f"cusolverDnGet{what}", changed, new) for what, changed, new in EMULATION),
 ]

@@ -8,14 +8,19 @@ from gpu_helpers import import_or_skip, run_program, run_python
 
 
 @pytest.fixture
-def run():
-    """Run a program, where Numba can compile kernels."""
+def compiles():
+    """Skip where Numba can compile no kernel."""
     import_or_skip("numba.cuda")
     try:
         importlib.import_module("numba.cuda.np.arrayobj")
     except AttributeError as error:
         # numba-cuda 0.30 and NumPy 2.5: no kernel at all can be compiled.
         pytest.skip(f"this Numba and this NumPy do not go together: {error}")
+
+
+@pytest.fixture
+def run(compiles):
+    """Run a program."""
     return lambda name, what: run_program(f"numba/{name}", what)
 
 
@@ -50,8 +55,8 @@ def test_exits_cleanly_with_live_arrays(order):
     run_program("ends/with_numba_arrays.py", order)
 
 
+@pytest.mark.usefixtures("compiles")
 def test_the_example_gives_right_results(examples):
-    import_or_skip("numba.cuda")
     output = run_python(str(examples / "numba_kernel.py"))
     errors = re.search(r"^largest error +(\S+) +(\S+)$", output, re.MULTILINE)
     assert errors, output

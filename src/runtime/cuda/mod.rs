@@ -17,7 +17,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use self::device::CudaDevice;
-use self::stream_context::{ADVICE_IF_DETACHED, is_detached};
+use self::stream_context::{ADVICE_IF_GONE, is_gone};
 use super::{Capture, Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -53,11 +53,7 @@ fn refused(function: &'static str, status: sys::CUresult) -> Error {
         _ => StatusKind::Other,
     };
     let error = Error::refused("cuda", function, format!("{status:?}"), status as i32, kind);
-    if is_detached(status) {
-        error.map_library(|refused| refused.advice = Some(ADVICE_IF_DETACHED.into()))
-    } else {
-        error
-    }
+    if is_gone(status) { error.map_library(|refused| refused.advice = Some(ADVICE_IF_GONE.into())) } else { error }
 }
 
 fn as_stream(stream: RawStream) -> sys::CUstream {
@@ -209,9 +205,8 @@ impl Runtime for Cuda {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller promises that the stream is alive.
         let asked = unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) };
-        // The end of a context ends the captures of its streams; drivers before CUDA 13.1 have no status of its own for
-        // that of a green one.
-        if is_detached(asked) || asked == sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED {
+        // The end of a context ends the captures of its streams.
+        if is_gone(asked) {
             return Ok(CaptureStatus::None);
         }
         check("cuStreamIsCapturing", asked)?;

@@ -17,12 +17,13 @@ use crate::ids::{Device, RawStream};
 /// `CUDA_ERROR_STREAM_DETACHED`, which cudarc's bindings for CUDA before 13.1 do not name.
 const STREAM_DETACHED: i32 = 917;
 
-pub(super) const ADVICE_IF_DETACHED: &str =
-    "The stream's green context was destroyed: take a stream of one that lives, and destroy this one (cuStreamDestroy)";
+pub(super) const ADVICE_IF_GONE: &str =
+    "The stream's context, such as a green context, was destroyed: take a stream of one that lives";
 
-/// Returns whether the driver refused a stream because its green context was destroyed.
-pub(super) fn is_detached(status: sys::CUresult) -> bool {
-    status as i32 == STREAM_DETACHED
+/// Returns whether the driver refused a stream because its context was destroyed. Drivers before CUDA 13.1 have no status of
+/// its own for a green one.
+pub(super) fn is_gone(status: sys::CUresult) -> bool {
+    status == sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED || status as i32 == STREAM_DETACHED
 }
 
 impl Cuda {

@@ -69,7 +69,8 @@ def main():
         cusparse.cusparseCreateCsr(byref(a_is), 2000, 1500, matrix.nnz, *addresses, *index, CUDA_R_64F)
         cusparse.cusparseCreateDnVec(byref(x_is), 1500, x.data.ptr, CUDA_R_64F)
         cusparse.cusparseCreateDnVec(byref(y_is), 2000, y.data.ptr, CUDA_R_64F)
-        with gpupool.cusparse.lease(stream) as handle:
+        with gpupool.cusparse.lease(stream) as lease:
+            handle = int(lease)
             one, zero, size = c_double(1), c_double(0), c_size_t()
             operands = CUSPARSE_OPERATION_NON_TRANSPOSE, byref(one), a_is, x_is, byref(zero), y_is, CUDA_R_64F
             cusparse.cusparseSpMV_bufferSize(handle, *operands, CUSPARSE_SPMV_ALG_DEFAULT, byref(size))

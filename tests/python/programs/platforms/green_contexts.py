@@ -154,7 +154,7 @@ def a_destroyed_one_s_stream_is_refused():
     ]
     for refusal in refusals:
         assert refusal.startswith("LibraryError cuda: cuStreamGetCtx failed with "), f"it is refused by {refusal}"
-        assert "(917). The stream's green context was destroyed" in refusal, f"what to do is not told: {refusal}"
+        assert "(917). The stream's context, such as a green context, was destroyed" in refusal, f"no advice: {refusal}"
     assert pool.handle(device=LAST) != 0, "the thread's handle is lost"
 
 
