@@ -1,0 +1,192 @@
+//! Every interleaving of what an owner and other threads do to a cache: its frees, its locks, and who owns it.
+
+use std::ops::Deref;
+
+use loom::sync::Arc;
+use loom::thread::{self, JoinHandle};
+
+use super::*;
+use crate::ids::Device;
+use crate::memory::cache::heap::Counts;
+use crate::memory::device::PAGE;
+use crate::sync::{AtomicBool, Ordering};
+
+fn this_thread(number: u64) -> ThisThread {
+    // SAFETY: each function below is called by one of a model's threads alone, the one that it is named for.
+    unsafe { ThisThread::of_model(number) }
+}
+
+fn owner() -> ThisThread {
+    this_thread(1)
+}
+
+fn next_owner() -> ThisThread {
+    this_thread(2)
+}
+
+fn other() -> ThisThread {
+    this_thread(3)
+}
+
+const SMALL: u64 = 512;
+const LARGE: u64 = 256 << 10;
+
+/// A cache with a page of memory, and its device, for as long as one run of a model.
+struct Made {
+    cache: Option<Box<ThreadCache>>,
+    device: *mut DeviceMemory,
+}
+
+fn give_page(cache: &ThreadCache) {
+    assert!(cache.adopt(owner()));
+    cache.memory.pages.set_cache(0, PAGE, Some(cache.number));
+    assert!(cache.lock(owner()).add_span(0, PAGE));
+}
+
+// SAFETY: the device is behind a pointer only so that it can be freed last; what it points to is `Sync`.
+unsafe impl Send for Made {}
+// SAFETY: what the pointer points to is `Sync`, and the cache is too.
+unsafe impl Sync for Made {}
+
+impl Made {
+    fn new() -> Arc<Self> {
+        let memory = Box::into_raw(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
+        // SAFETY: freed by `drop`, after all that knows it.
+        let cache = Box::new(ThreadCache::new(0, unsafe { &*memory }));
+        give_page(&cache);
+        Arc::new(Self { cache: Some(cache), device: memory })
+    }
+
+    fn allocate(&self, bytes: u64) -> u64 {
+        self.lock(owner()).allocate(&self.memory.pages, bytes).unwrap()
+    }
+
+    fn freeing(this: &Arc<Self>, offset: u64) -> JoinHandle<bool> {
+        let cache = Arc::clone(this);
+        thread::spawn(move || cache.free(other(), offset).is_ok())
+    }
+
+    /// Returns what the owner counts as live and as freed once it has locked.
+    fn counts(&self) -> (u64, u64) {
+        let Counts { live, frees, .. } = self.lock(owner()).counts();
+        (live, frees)
+    }
+}
+
+impl Deref for Made {
+    type Target = ThreadCache;
+
+    fn deref(&self) -> &ThreadCache {
+        self.cache.as_ref().unwrap()
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.cache = None;
+        // SAFETY: nothing else knows the device that `new` made.
+        drop(unsafe { Box::from_raw(self.device) });
+    }
+}
+
+#[test]
+fn slots_that_two_threads_free_are_all_collected_by_the_next_lock() {
+    loom::model(|| {
+        let cache = Made::new();
+        let threads = [cache.allocate(SMALL), cache.allocate(SMALL)].map(|offset| Made::freeing(&cache, offset));
+        drop(cache.lock(owner()));
+        assert!(threads.map(|thread| thread.join().unwrap()).iter().all(|&is_freed| is_freed));
+        assert_eq!(cache.counts(), (0, 2));
+        assert!(cache.inbox.is_empty());
+    });
+}
+
+#[test]
+fn a_block_that_two_threads_free_is_freed_by_one_and_once() {
+    loom::model(|| {
+        let cache = Made::new();
+        let offset = cache.allocate(LARGE);
+        let threads = [Made::freeing(&cache, offset), Made::freeing(&cache, offset)];
+        drop(cache.lock(owner()));
+        let succeeded = threads.map(|thread| thread.join().unwrap());
+        assert_ne!(succeeded[0], succeeded[1]);
+        assert_eq!(cache.counts(), (0, 1));
+    });
+}
+
+#[test]
+fn a_free_that_the_owner_knows_of_is_collected_by_its_next_lock() {
+    loom::model(|| {
+        let cache = Made::new();
+        let (small, large) = (cache.allocate(SMALL), cache.allocate(LARGE));
+        let is_freed = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (cache, is_freed) = (Arc::clone(&cache), Arc::clone(&is_freed));
+            thread::spawn(move || {
+                cache.free(other(), small).unwrap();
+                cache.free(other(), large).unwrap();
+                is_freed.store(true, Ordering::Release);
+            })
+        };
+        if is_freed.load(Ordering::Acquire) {
+            assert_eq!(cache.counts(), (0, 2));
+        }
+        thread.join().unwrap();
+        assert_eq!(cache.counts(), (0, 2));
+    });
+}
+
+#[test]
+fn an_allocation_beside_a_free_from_afar_keeps_what_it_got() {
+    loom::model(|| {
+        let cache = Made::new();
+        let first = cache.allocate(SMALL);
+        let thread = Made::freeing(&cache, first);
+        let second = cache.allocate(SMALL);
+        assert!(thread.join().unwrap());
+        assert_eq!(cache.counts(), (SMALL, 1));
+        assert_eq!(cache.check_live(second), Ok(()));
+        assert_eq!(cache.free(owner(), second), Ok(()));
+        assert_eq!(cache.counts(), (0, 2));
+    });
+}
+
+#[test]
+fn what_a_wrong_free_tells_late_does_not_touch_another_cache_s_block() {
+    loom::model(|| {
+        let cache = Made::new();
+        let offset = cache.allocate(LARGE);
+        cache.free(owner(), offset).unwrap();
+        assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages), [(0, PAGE)]);
+        let other = ThreadCache::new(1, cache.memory);
+        give_page(&other);
+        let again = other.lock(owner()).allocate(&other.memory.pages, LARGE);
+        assert_eq!(again, Some(offset));
+        other.mark_waiting(offset).unwrap();
+        // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not
+        // with a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
+        cache.leave(offset);
+        assert_eq!(cache.counts(), (0, 1));
+        assert_eq!(other.lock(owner()).counts().live, LARGE);
+    });
+}
+
+#[test]
+fn a_thread_that_takes_an_ended_one_s_cache_collects_what_was_freed() {
+    loom::model(|| {
+        let cache = Made::new();
+        let (first, second) = (cache.allocate(SMALL), cache.allocate(SMALL));
+        let other = Made::freeing(&cache, first);
+        let next = {
+            let cache = Arc::clone(&cache);
+            thread::spawn(move || cache.adopt(next_owner()).then(|| cache.lock(next_owner()).counts().live))
+        };
+        cache.free(owner(), second).unwrap();
+        cache.give_up(owner());
+        assert!(other.join().unwrap());
+        if let Some(live) = next.join().unwrap() {
+            assert!(live <= SMALL, "{live} bytes though the former owner had freed one of the two blocks");
+        }
+        assert_eq!(cache.counts(), (0, 2));
+    });
+}
