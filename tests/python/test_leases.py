@@ -107,7 +107,7 @@ def test_limits_that_cannot_be(make_pool, limit):
         make_pool().limit = limit
 
 
-@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), True, False])
 def test_timeouts_that_cannot_be(make_pool, timeout):
     with pytest.raises(gpupool.InvalidValue, match="timeout"):
         make_pool().lease(timeout=timeout)

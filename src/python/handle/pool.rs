@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use super::callbacks::Callbacks;
 use super::lease::PyLease;
@@ -28,11 +29,19 @@ impl From<HandlePool> for PyHandlePool {
 }
 
 /// A timeout in seconds, of which there may be infinitely many.
-fn seconds(timeout: f64) -> PyResult<Duration> {
-    if timeout.is_nan() || timeout < 0.0 {
-        return Err(Error::invalid_value(format!("timeout={timeout} is no number of seconds from 0")).into());
+#[derive(Clone, Copy, Debug)]
+struct Timeout(Duration);
+
+impl<'py> FromPyObject<'_, 'py> for Timeout {
+    type Error = PyErr;
+
+    fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let seconds: f64 = timeout.extract()?;
+        if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
+            return Err(Error::invalid_value(format!("timeout={} is no number of seconds from 0", *timeout)).into());
+        }
+        Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
     }
-    Ok(Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX))
 }
 
 /// Does what is left of a request, without the GIL, and returns what is made of what it gets.
@@ -82,15 +91,12 @@ impl PyHandlePool {
         py: Python<'_>,
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
-        timeout: Option<f64>,
+        timeout: Option<Timeout>,
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
         let lease = match self.0.try_lease(&stream)? {
             Attempt::Ready(lease) => lease,
-            Attempt::Unfinished(left) => {
-                let timeout = timeout.map(seconds).transpose()?;
-                finish(py, left, timeout, |lease| lease)?
-            }
+            Attempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
         };
         Ok(PyLease::new(self.0.name(), lease))
     }
