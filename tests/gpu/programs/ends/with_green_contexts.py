@@ -117,6 +117,18 @@ def idle():
     goes_on(alive)
 
 
+def check_copied(result, alive):
+    """Check that what was copied from freed memory is right, though another stream wants more than is free."""
+    others = [gpupool.empty(8 * MIB, alive) for _ in range(4)]
+    with on(alive.ptr):
+        for other in others:
+            cupy.asarray(other).fill(2)
+    tell("right bytes", f"{total(result)} of {8 * MIB}")
+    assert total(result) == 8 * MIB, "memory was used again while a kernel of a green context that is gone read it"
+    del others, other
+    goes_on(alive)
+
+
 def ends_while_busy(part, alive, end):
     stream = part.stream()
     buffer, result = gpupool.empty(8 * MIB, stream), cupy.zeros(8 * MIB, dtype=cupy.uint8)
@@ -127,15 +139,7 @@ def ends_while_busy(part, alive, end):
     del view
     end()
     tell("freeing", outcome(buffer.free))
-    # Wants memory more than it is free elsewhere, so that of the stream is looked at.
-    others = [gpupool.empty(8 * MIB, alive) for _ in range(4)]
-    with on(alive.ptr):
-        for other in others:
-            cupy.asarray(other).fill(2)
-    tell("right bytes", f"{total(result)} of {8 * MIB}")
-    assert total(result) == 8 * MIB, "memory was used again while a kernel of a green context that is gone read it"
-    del others, other
-    goes_on(alive)
+    check_copied(result, alive)
 
 
 def busy():
@@ -164,14 +168,7 @@ def recorded():
     part.destroy()
     part.destroy_streams()
     tell("freeing", outcome(buffer.free))
-    others = [gpupool.empty(8 * MIB, alive) for _ in range(4)]
-    with on(alive.ptr):
-        for other in others:
-            cupy.asarray(other).fill(2)
-    tell("right bytes", f"{total(result)} of {8 * MIB}")
-    assert total(result) == 8 * MIB, "memory was used again while a kernel of a green context that is gone read it"
-    del others, other
-    goes_on(alive)
+    check_copied(result, alive)
 
 
 def captured():
