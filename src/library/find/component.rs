@@ -29,6 +29,18 @@ pub(in crate::library) struct Variant {
     pub(in crate::library) package: &'static str,
 }
 
+impl Variant {
+    /// Returns the one build of a library of ROCm's, which AMD's wheels bring, and PyTorch's own.
+    pub(in crate::library) const fn of_rocm(sonames: &'static [&'static str]) -> Self {
+        Self {
+            cuda: None,
+            sonames,
+            folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
+            package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
+        }
+    }
+}
+
 /// The linker that cuSPARSE and cuSOLVER use at run time.
 pub(in crate::library) static NVJITLINK: Component = Component {
     name: "nvjitlink",

@@ -15,13 +15,8 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblas",
     platform: Kind::Hip,
-    variants: &[Variant {
-        cuda: None,
-        // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
-        sonames: &["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so.1", "libhipblas.so"],
-        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-    }],
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    variants: &[Variant::of_rocm(&["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so.1", "libhipblas.so"])],
     needs: &[],
 };
 

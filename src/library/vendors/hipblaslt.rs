@@ -10,13 +10,8 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblaslt",
     platform: Kind::Hip,
-    variants: &[Variant {
-        cuda: None,
-        // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
-        sonames: &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"],
-        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-    }],
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    variants: &[Variant::of_rocm(&["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"])],
     needs: &[],
 };
 

@@ -9,13 +9,8 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsolver",
     platform: Kind::Hip,
-    variants: &[Variant {
-        cuda: None,
-        // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
-        sonames: &["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"],
-        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-    }],
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    variants: &[Variant::of_rocm(&["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"])],
     needs: &[],
 };
 

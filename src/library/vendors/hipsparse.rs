@@ -9,13 +9,8 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsparse",
     platform: Kind::Hip,
-    variants: &[Variant {
-        cuda: None,
-        // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
-        sonames: &["libhipsparse.so.4", "libhipsparse.so.1", "libhipsparse.so.0", "libhipsparse.so"],
-        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-    }],
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    variants: &[Variant::of_rocm(&["libhipsparse.so.4", "libhipsparse.so.1", "libhipsparse.so.0", "libhipsparse.so"])],
     needs: &[],
 };
 

@@ -10,13 +10,8 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "miopen",
     platform: Kind::Hip,
-    variants: &[Variant {
-        cuda: None,
-        // PyTorch's wheels carry it without its version, of which there has been one.
-        sonames: &["libMIOpen.so.1", "libMIOpen.so"],
-        folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-        package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-    }],
+    // PyTorch's wheels carry it without its version, of which there has been one.
+    variants: &[Variant::of_rocm(&["libMIOpen.so.1", "libMIOpen.so"])],
     // It names what it needs by the place where its wheel or package puts that.
     needs: &[],
 };
