@@ -205,7 +205,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Both are alive, of this runtime and of one device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
     /// Records all work of the current device's context so far (`cuCtxRecordEvent`), also of its green contexts. Spoils
-    /// every capture of the context, in any mode. Refused by drivers older than CUDA 12.5. HIP has no such event: it waits for the device instead.
+    /// every capture of the context, in any mode. Refused by drivers older than CUDA 12.5. HIP has no such event: it waits
+    /// for the device instead.
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.

@@ -2,9 +2,9 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, recording.json and memory.json (one
-# object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is
-# no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also leaves out what is not
-# about memory; TRACES names a folder with more logs to replay than tests/data has.
+# object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also
+# leaves out what is not about memory; TRACES names a folder with more logs to replay than tests/data has.
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at

@@ -30,8 +30,8 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Gives the pages back to the cache they came from; they are still mapped there. To the driver, if nothing else kept
-    /// that cache in its service.
+    /// Gives the pages back to the cache they came from, where they are still mapped; to the driver, later, if that cache
+    /// has ended its service meanwhile.
     pub(super) fn put_back(self, memory: &DeviceMemory, thread: ThisThread) {
         let Self { cache, service, mappings, until } = self;
         let left = match cache.lock_in(&service, thread) {
