@@ -37,6 +37,14 @@ def ignore_deprecations():
         yield
 
 
+@pytest.fixture(autouse=True)
+def current_device(gpu):
+    """See that no test, and nothing that gpupool does in it, leaves another device current than it found."""
+    before = gpupool.current_device()
+    yield
+    assert gpupool.current_device() == before
+
+
 @pytest.fixture
 def examples():
     """Return the folder of the examples."""

@@ -182,8 +182,8 @@ def test_a_thread_s_handle_goes_from_part_to_part(streams):
 def test_a_handle_of_a_part_is_handed_over_to_the_other(streams):
     pool = pool_or_skip("cusolver")
     pool.trim()
-    failures = pool.stats().failures
-    for stream in [*streams, gpupool.Stream().ptr, *streams]:
+    plain, failures = gpupool.Stream(), pool.stats().failures
+    for stream in [*streams, plain.ptr, *streams]:
         with pool.lease(stream) as lease:
             assert stream_of(pool, int(lease)) == stream
     assert pool.stats().failures == failures
@@ -324,7 +324,8 @@ def test_a_graph_of_a_part_replays(streams, mode):
             assert product.is_right()
             copy.fill(0)
     # A stream of the whole GPU can replay it as well.
-    graphs[0].launch(on(gpupool.Stream().ptr))
+    plain = gpupool.Stream()
+    graphs[0].launch(on(plain.ptr))
     cupy.cuda.runtime.deviceSynchronize()
     assert products[0].is_right()
     del graphs
