@@ -239,6 +239,8 @@ typedef struct gpupool_api {
   /* Calls the observer for every event from now on, with no lock of gpupool's held, on the thread that the event is of:
    * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
+  /* Takes one more use of a living pool, which pool_release ends. */
+  int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 } gpupool_api;
 
 #ifdef __cplusplus
