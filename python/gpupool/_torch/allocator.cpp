@@ -5,7 +5,6 @@
 // out before goes back to it, and so it does after gpupool was uninstalled: this object then stays in the place and
 // only tells apart whose a pointer or a pool is.
 #include <c10/core/impl/GPUTrace.h>
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -16,12 +15,20 @@
 #include <unordered_set>
 #include <vector>
 
+#if __has_include(<sys/single_threaded.h>)
+#include <sys/single_threaded.h>
+// The compiler's shared_ptr reads it where the C library of the machine that compiles has it. Others have not, so that
+// this library brings its own, which says that there are threads.
+__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+#endif
+
 #include "snapshot.h"
 #include "statistics.h"
 
-// Of the CUDA runtime that PyTorch has loaded, whichever version that is; null if it keeps its own to itself.
-extern "C" cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t)
-    __attribute__((weak));
+// Of the CUDA runtime that PyTorch has loaded, whichever version that is; null if it keeps its own to itself. The second
+// is named in PyTorch's headers alone.
+extern "C" cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t) __attribute__((weak));
+extern "C" cudaError_t cudaMemGetInfo(size_t *, size_t *) __attribute__((weak));
 
 namespace gpupool_torch {
 namespace {
@@ -530,7 +537,7 @@ class Allocator final : public CUDAAllocator {
     } else {
       take(bytes, device, stream, &pointer);
     }
-    if (thrown) {
+    if (thrown.is_set) {
       api.deallocate(pointer);
       rethrow();
     }
@@ -571,8 +578,8 @@ void install(const gpupool_api *table) {
     TORCH_CHECK(present->name() == "native", "PyTorch uses the allocator ", present->name(),
                 ": gpupool takes the place of the native one alone. Unset backend in PYTORCH_CUDA_ALLOC_CONF, and do "
                 "not call torch.cuda.memory.change_current_allocator");
-    // Settings are parsed while the allocator that they were written for is there.
-    CA::CUDAAllocatorConfig::instance();
+    // PyTorch parses its settings while the allocator that they were written for is there.
+    present->snapshot({0, 0}, false);
     api = *table;
     native = present;
     auto *allocator = new Allocator; // for the whole process: tensors may be freed at its very end

@@ -42,20 +42,39 @@ inline void set_detour(Detour detour, bool is_on) {
     detours.fetch_and(~uint32_t{detour});
 }
 
-// What a function of PyTorch's threw while gpupool called it: no exception may pass through gpupool's own frames.
-inline thread_local std::exception_ptr thrown;
+// What a function of PyTorch's threw while gpupool called it, as no exception may pass through gpupool's own frames.
+// (Not an exception_ptr: that needs a newer libstdc++ than some machines with PyTorch have.)
+struct Thrown {
+  bool is_set = false;
+  bool is_out_of_memory = false;
+  std::string why;
+};
+inline thread_local Thrown thrown;
 
-inline void rethrow() {
-  if (thrown) std::rethrow_exception(std::exchange(thrown, nullptr));
+inline void keep(const char *why, bool is_out_of_memory = false) {
+  if (!thrown.is_set) thrown = {true, is_out_of_memory, why};
 }
 
 // Calls PyTorch's function and keeps what it throws for the caller on the other side of gpupool.
 template <typename Function> void guarded(Function function) noexcept {
   try {
     function();
+  } catch (const c10::OutOfMemoryError &error) {
+    keep(error.what_without_backtrace(), true);
+  } catch (const c10::Error &error) {
+    keep(error.what_without_backtrace());
+  } catch (const std::exception &error) {
+    keep(error.what());
   } catch (...) {
-    if (!thrown) thrown = std::current_exception();
+    keep("an exception of an unknown kind");
   }
+}
+
+inline void rethrow() {
+  if (C10_LIKELY(!thrown.is_set)) return;
+  auto what = std::exchange(thrown, {});
+  TORCH_CHECK_WITH(OutOfMemoryError, !what.is_out_of_memory, what.why);
+  TORCH_CHECK(false, what.why);
 }
 
 [[noreturn]] inline void fail(int status) {
@@ -67,7 +86,7 @@ template <typename Function> void guarded(Function function) noexcept {
 
 inline void check(int status) {
   if (C10_UNLIKELY(status != GPUPOOL_SUCCESS)) fail(status);
-  if (C10_UNLIKELY(static_cast<bool>(thrown))) rethrow();
+  rethrow();
 }
 
 // Structs of the table say their size.
