@@ -22,5 +22,7 @@ pub(in crate::memory) use heap::{BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Inval
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(in crate::memory) use service::{Service, normalized};
-pub(in crate::memory) use thread::{CacheKey, add, forget, forget_some, known, last, remember};
+pub(in crate::memory) use thread::{
+    CacheKey, GivenKey, add, forget, forget_some, known, last, last_given, remember, remember_given,
+};
 pub(in crate::memory) use thread_cache::ThreadCache;

@@ -1,9 +1,10 @@
 //! Allocation: a free block of the thread's cache, or what is left to do to get one.
 
-use super::find_cache::{cache_for, rerouted_cache_for};
+use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for, rerouted_given_cache_for};
 use super::request::Allocation;
 use crate::error::Result;
 use crate::memory::cache::ThreadCache;
+use crate::memory::pool::Given;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
@@ -37,6 +38,33 @@ pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
         Attempt::Ready(block) => Ok(block),
         Attempt::Miss(miss) => miss.serve(),
     }
+}
+
+/// Allocates on the stream from a pool, unless the calling thread is in a scope that it entered later.
+///
+/// # Errors
+/// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
+#[inline]
+pub(in crate::memory) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
+    let attempt = if process::state().is_plain() {
+        take(given_cache_for(given, stream)?, bytes, false)?
+    } else {
+        take_given_slowly(bytes, stream, given)?
+    };
+    match attempt {
+        Attempt::Ready(block) => Ok(block),
+        Attempt::Miss(miss) => miss.serve(),
+    }
+}
+
+/// [`take_slowly`] from a pool.
+#[cold]
+fn take_given_slowly(bytes: u64, stream: &Stream, given: &Given) -> Result<Attempt> {
+    process::refuse_forked()?;
+    let state = process::state();
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    let find = if state.is_rerouted() { rerouted_given_cache_for } else { given_cache_for };
+    take(find(given, stream)?, bytes, state.is_recorded())
 }
 
 /// Takes a block that the thread's cache has ready.
