@@ -1,9 +1,10 @@
 //! A heap as a snapshot sees it: every span, block by block.
 
+use std::ops::Range;
+
 use super::Heap;
 use super::block::BlockState;
-use crate::memory::device::Slab;
-use crate::memory::device::{Entry, Pages};
+use crate::memory::device::{ALIGNMENT, Entry, PAGE, Pages, Slab};
 
 /// A block as a snapshot finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +18,35 @@ pub(in crate::memory) struct HeapBlock {
 }
 
 impl Heap {
+    /// Returns the block that a caller holds at the offset, and the memory without a gap around it.
+    pub(in crate::memory) fn live_block(&self, pages: &'static Pages, offset: u64) -> Option<(HeapBlock, Range<u64>)> {
+        let (block, borrowed) = match pages.entry(offset) {
+            Entry::Block(id) => {
+                let block = self.blocks.get(id as usize)?;
+                (held(block.start, block.size(), block.requested(), false), None)
+            }
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number)?;
+                let (start, size, requested, _) = slab.live_slots().find(|(start, ..)| *start == offset)?;
+                let bytes = slab.class().slab_bytes();
+                (held(start, size, requested, false), slab.borrower().map(|_| slab.start()..slab.start() + bytes))
+            }
+            Entry::Freed(_) | Entry::Nothing => return None,
+        };
+        let span = || self.spans.iter().find(|(_, span)| (span.start..span.end).contains(&offset));
+        Some((block, borrowed.or_else(|| span().map(|(_, span)| span.start..span.end))?))
+    }
+
+    /// Returns the largest free block, and all that is free in whole pages, in bytes.
+    pub(in crate::memory) fn free_bytes(&self) -> (u64, u64) {
+        let largest = self.free.at_least(&self.blocks, ALIGNMENT).into_iter().map(|id| self.blocks[id as usize].size());
+        let pages = self.free.at_least(&self.blocks, PAGE).into_iter().map(|id| {
+            let block = &self.blocks[id as usize];
+            (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
+        });
+        (largest.max().unwrap_or(0), pages.sum())
+    }
+
     /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
     /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
@@ -55,6 +85,11 @@ impl Heap {
     }
 }
 
+/// Bytes that a caller holds.
+const fn held(start: u64, size: u64, requested: u64, is_waiting: bool) -> HeapBlock {
+    HeapBlock { start, size, requested, is_live: true, is_waiting }
+}
+
 /// Bytes that no caller holds.
 const fn gap(start: u64, end: u64) -> HeapBlock {
     HeapBlock { start, size: end - start, requested: 0, is_live: false, is_waiting: false }
@@ -66,7 +101,7 @@ fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Sl
         if start > at {
             span.push(gap(at, start));
         }
-        span.push(HeapBlock { start, size, requested, is_live: true, is_waiting });
+        span.push(held(start, size, requested, is_waiting));
         at = start + size;
     }
     if end > at {
