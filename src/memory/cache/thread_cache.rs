@@ -506,6 +506,19 @@ impl ThreadCache {
         !self.uses.is_empty()
     }
 
+    /// Returns the further streams that use each block.
+    pub(in crate::memory) fn all_uses(&self) -> Vec<(u64, Vec<BlockUser>)> {
+        let copy = |(offset, users): (&u64, &Vec<BlockUser>)| (*offset, users.clone());
+        self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
+    }
+
+    /// Forgets the further streams that use blocks, and returns them: the last clone of a stream destroys it, which is
+    /// for a time without locks.
+    #[must_use]
+    pub(in crate::memory) fn forget_uses(&self) -> HashMap<u64, Vec<BlockUser>> {
+        self.uses.change(|uses| (0, std::mem::take(uses)))
+    }
+
     /// Returns the further streams that use a block, which end with it.
     pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<BlockUser> {
         self.uses.change(|uses| {

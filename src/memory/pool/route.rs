@@ -189,9 +189,14 @@ impl Routes {
             return to(true);
         }
         // On a captured stream the graph of a capture further out uses this pool as its own.
-        if let Some(given) = outer.filter(|given| given.is_captured) {
-            given.lend(&pool)?;
+        if let Some(outer) = outer
+            && outer.is_of_graph(stream)?
+        {
+            outer.keep(&pool)?;
             return to(true);
+        }
+        if let Some(given) = given.filter(|_| is_given && kind.is_captured()) {
+            given.keep(&pool)?;
         }
         let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
         let Some(capture) = followed.find(captures) else { return to(kind.is_captured()) };
@@ -222,31 +227,33 @@ impl Given<'_> {
         if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope }
     }
 
-    /// Notes that the pool's graphs use memory of another pool.
-    fn lend(&self, pool: &Arc<Pool>) -> Result<()> {
+    /// Returns whether a request on the stream is of a graph: all are captured of a pool for graphs, but those of inner
+    /// scopes only where the stream is.
+    fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
+        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.capture_status()? != CaptureStatus::None))
+    }
+
+    /// Notes that graphs use memory of this pool.
+    fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
+        if pool.number == self.pool.number && pool.is_for_graphs() {
+            return Ok(());
+        }
         let mut further = lock(self.further);
-        let is_known = pool.number == self.pool.number || further.iter().any(|used| used.pool().number == pool.number);
-        if !is_known {
+        if further.iter().all(|used| used.pool().number != pool.number) {
             further.push(PoolUse::new(pool, true)?);
         }
         Ok(())
     }
 }
 
-/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one; with
-/// `is_rerouted` also that of its context, or of all threads, which the thread's own changes do not tell of.
+/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one, where the pool
+/// that a caller gives stands among them; with `is_rerouted` also that of its context, or of all threads, which the
+/// thread's own changes do not tell of.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` while the thread ends; what the driver refuses when it is asked about a capture.
-pub(in crate::memory) fn destination(stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
-    destination_or(stream, None, is_rerouted)
-}
-
-/// As [`destination`], with a pool that stands among the routes.
-///
-/// # Errors
-/// As [`destination`]; `ErrorKind::InvalidValue` if a pool of an inner scope is closed.
-pub(in crate::memory) fn destination_or(
+/// `ErrorKind::InvalidValue` while the thread ends, or if the pool of an inner scope is closed; what the driver refuses
+/// when it is asked about a capture.
+pub(in crate::memory) fn destination(
     stream: &Stream,
     given: Option<&Given>,
     is_rerouted: bool,

@@ -39,30 +39,23 @@ pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCach
     Ok((cache, thread))
 }
 
-/// As [`cache_for`], for a request of one pool.
-#[inline]
-pub(super) fn given_cache_for(given: &Given, stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    match cache::last_given(stream, key_of(given)) {
-        Some(last) => Ok(last),
-        None => find_given(given, stream),
-    }
-}
-
-fn key_of(given: &Given) -> GivenKey {
-    GivenKey { pool: given.pool.number, ticket: given.ticket, is_captured: given.is_captured }
-}
-
-#[cold]
-fn find_given(given: &Given, stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+/// Returns this thread's cache for requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
+///
+/// # Errors
+/// As [`cache_for`].
+pub(super) fn given_cache_for(
+    given: &Given,
+    stream: &Stream,
+    is_rerouted: bool,
+) -> Result<(&'static ThreadCache, ThisThread)> {
     let changes = pool::changes();
-    let (key, cache, thread) = find_now(stream, Some(given), false)?;
-    cache::remember_given(key_of(given), key, changes, thread, cache);
-    Ok((cache, thread))
-}
-
-/// As [`rerouted_cache_for`], for a request of one pool.
-pub(super) fn rerouted_given_cache_for(given: &Given, stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (_, cache, thread) = find_now(stream, Some(given), true)?;
+    let (key, cache, thread) = find_now(stream, Some(given), is_rerouted)?;
+    // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
+    if !is_rerouted && key.pool == given.pool.number {
+        let Given { pool, ticket, is_captured, .. } = given;
+        let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
+        cache::remember_given(given, key, changes, thread, cache);
+    }
     Ok((cache, thread))
 }
 
@@ -72,7 +65,7 @@ fn find_now(
     is_rerouted: bool,
 ) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
     let (thread, device) = (ThisThread::get(), stream.device());
-    let destination = pool::destination_or(stream, given, is_rerouted)?;
+    let destination = pool::destination(stream, given, is_rerouted)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
     let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
     let cache = match cache::known(key)? {
