@@ -5,6 +5,7 @@
 //! again in stream order. Nothing here touches the memory itself.
 
 mod cache;
+mod checkpoint;
 mod device;
 mod device_buffer;
 mod limits;

@@ -8,6 +8,7 @@ mod snapshot;
 mod stats;
 mod summary;
 
+pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(in crate::memory) use largest_block::largest_block;
 pub(in crate::memory) use live_block::{LiveBlock, live_block};
 #[cfg(feature = "python")]

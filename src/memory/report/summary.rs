@@ -35,6 +35,8 @@ pub struct StreamStats {
 pub struct PoolSummary {
     /// The pool's id; [`PoolId::NONE`] for the device's default pool.
     pub id: PoolId,
+    /// What its maker calls it, if anything.
+    pub name: Option<String>,
     /// Whether the pool was closed or has no use any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
     /// The most bytes that it may reserve, if there is a limit.
@@ -95,7 +97,14 @@ impl PoolSummary {
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
         streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
-        Self { id: pool.id, is_closed: pool.is_closed(), limit: pool.budget().limit(), stats, streams }
+        Self {
+            id: pool.id,
+            name: pool.name.clone(),
+            is_closed: pool.is_closed(),
+            limit: pool.budget().limit(),
+            stats,
+            streams,
+        }
     }
 }
 

@@ -119,7 +119,7 @@ pub(super) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let wanted = Wanted::Memory { bytes, pool: pool.id.to_string(), limit: pool.budget().limit() };
+    let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
     let users = memory_users::all(device);
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

@@ -27,7 +27,7 @@ pub(super) fn wait(cache: &ThreadCache, block: Waiting) {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
-pub(super) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     if cache.waiting.is_empty() {
         return Ok(false);
     }

@@ -143,6 +143,14 @@ impl Slab {
         None
     }
 
+    /// Takes this slot, which is free; for the owner.
+    pub(in crate::memory) fn take_at(&self, slot: usize, requested: u32) {
+        let live = &self.live[slot / 64];
+        self.requested[slot].store(requested, Ordering::Relaxed);
+        // Release: as in `take`.
+        live.store(live.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
+    }
+
     /// Returns whether a caller holds the slot.
     #[inline]
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {

@@ -17,7 +17,7 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
 }
 
 pub(super) fn limit_reached(pool: &Pool) -> Error {
-    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id))
+    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.label()))
 }
 
 /// Returns physical memory that `supply` gives, within the limits of the pool and the process.
