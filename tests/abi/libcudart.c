@@ -190,13 +190,18 @@ cudaError_t cudaIpcOpenMemHandle(void **address, cudaIpcMemHandle_t handle, unsi
 }
 cudaError_t cudaIpcCloseMemHandle(void *address) { return address ? cudaSuccess : answer(CUDA_ERROR_INVALID_VALUE); }
 
+static CUresult unsupported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char *name, void **function, unsigned version, unsigned long long flags,
     enum cudaDriverEntryPointQueryResult *result) {
   (void)version, (void)flags;
-  *function = dlsym(RTLD_DEFAULT, name);
-  if (result) *result = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return *function ? cudaSuccess : answer(CUDA_ERROR_NOT_FOUND);
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  *function = dlsym(driver, name);
+  // A driver has them all.
+  if (!*function) *function = unsupported;
+  if (result) *result = cudaDriverEntryPointSuccess;
+  dlclose(driver);
+  return cudaSuccess;
 }
 
 // What libc10_cuda.so names and its native allocator does not call.

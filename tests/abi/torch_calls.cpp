@@ -18,6 +18,11 @@
 #include <unordered_set>
 #include <vector>
 
+// What the rest of PyTorch tells libc10_cuda.so.
+namespace c10::cuda::_internal {
+C10_CUDA_API void setHasPrimaryContext(bool (*has_primary_context)(DeviceIndex));
+}
+
 namespace CA = c10::cuda::CUDACachingAllocator;
 using CA::CUDAAllocator;
 using c10::CachingDeviceAllocator::TraceEntry;
@@ -126,6 +131,7 @@ CALL(version) {
   return answer([] { return std::string(TORCH_VERSION); });
 }
 CALL(set_up, int which) {
+  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   return answer([=] { allocator(which)->init(c10::cuda::device_count()); });
 }
 CALL(initialized, int which) {
@@ -166,6 +172,9 @@ CALL(allocate, int which, size_t bytes) {
 }
 CALL(drop, int block) {
   return answer([=] { blocks.erase(block); });
+}
+CALL(drop_all) {
+  return answer([] { blocks.clear(); });
 }
 CALL(raw_alloc, int which, size_t bytes) {
   return answer([=] { return allocator(which)->raw_alloc(bytes); });
