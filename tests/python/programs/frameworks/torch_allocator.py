@@ -41,7 +41,8 @@ def call(name, *arguments):
             converted.append(ctypes.c_char_p(argument.encode()))
         else:
             converted.append(ctypes.c_ulonglong(argument))
-    answer = json.loads(function(*converted), strict=False)
+    # PyTorch writes the numbers of devices as letters.
+    answer = json.loads(function(*converted).decode(errors="replace"), strict=False)
     if "error" in answer:
         raise Failed(answer["error"], answer["text"])
     return answer["is"]
@@ -159,15 +160,17 @@ def counted(allocator, device=0):
         allocated, requested, active = (
             stats[name][kind] for name in ("allocated_bytes", "requested_bytes", "active_bytes")
         )
-        assert requested["current"] <= active["current"] <= stats["reserved_bytes"][kind]["current"]
+        assert requested["current"] <= active["current"]
         assert allocated["current"] <= active["current"]
         assert allocated["allocated"] - allocated["freed"] <= allocated["current"]
         for name, array in stats.items():
             if isinstance(array, dict) and kind in array:
                 stat = array[kind]
                 assert 0 <= stat["current"] <= stat["peak"], (name, kind, stat)
+    assert stats["active_bytes"]["all"]["current"] <= stats["reserved_bytes"]["all"]["current"]
     for name, array in stats.items():
-        if isinstance(array, dict) and "small" in array:
+        # Of free blocks, gpupool counts those that it finds.
+        if isinstance(array, dict) and "small" in array and not name.startswith("inactive"):
             for key in ("current", "allocated", "freed"):
                 assert array["all"][key] == array["small"][key] + array["large"][key], (name, key, array)
     return {name: stats[name] for name in COUNTS}
@@ -732,7 +735,7 @@ def check_place(ours):
     ours.record_stream(before["block"], 1)
     ours.record_stream(passing["block"], 1)
     drop(before["block"])
-    assert gpupool.memory_stats().live_blocks == 0
+    assert ours.device_stats(0)["allocation"]["all"]["current"] == 2
     assert install() is None
     raw = ours.raw_alloc(4096)
     assert uninstall() is None
@@ -892,6 +895,9 @@ def main(name):
     if name.startswith("compare"):
         expected = json.loads(json.dumps(function(native)))
         call("drop_all")
+        for pool in (POOL, (0, 2), GRAPHS):
+            while native.kind_of_error("pool_use_count", 0, *pool) is None and native.pool_use_count(0, *pool):
+                native.release_pool(0, *pool)
         native.record_history(0, 0, 1, NEVER, 1, "")
         native.empty_cache(*NO_POOL)
         for device in (0, 1):
