@@ -233,6 +233,10 @@ def _torch(device: int, fed: int) -> int:
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return 0
+    place = sys.modules.get("gpupool._torch.place")
+    if place is not None and place.way() is not None:
+        # What PyTorch then tells is gpupool's.
+        return 0
     # The memory that gpupool's pools feed PyTorch's is counted as gpupool's.
     from_gpupool = fed if "gpupool.torch" in sys.modules else 0
     return max(0, int(torch.cuda.memory_reserved(device)) - from_gpupool)
