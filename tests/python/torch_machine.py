@@ -1,41 +1,84 @@
-"""A machine with a stand-in for PyTorch, its headers and CUDA's, and a stand-in for gpupool's allocator in C++."""
+"""PyTorch's own libc10_cuda.so over doubles of the driver and the CUDA runtime, and what calls allocators through it."""
 
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from abi import SOURCES, build_torch
-from torch_double import Torch
+import gpupool
+import pytest
+from abi import SOURCES, build_driver
+from pytorch.fetch import CannotFetch, Fetched, fetch
+from running import run_program
 
-VERSION = "2.11.0+cu130"
+REPOSITORY = Path(__file__).parents[2]
+# What is fetched, and what is compiled with it: only once for the same sources.
+FETCHED = REPOSITORY / "build" / "pytorch"
+COMPILED = REPOSITORY / "build" / "pytorch-tests"
+ALLOCATOR = REPOSITORY / "python" / "gpupool" / "_torch"
+HEADER = Path(gpupool.get_include()) / "gpupool.h"
+FLAGS = ("-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 
 
+@dataclass
 class TorchMachine:
-    """The folders of what is installed there."""
+    """A machine with two devices, a driver, the CUDA runtime, and a version of PyTorch."""
 
-    def __init__(self, folder: Path) -> None:
-        self.torch, self.cuda, self.source = folder / "torch", folder / "cuda", folder / "source"
-        self.cache, self.shipped = folder / "cache", folder / "shipped"
-        build_torch(self.torch / "lib" / "libc10_cuda.so")
-        (self.torch / "lib" / "libc10.so").symlink_to("libc10_cuda.so")
-        self.write_interface()
-        (self.cuda / "include" / "crt").mkdir(parents=True)
-        (self.cuda / "include" / "crt" / "host_config.h").touch()
-        self.write_cuda(13)
-        self.source.mkdir()
-        (self.source / "allocator.cpp").write_text((SOURCES / "torch_allocator.cpp").read_text())
-        self.shipped.mkdir()
+    version: str
 
-    def write_interface(self, version: str = "2.11", refuses: int = 0) -> None:
-        """Write PyTorch's header, which tells the version that a library is made for."""
-        header = self.torch / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
-        header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text(f'#define PYTORCH "{version}"\n#define REFUSES {refuses}\n')
+    def build(self) -> None:
+        """Fetch and compile what is not there yet; skip the test where that cannot be."""
+        try:
+            self._fetched: Fetched = fetch(self.version, FETCHED)
+        except CannotFetch as error:
+            pytest.skip(str(error))
+        # Sources and headers of which any may have changed.
+        parts = [SOURCES / name for name in ("libcuda.c", "libcudart.c", "torch_calls.cpp")]
+        parts += [*sorted(SOURCES.glob("*.h")), *sorted(ALLOCATOR.glob("allocator.cpp")), *sorted(ALLOCATOR.glob("*.h"))]
+        parts += [HEADER, Path(__file__)]
+        digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
+        self._folder = COMPILED / f"{self.version}-{digest}"
+        if not (self._folder / "done").exists():
+            self._compile()
 
-    def write_cuda(self, major: int) -> None:
-        """Write CUDA's header, which tells its version."""
-        (self.cuda / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {major}000\n")
+    def run(self, function: str) -> str:
+        """Run one function of the program; return what it printed."""
+        return run_program(
+            "frameworks/torch_allocator.py",
+            self._folder / "calls.so",
+            self._folder / "allocator.so",
+            function,
+            GPUPOOL_RUNTIME="cuda",
+            LD_LIBRARY_PATH=f"{self._folder}:{self._fetched.torch / 'lib'}",
+            FAKE_DEVICES="2",
+            FAKE_VMM="1",
+        )
 
-    def torch_as_imported(self, version: str = VERSION) -> Torch:
-        """Return PyTorch's module."""
-        torch = Torch(self.torch)
-        torch.__version__ = version
-        return torch
+    def _compile(self) -> None:
+        for old in COMPILED.glob(f"{self.version}-*"):
+            shutil.rmtree(old)
+        build_driver(self._folder)
+        runtime = "libcudart.so.13"
+        (self._folder / "symbols").write_text(f"{runtime} {{ global: *; }};")
+        self._run(
+            "cc",
+            SOURCES / "libcudart.c",
+            "-Wno-unused-parameter",
+            f"-Wl,-soname,{runtime},--version-script={self._folder / 'symbols'}",
+            f"-L{self._folder}",
+            "-l:libcuda.so.1",
+            out=runtime,
+        )
+        torch = ("-std=c++20", "-fvisibility=hidden", "-isystem", self._fetched.torch / "include", f"-I{HEADER.parent}")
+        libraries = (f"-L{self._fetched.torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so")
+        self._run("c++", "-O0", *torch, SOURCES / "torch_calls.cpp", *libraries, out="calls.so")
+        self._run("c++", "-O2", *torch, ALLOCATOR / "allocator.cpp", *libraries, out="allocator.so")
+        (self._folder / "done").touch()
+
+    def _run(self, language: str, *arguments: object, out: str) -> None:
+        compiler = shutil.which(language)
+        if compiler is None:
+            pytest.skip(f"needs a compiler, {language}")
+        command = [compiler, *FLAGS, "-isystem", self._fetched.cuda, *arguments, "-o", self._folder / out]
+        subprocess.run(list(map(str, command)), check=True)
