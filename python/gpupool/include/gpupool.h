@@ -181,9 +181,10 @@ typedef struct gpupool_api {
   /* Why the calling thread's last call failed. Valid until its next one that fails; never null. */
   const char *(*last_error)(void);
 
-  /* Memory on a stream, which is alive, of the pool that the calling thread's scope says. */
+  /* Memory on a stream of the device, which is alive, of the pool that the calling thread's scope says. A null pointer for
+   * 0 bytes, and where it fails. */
   int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
-  /* Frees a block, in the order of the stream that it was allocated on. */
+  /* Frees a block, in the order of the stream that it was allocated on. A null pointer does nothing. */
   int (*deallocate)(void *pointer);
   /* Keeps a block, once freed, from use before the stream's work at that time is done. */
   int (*record_stream)(void *pointer, int device, void *stream);
@@ -198,7 +199,7 @@ typedef struct gpupool_api {
   /* The largest block that could be had without giving anything back, as far as is known: what is free of the default
    * pool, and what the driver has. */
   int (*largest_block)(int device, uint64_t *bytes);
-  /* Lets one device use the memory of another. */
+  /* Lets the device read and write the memory of the peer, what there is and what comes. */
   int (*enable_peer_access)(int device, int peer);
   /* Asks this for memory before a request fails, whatever else was tried: returns whether any was freed. Called with no
    * lock held, on the requesting thread. `remove_oom_callback` with the same two ends it. */
@@ -239,6 +240,9 @@ typedef struct gpupool_api {
   /* Calls the observer for every event from now on, with no lock of gpupool's held, on the thread that the event is of:
    * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
+
+  /* Takes one more use of the pool with an id, which pool_release ends. */
+  int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 } gpupool_api;
 
 #ifdef __cplusplus

@@ -1,5 +1,8 @@
 //! A thread cache: the memory of one pool and one stream that one thread cuts blocks from, without waiting for others.
 //!
+//! Those of a pool for graphs are shared: all threads that work on the stream cut blocks from one, under its lock, so that
+//! what one thread frees serves the others.
+//!
 //! Other threads leave what they free in the inbox. When the thread ends, its caches wait for the next thread that
 //! works on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
 
@@ -25,6 +28,9 @@ use crate::sync::{
     write,
 };
 
+/// In place of an owner's number: all threads share the cache.
+const SHARED: u64 = u64::MAX;
+
 /// The pool was closed or dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
 /// The work on its stream is marked when memory is freed there.
@@ -36,7 +42,7 @@ const LENDER: u32 = 4;
 pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
-    /// The number of the thread that allocates from it; 0 for none. Only that thread gives it up.
+    /// The number of the thread that allocates from it; 0 for none, [`SHARED`] for all. Only that thread gives it up.
     owner: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
@@ -101,7 +107,7 @@ impl ThreadCache {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
         {
             let mut heap = self.heap.lock();
-            service.number = heap.restart(!service.pool.rules.no_split, Some(ledger));
+            service.number = heap.restart(service.pool.begin_cutting(), Some(ledger));
             if service.is_lender {
                 heap.begin_lending();
             }
@@ -153,9 +159,30 @@ impl ThreadCache {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
-    /// Returns the thread that allocates from it, if any does.
+    /// Returns the thread that allocates from it, if one alone does.
     pub(in crate::memory) fn owner(&self) -> Option<ThreadNumber> {
-        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed))
+        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed)).filter(|owner| owner.get() != SHARED)
+    }
+
+    /// Returns whether all threads share it.
+    pub(in crate::memory) fn is_shared(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == SHARED
+    }
+
+    /// Makes a cache that no thread owns one that all threads share, for as long as the process lives.
+    pub(super) fn share(&self) {
+        self.owner.store(SHARED, Ordering::Relaxed);
+    }
+
+    /// Returns whether both serve the same.
+    pub(in crate::memory) fn serves_as(&self, other: &Self) -> bool {
+        let (own, others) = (read(&self.service), read(&other.service));
+        own.as_ref().zip(others.as_ref()).is_some_and(|(own, other)| own.is_as(other))
+    }
+
+    /// Returns whether it serves the pool with this number.
+    pub(in crate::memory) fn serves_pool(&self, number: u32) -> bool {
+        read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)
     }
 
     /// Makes the calling thread the owner if the cache has none.
@@ -477,6 +504,19 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn has_uses(&self) -> bool {
         !self.uses.is_empty()
+    }
+
+    /// Returns the further streams that use each block.
+    pub(in crate::memory) fn all_uses(&self) -> Vec<(u64, Vec<BlockUser>)> {
+        let copy = |(offset, users): (&u64, &Vec<BlockUser>)| (*offset, users.clone());
+        self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
+    }
+
+    /// Forgets the further streams that use blocks, and returns them: the last clone of a stream destroys it, which is
+    /// for a time without locks.
+    #[must_use]
+    pub(in crate::memory) fn forget_uses(&self) -> HashMap<u64, Vec<BlockUser>> {
+        self.uses.change(|uses| (0, std::mem::take(uses)))
     }
 
     /// Returns the further streams that use a block, which end with it.
