@@ -8,7 +8,7 @@ from torch_double import Torch
 VERSION = "2.11.0+cu130"
 
 
-class TorchMachine:
+class TorchInstallation:
     """The folders of what is installed there."""
 
     def __init__(self, folder: Path) -> None:
