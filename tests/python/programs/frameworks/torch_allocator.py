@@ -680,9 +680,7 @@ def compare_trackers(allocator):
     allocator.release_pool(0, *GRAPHS)
     allocator.empty_cache(*NO_POOL)
     events = call("take_noted")
-    blocks = [
-        (event["action"], event["bytes"], event["pool"]) for event in events if event["action"] in ("alloc", *FREES)
-    ]
+    blocks = [(event["action"], event["bytes"], event["pool"]) for event in events if event["action"] in ("alloc", *FREES)]
     segments = [event for event in events if event["action"].startswith("segment")]
     taken = sum(event["bytes"] for event in segments if event["action"] in ("segment_alloc", "segment_map"))
     given = sum(event["bytes"] for event in segments if event["action"] in ("segment_free", "segment_unmap"))
@@ -884,13 +882,11 @@ def check_given_addresses(ours):
         assert "given address" in ours.text_of_error("allocate_with_address", 4096, 1 << 40)
 
 
-def check_speed(ours):
-    """Not a test: prints what a pair costs with both."""
+def print_speed(ours):
+    """Print the bytes, and what a pair costs with PyTorch's own allocator and with gpupool, in ns."""
     for size in (1024, MIB, 32 * MIB):
-        print(
-            size,
-            [round(min(Allocator(which).time_pairs(size, 200000) for _ in range(5)), 1) for which in (NATIVE, OURS)],
-        )
+        pairs = [min(Allocator(which).time_pairs(size, 200000) for _ in range(5)) for which in (NATIVE, ours.which)]
+        print(size, *(round(pair, 1) for pair in pairs))
 
 
 def main(name):
