@@ -680,7 +680,9 @@ def compare_trackers(allocator):
     allocator.release_pool(0, *GRAPHS)
     allocator.empty_cache(*NO_POOL)
     events = call("take_noted")
-    blocks = [(event["action"], event["bytes"], event["pool"]) for event in events if event["action"] in ("alloc", *FREES)]
+    blocks = [
+        (event["action"], event["bytes"], event["pool"]) for event in events if event["action"] in ("alloc", *FREES)
+    ]
     segments = [event for event in events if event["action"].startswith("segment")]
     taken = sum(event["bytes"] for event in segments if event["action"] in ("segment_alloc", "segment_map"))
     given = sum(event["bytes"] for event in segments if event["action"] in ("segment_free", "segment_unmap"))
