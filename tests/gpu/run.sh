@@ -174,7 +174,7 @@ run_all() {
   if [ -z "${SKIP_BENCHES:-}" ] && only frameworks; then
     for peers in framework torch numba; do
       # shellcheck disable=SC2016 # for the inner shell
-      step "bench-$peers" bash -c 'set -o pipefail; timeout 120 "$1" "benches/$2_peers.py" | tee -a "$3"' _ "$python" "$peers" \
+      step "bench-$peers" bash -c 'set -o pipefail; timeout 500 "$1" "benches/$2_peers.py" | tee -a "$3"' _ "$python" "$peers" \
         "$results/frameworks.json"
     done
   fi

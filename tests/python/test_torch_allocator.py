@@ -28,4 +28,4 @@ def machine(request):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("program", "function"), FUNCTIONS)
 def test_gpupool_does_what_pytorchs_own_allocator_does(machine, program, function):
-    machine.run(program, function)
+    machine.run(function, f"torch_allocator/{program}.py")

@@ -13,13 +13,13 @@ from gpupool._frameworks import plug
 from gpupool._torch import compiler, library, place, pools
 from own_memory import MIB
 from running import run_program
-from torch_machine import VERSION, TorchMachine
+from torch_installation import VERSION, TorchInstallation
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch, nothing_left):
     """Return a machine where PyTorch was just imported, with a compiler, and where gpupool brought no library."""
-    machine = TorchMachine(tmp_path)
+    machine = TorchInstallation(tmp_path)
     monkeypatch.setattr(compiler, "SOURCE", machine.source / "allocator.cpp")
     monkeypatch.setattr(compiler, "FOLDER", machine.shipped)
     for name in ("CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "CXX"):

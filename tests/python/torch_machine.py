@@ -42,10 +42,10 @@ class TorchMachine:
         if not (self._folder / "done").exists():
             self._compile()
 
-    def run(self, program: str, function: str) -> str:
-        """Run one function of a program of `torch_allocator`; return what it printed."""
+    def run(self, function: str, program: str, **variables: str) -> str:
+        """Run one function of a program; return what it printed."""
         return run_program(
-            f"torch_allocator/{program}.py",
+            program,
             self._folder / "calls.so",
             self._folder / "allocator.so",
             function,
@@ -53,6 +53,9 @@ class TorchMachine:
             LD_LIBRARY_PATH=f"{self._folder}:{self._fetched.torch / 'lib'}",
             FAKE_DEVICES="2",
             FAKE_VMM="1",
+            FETCHED_TORCH=str(self._fetched.torch),
+            CUDA_HOME=str(self._fetched.cuda.parent),
+            **variables,
         )
 
     def _compile(self) -> None:

@@ -135,6 +135,33 @@ def are_of_two_gpus():
     assert torch.cuda.memory_stats(1)["active_bytes.all.current"] == gpupool.memory_stats(1).live_bytes
 
 
+class Numbers(torch.utils.data.Dataset):
+    """Numbers beside a tensor of the parent's, which a forked worker has and must not touch."""
+
+    def __init__(self):
+        self.on_gpu = filled(1)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((100,), index)
+
+
+def are_not_touched_by_workers():
+    data = Numbers()
+    for method in ("fork", "forkserver"):
+        if method != "fork":
+            data.on_gpu = None
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=8, num_workers=2, pin_memory=True, multiprocessing_context=method
+        )
+        total = sum(int(batch.cuda(non_blocking=True)[:, 0].sum()) for batch in loader)
+        assert total == 64 * 63 // 2, f"of {method} the workers brought {total}"
+        if method == "fork":
+            assert all_are(data.on_gpu, 1)
+
+
 def send(queue, done):
     gpupool.torch.disable()
     tensor = torch.full((1000,), 7, device="cuda")

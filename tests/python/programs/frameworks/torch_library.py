@@ -1,6 +1,6 @@
 """Processes that compile PyTorch's allocator into one cache at once.
 
-Usage: torch_library.py FOLDER, of a TorchMachine.
+Usage: torch_library.py FOLDER, of a TorchInstallation.
 """
 
 import os
