@@ -79,8 +79,9 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
     let pool = create(options());
     let block = pool.allocate(MIB, &stream);
     let ticket = ticket();
-    pool.allocate(MIB, &stream);
+    let second = pool.try_allocate(MIB, ticket, &stream).unwrap();
     pool.release();
+    failed(pool.try_allocate(MIB, ticket, &stream).unwrap_err(), INVALID_VALUE, &["is no pool"]);
     let other = create(options());
     assert_ne!(pool.0, other.0);
     let (mut id, plain) = (PoolId::NONE, options());
@@ -115,10 +116,7 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
     failed(by_id(0, unused).unwrap_err(), INVALID_VALUE, &[&unused.to_string(), "yet to be made"]);
     other.release();
     free(block);
-    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1, "one was leaked on purpose, and no other lost");
-    let segments = memory_snapshot().unwrap();
-    let left = segments.iter().flat_map(|segment| &segment.blocks).find(|block| block.is_live).unwrap().address;
-    free(Address(left));
+    free(second);
     assert_all_back();
 }
 
@@ -370,10 +368,15 @@ fn scopes_by_id_lead_to_a_pool_for_graphs_and_to_nothing_once_it_is_gone() {
     drop(buffer);
     release_pool(device(0), id).unwrap();
     pool.release();
-    let next = for_graphs();
-    free(next.allocate(MIB, &stream));
+    // On another thread, so that this one does not look for its caches again.
+    let on = stream.clone();
+    let next = on_thread(move || {
+        let next = for_graphs();
+        free(next.allocate(MIB, &on));
+        next
+    });
     let error = empty(MIB, &stream).map(drop).expect_err("the scope's pool is gone, though it is left open");
-    assert!(error.to_string().contains("end_allocate_to_pool") || error.to_string().contains("gone"), "{error}");
+    assert!(error.to_string().contains("gone"), "{error}");
     end_allocate_to_pool(device(0), id).unwrap();
     next.release();
     assert_all_back();
