@@ -368,17 +368,19 @@ fn scopes_by_id_lead_to_a_pool_for_graphs_and_to_nothing_once_it_is_gone() {
     drop(buffer);
     release_pool(device(0), id).unwrap();
     pool.release();
-    // On another thread, so that this one does not look for its caches again.
+    // On another thread, so that this one does not look for its caches again; so many that they use again what there is.
     let on = stream.clone();
     let next = on_thread(move || {
-        let next = for_graphs();
-        free(next.allocate(MIB, &on));
-        next
+        let pools: Vec<_> = (0..64).map(|_| for_graphs()).collect();
+        pools.into_iter().map(|pool| (pool, pool.allocate(MIB, &on))).collect::<Vec<_>>()
     });
     let error = empty(MIB, &stream).map(drop).expect_err("the scope's pool is gone, though it is left open");
     assert!(error.to_string().contains("gone"), "{error}");
     end_allocate_to_pool(device(0), id).unwrap();
-    next.release();
+    for (pool, block) in next {
+        free(block);
+        pool.release();
+    }
     assert_all_back();
 }
 
