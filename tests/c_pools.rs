@@ -18,8 +18,7 @@ use gpupool::memory::c_api::{PoolHandle, PoolOptions, PoolSource};
 use gpupool::memory::{C_API, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 use gpupool::runtime::host::{begin_capture, complete_all, end_capture, submit};
 use gpupool::{
-    CaptureMode, DeviceBuffer, MemPool, PoolId, Stream, empty, empty_cache, memory_snapshot, memory_stats,
-    memory_summary,
+    CaptureMode, DeviceBuffer, MemPool, PoolId, Stream, empty, empty_cache, memory_snapshot, memory_summary,
 };
 
 /// Where blocks of all kinds come from: slots of slabs, blocks cut to size, pages.

@@ -5,17 +5,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustc_hash::FxHashMap;
 
-use super::heap::Counts;
+use super::heap::{Amounts, Counts, most};
 use super::service::{Service, normalized};
 use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
-use crate::memory::device::{DeviceMemory, LENT};
+use crate::memory::device::{DeviceMemory, Flow, LENT};
 use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
 use crate::sync::{Table, ThisThread, lock};
@@ -37,9 +37,16 @@ pub(in crate::memory) struct DeviceCaches {
     spare: Mutex<VecDeque<&'static ThreadCache>>,
     /// The same of those that threads shared; each is free for others once no thread knows the pool that it served.
     spare_shared: Mutex<VecDeque<(Weak<Pool>, &'static ThreadCache)>>,
-    /// The most allocations and frees that were ever reported of all pools, for neither count goes back.
-    pub(in crate::memory) reported_allocations: AtomicU64,
-    pub(in crate::memory) reported_frees: AtomicU64,
+    reported: Mutex<Reported>,
+    /// Free blocks beside ones that are held, and their bytes, as far as they were found.
+    free_beside_held: Mutex<[(Flow, Flow); 3]>,
+}
+
+/// The most blocks of all pools that were ever reported to have been handed out, and to have come back.
+#[derive(Debug, Default)]
+struct Reported {
+    out: Amounts,
+    back: Amounts,
 }
 
 /// A device's pools by number, the default one first, and what those that are gone have counted. Each question that a
@@ -126,8 +133,8 @@ impl DeviceCaches {
             cache_numbers: AtomicU32::new(0),
             spare: Mutex::default(),
             spare_shared: Mutex::default(),
-            reported_allocations: AtomicU64::new(0),
-            reported_frees: AtomicU64::new(0),
+            reported: Mutex::default(),
+            free_beside_held: Mutex::default(),
         }))
     }
 
@@ -318,14 +325,48 @@ impl DeviceCaches {
         counts
     }
 
+    /// Returns how many blocks are to be reported as handed out so far, and as come back. Neither goes back: a cache that
+    /// began to serve another stream between two looks is counted nowhere in one of them.
+    pub(in crate::memory) fn report(&self, out: Amounts, back: Amounts) -> (Amounts, Amounts) {
+        let mut reported = lock(&self.reported);
+        *reported = Reported { out: most(reported.out, out), back: most(reported.back, back) };
+        (reported.out, reported.back)
+    }
+
+    /// Looks for free blocks beside ones that are held, and returns what was found so far: of all, of small and of large
+    /// ones.
+    pub(in crate::memory) fn find_free_beside_held(&self, thread: ThisThread) -> [(Flow, Flow); 3] {
+        let mut found = [(0, 0); 3];
+        for cache in self.serving() {
+            let [small, large] = cache.lock(thread).free_beside_held(&cache.memory.pages);
+            for (sum, more) in found.iter_mut().zip([(small.0 + large.0, small.1 + large.1), small, large]) {
+                *sum = (sum.0 + more.0, sum.1 + more.1);
+            }
+        }
+        let mut known = lock(&self.free_beside_held);
+        for (known, found) in known.iter_mut().zip(found) {
+            known.0.find(found.0);
+            known.1.find(found.1);
+        }
+        *known
+    }
+
+    /// Starts the peaks of what was found so anew.
+    pub(in crate::memory) fn reset_free_beside_held(&self) {
+        for (blocks, bytes) in &mut *lock(&self.free_beside_held) {
+            blocks.reset_peak();
+            bytes.reset_peak();
+        }
+    }
+
     /// Starts the peak of the pools that are gone anew.
     pub(in crate::memory) fn reset_past_peaks(&self) {
-        lock(&self.pools).past.peak = 0;
+        lock(&self.pools).past.forget_peaks();
     }
 
     /// Starts the peak of the pool's caches that are gone anew.
     pub(in crate::memory) fn reset_past_peak(pool: &Pool) {
-        Self::of_pool(pool, |entry| entry.past.peak = 0);
+        Self::of_pool(pool, |entry| entry.past.forget_peaks());
     }
 
     /// Adds a cache that serves the pool, and returns it; instead of one that threads share, another that serves the same

@@ -18,7 +18,9 @@ pub(crate) use event::clear as clear_events;
 pub(in crate::memory) use event::visit_events;
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use event::{events, is_recorded, note_oom, note_snapshot};
-pub(in crate::memory) use heap::{BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid, Misfit, Piece, Restoration};
+pub(in crate::memory) use heap::{
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid, Misfit, Piece, Restoration,
+};
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(in crate::memory) use service::{Service, normalized};

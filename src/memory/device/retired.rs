@@ -137,6 +137,7 @@ impl DeviceMemory {
 
     /// Counts physical memory that has gone.
     fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
+        self.pieces.go(bytes);
         self.budget.release(bytes);
         supply.budget.release(bytes);
         *released += bytes;

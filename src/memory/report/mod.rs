@@ -1,5 +1,6 @@
 //! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
 
+mod device_stats;
 mod frozen;
 mod largest_block;
 mod live_block;
@@ -8,6 +9,7 @@ mod snapshot;
 mod stats;
 mod summary;
 
+pub(in crate::memory) use device_stats::{Stat, Stats, device_stats};
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(in crate::memory) use largest_block::largest_block;
 pub(in crate::memory) use live_block::{LiveBlock, live_block};

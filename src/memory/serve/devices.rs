@@ -57,7 +57,7 @@ fn used(device: Device) -> Vec<MemoryUse> {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =
             if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
-        let live_blocks = counts.allocations - counts.frees;
+        let live_blocks = counts.allocations() - counts.frees();
         MemoryUse { pool: name, count: live_blocks as usize, bytes: pool.budget().reserved() }
     };
     caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()

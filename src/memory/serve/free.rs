@@ -61,7 +61,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-        settle::wait(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread));
+        settle::wait_with_block(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread), thread);
     }
     if cache.is_closing() {
         trim::leave_closed(cache, thread)?;
@@ -87,8 +87,8 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let users = cache.take_uses(offset);
     record_free(block, false);
     cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-    settle::wait(cache, Waiting::for_all_work(offset, &users, &cache.memory.events));
     let thread = ThisThread::get();
+    settle::wait_with_block(cache, Waiting::for_all_work(offset, &users, &cache.memory.events), thread);
     if cache.is_closing() {
         return trim::leave_closed(cache, thread);
     }

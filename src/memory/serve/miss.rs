@@ -3,6 +3,7 @@
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use log::info;
 
@@ -198,6 +199,7 @@ impl Climb {
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
+        self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
         self.grow(Effort::Device)
     }
 

@@ -1,6 +1,7 @@
 //! Memory that ran out: the user's callbacks, and the error that says what holds the memory.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
@@ -107,13 +108,15 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     }
 }
 
-/// Returns the error that says what holds the memory; a refusal for another reason as it is.
+/// Counts a request that failed, and returns the error that says what holds the memory; a refusal for another reason as
+/// it is.
 #[cold]
 pub(super) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
     if !is_no_memory(&refused) {
         return refused;
     }
     let device = pool.memory.device;
+    pool.memory.failures.fetch_add(1, Ordering::Relaxed);
     let MemoryInfo { free, total } = memory_info(device);
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,

@@ -64,6 +64,7 @@ fn make_reserve_from_what_there_is(caches: &DeviceCaches, pool: &Pool, bytes: u6
     let try_again = || {
         // What cannot be given back leaves the rest to help.
         let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
+        caches.memory.retries.fetch_add(1, Ordering::Relaxed);
         make_reserve(pool, bytes)
     };
     let lacks = |outcome: &Result<()>| has_room && outcome.as_ref().is_err_and(is_no_memory);

@@ -5,6 +5,7 @@
 
 use super::Heap;
 use super::block::{Block, BlockState, EDGE, NONE};
+use super::counts::{SMALL, kind_of};
 use super::free_index::FreeIndex;
 use super::span::Span;
 use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, Entry, PAGE, Pages, SizeClass, Slab};
@@ -175,13 +176,13 @@ impl Heap {
                 match block.state {
                     BlockState::Live => {
                         pages.clear(block.start);
-                        self.counts.free(block.size(), block.requested());
+                        self.counts.free(kind_of(block.size()), block.size(), block.requested());
                     }
                     BlockState::Slab => {
                         pages.set_slab(block.start, block.size(), None);
                         if let Some(slab) = pages.slabs.get(block.number()) {
                             for (_, size, requested, _) in slab.live_slots() {
-                                self.counts.free(size, requested);
+                                self.counts.free(SMALL, size, requested);
                             }
                             pages.slabs.release(slab);
                         }
@@ -203,7 +204,7 @@ impl Heap {
         block.set_requested(requested);
         let size = block.size();
         pages.set_block(start, id);
-        self.count_allocation(size, requested);
+        self.count_allocation(kind_of(size), size, requested);
     }
 
     fn revive_slab(
@@ -220,7 +221,7 @@ impl Heap {
         slab.reset(start, class, id);
         for &(slot, requested) in slots {
             slab.take_at(slot, requested);
-            self.count_allocation(class.bytes().into(), requested.into());
+            self.count_allocation(SMALL, class.bytes().into(), requested.into());
         }
         pages.set_slab(start, class.slab_bytes(), Some(slab.number()));
         if !slab.is_full() {

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::Heap;
-use super::block::BlockState;
+use super::block::{BlockState, EDGE};
+use super::counts::{LARGE, SMALL, kind_of};
 use crate::memory::device::{ALIGNMENT, Entry, PAGE, Pages, Slab};
 
 /// A block as a snapshot finds it.
@@ -35,6 +36,35 @@ impl Heap {
         };
         let span = || self.spans.iter().find(|(_, span)| (span.start..span.end).contains(&offset));
         Some((block, borrowed.or_else(|| span().map(|(_, span)| span.start..span.end))?))
+    }
+
+    /// Returns how many free blocks there are beside ones that are held, and their bytes, small and large ones apart. What
+    /// is free in whole pages is none of them, for it can go elsewhere; the free slots of a slab are one.
+    pub(in crate::memory) fn free_beside_held(&self, pages: &'static Pages) -> [(u64, u64); 2] {
+        let mut found = [(0, 0); 2];
+        let mut whole = 0;
+        for id in self.free.at_least(&self.blocks, ALIGNMENT) {
+            let block = &self.blocks[id as usize];
+            let is_span = block.previous & EDGE != 0 && block.next & EDGE != 0;
+            let in_pages = if is_span {
+                block.size()
+            } else if pages.mapping(block.start).is_some() {
+                (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
+            } else {
+                0
+            };
+            whole += in_pages;
+            let beside = block.size() - in_pages;
+            if beside > 0 {
+                let (blocks, bytes) = &mut found[kind_of(beside) - SMALL];
+                *blocks += 1;
+                *bytes += beside;
+            }
+        }
+        let slabs = self.slabs.iter().flatten().filter(|slab| slab.unused_bytes() > 0);
+        found[0].0 += slabs.count() as u64;
+        found[0].1 = self.unused() - whole - found[LARGE - SMALL].1;
+        found
     }
 
     /// Returns the largest free block, and all that is free in whole pages, in bytes.

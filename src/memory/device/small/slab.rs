@@ -167,6 +167,17 @@ impl Slab {
         self.requested[slot].load(Ordering::Relaxed)
     }
 
+    /// Returns the bytes that were asked for, of a slot that a caller holds, or held last.
+    pub(in crate::memory) fn requested(&self, slot: usize) -> u32 {
+        self.requested[slot].load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that no slot in use takes.
+    pub(in crate::memory) fn unused_bytes(&self) -> u64 {
+        let live: u32 = self.live.iter().map(|live| live.load(Ordering::Relaxed).count_ones()).sum();
+        self.class().slab_bytes() - u64::from(live) * u64::from(self.class().bytes())
+    }
+
     /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits
     /// to be collected. The thread that frees that one tells the owner, once for all that are freed until the owner comes.
     pub(in crate::memory) fn mark_freed(&self, slot: usize) -> Option<bool> {

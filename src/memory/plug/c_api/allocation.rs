@@ -15,22 +15,23 @@ pub(super) unsafe extern "C" fn allocate(
     stream: *mut c_void,
     place: *mut *mut c_void,
 ) -> c_int {
-    run(|| {
+    let mut allocated = ptr::null_mut();
+    let status = run(|| {
         if place.is_null() {
             return Err(null("pointer"));
         }
-        // SAFETY: the caller passes a place for a pointer, and it is not null.
-        unsafe { place.write(ptr::null_mut()) };
-        if bytes == 0 {
-            return Ok(());
+        if bytes > 0 {
+            // SAFETY: the caller names a stream of the device, which is alive.
+            let stream = unsafe { stream_on(device, stream) }?;
+            allocated = serve::allocate(bytes, &stream).map(Allocation::address).map(pointer)?;
         }
-        // SAFETY: the caller names a stream of the device, which is alive.
-        let stream = unsafe { stream_on(device, stream) }?;
-        let address = serve::allocate(bytes, &stream).map(Allocation::address)?;
-        // SAFETY: as above.
-        unsafe { place.write(pointer(address)) };
         Ok(())
-    })
+    });
+    // SAFETY: the caller passes a place for a pointer, or null.
+    if let Some(place) = unsafe { place.as_mut() } {
+        *place = allocated;
+    }
+    status
 }
 
 /// Frees a block in the order of the stream that it was allocated on.

@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use super::call::run;
-use super::sized::SizedStruct;
-use crate::error::Error;
+use super::call::{device_of, run};
+use super::sized::{SizedStruct, write};
+use crate::memory::report;
 
 /// `gpupool_stat`.
 #[repr(C)]
@@ -62,10 +62,42 @@ unsafe impl SizedStruct for DeviceStats {
     const NAME: &'static str = "gpupool_device_stats";
 }
 
-pub(super) unsafe extern "C" fn device_stats(_device: c_int, _stats: *mut DeviceStats) -> c_int {
-    run(|| Err(Error::internal("not there yet")))
+impl From<report::Stat> for Stat {
+    fn from(stat: report::Stat) -> Self {
+        let report::Stat { current, peak, allocated, freed } = stat;
+        let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(u64::cast_signed);
+        Self { current, peak, allocated, freed }
+    }
 }
 
-pub(super) unsafe extern "C" fn reset_peak_stats(_device: c_int) -> c_int {
-    run(|| Err(Error::internal("not there yet")))
+/// Says what a device's memory holds and has done.
+pub(super) unsafe extern "C" fn device_stats(device: c_int, stats: *mut DeviceStats) -> c_int {
+    run(|| {
+        let found = report::device_stats(device_of(device)?)?;
+        let each = |stats: report::Stats| stats.map(Stat::from);
+        let (device_allocs, device_frees) = (found.pieces[0].allocated, found.pieces[0].freed);
+        let found = DeviceStats {
+            size: size_of::<DeviceStats>() as u64,
+            allocation: each(found.held),
+            segment: each(found.pieces),
+            active: each(found.active),
+            inactive_split: each(found.free_beside_held),
+            allocated_bytes: each(found.held_bytes),
+            reserved_bytes: each(found.reserved_bytes),
+            active_bytes: each(found.active_bytes),
+            inactive_split_bytes: each(found.free_beside_held_bytes),
+            requested_bytes: each(found.requested_bytes),
+            alloc_retries: found.retries.cast_signed(),
+            ooms: found.failures.cast_signed(),
+            device_allocs: device_allocs.cast_signed(),
+            device_frees: device_frees.cast_signed(),
+        };
+        // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
+        unsafe { write(stats, found) }
+    })
+}
+
+/// Starts the peaks of a device's memory anew, from what it holds now.
+pub(super) unsafe extern "C" fn reset_peak_stats(device: c_int) -> c_int {
+    run(|| report::reset_peak_memory_stats(device_of(device)?))
 }
