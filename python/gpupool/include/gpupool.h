@@ -206,21 +206,26 @@ typedef struct gpupool_api {
   int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
 
-  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. */
+  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. A
+   * pool that was released is refused by every call. */
   int (*pool_create)(int device, const gpupool_pool_options *options, gpupool_pool **pool);
   int (*pool_release)(gpupool_pool *pool);
   int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
+  /* Refused once memory of the pool was cut into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
-  /* Gives back to the driver what the pool has free and no graph uses. */
+  /* Gives back to the driver what the pool has free and no graph uses; `bytes` may be null. */
   int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
   /* A number larger than that of every scope entered before, on any thread. */
   uint64_t (*ticket)(void);
-  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. */
+  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. What
+   * a captured stream gets is a graph's, and serves nothing else until the pool is released. */
   int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
-  /* Which blocks are live, or waiting for streams; and to make exactly those live again, at the same addresses, of a pool
-   * made for graphs on which nothing else works meanwhile: all others are freed. `freed` is called for each block that was
-   * live before, `allocated` for each that is after. Nothing has changed where it fails. */
+  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live again,
+   * at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are freed. What
+   * other streams were recorded to do with blocks is waited for; both calls are refused while such a stream is captured.
+   * `freed` is called for each block that was live before, `allocated` for each that is after; either may be null. Nothing
+   * has changed where it fails. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
