@@ -255,6 +255,28 @@ fn what_other_streams_did_with_blocks_is_waited_for() {
 }
 
 #[test]
+fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
+    let _alone = host();
+    let (own, other, pool) = (stream(0), stream(0), for_graphs());
+    let kept = pool.allocate(MIB, &own);
+    let checkpoint = pool.checkpoint();
+    record_stream(kept, &other);
+    pool.restore(&checkpoint);
+    submit(&other).unwrap();
+    free(kept);
+    let next = pool.allocate(MIB, &own);
+    assert_ne!(next, kept, "the other stream is at work on it");
+    free(next);
+    complete_all().unwrap();
+    pool.restore(&checkpoint);
+    free(kept);
+    assert_eq!(pool.allocate(MIB, &own), kept, "nothing is left of the use");
+    free(kept);
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
 fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
     let _alone = host();
     let (own, captured, pool) = (stream(0), stream(0), for_graphs());

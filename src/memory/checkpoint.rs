@@ -4,6 +4,7 @@
 //! checkpoint what is live after it, so that the next capture allocates around it. The memory of such a pool stays
 //! mapped, and in the cache of its stream, as long as the pool has a use: so what was live then fits in what there is.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, ThreadCache, Waiting, is_recorded};
@@ -76,9 +77,7 @@ impl PoolCheckpoint {
         let mut restored = Restored::default();
         let mut forgotten = Vec::new();
         for (frozen, restoration) in frozen.caches.drain(..).zip(restorations) {
-            // What users did was waited for.
-            forgotten.push(frozen.cache.forget_uses());
-            apply(frozen, restoration, &mut restored);
+            forgotten.push(apply(frozen, restoration, &mut restored));
         }
         drop(frozen);
         drop(forgotten);
@@ -109,8 +108,9 @@ impl PoolCheckpoint {
     }
 }
 
-/// Restores one cache, and notes what was live before and is after.
-fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) {
+/// Restores one cache, and notes what was live before and is after. Returns the users of blocks that are gone, whose work
+/// was waited for.
+fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) -> HashMap<u64, Vec<BlockUser>> {
     let FrozenCache { cache, recorded, mut heap } = frozen;
     let memory = cache.memory;
     drop(recorded);
@@ -123,12 +123,15 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
         restored.freed.push(memory.address(offset));
     }
     heap.restore(&memory.pages, restoration);
-    for (offset, requested) in blocks(heap.pieces(&memory.pages)) {
+    let live: BTreeMap<u64, u64> = blocks(heap.pieces(&memory.pages)).collect();
+    for (&offset, &requested) in &live {
         if is_recorded {
             cache.record_alloc(offset, requested);
         }
         restored.allocated.push((memory.address(offset), requested));
     }
+    // A block that is live before and after may be used further by the same streams before it is freed.
+    cache.keep_uses(|offset| live.contains_key(&offset))
 }
 
 /// Refuses a pool that has no checkpoints.

@@ -512,11 +512,17 @@ impl ThreadCache {
         self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
     }
 
-    /// Forgets the further streams that use blocks, and returns them: the last clone of a stream destroys it, which is
-    /// for a time without locks.
+    /// Forgets the further streams that use blocks, but for those at the offsets that are kept, whose streams may be gone
+    /// by the time they are freed. Returns what was forgotten: the last clone of a stream destroys it, which is for a time
+    /// without locks.
     #[must_use]
-    pub(in crate::memory) fn forget_uses(&self) -> HashMap<u64, Vec<BlockUser>> {
-        self.uses.change(|uses| (0, std::mem::take(uses)))
+    pub(in crate::memory) fn keep_uses(&self, is_kept: impl Fn(u64) -> bool) -> HashMap<u64, Vec<BlockUser>> {
+        self.uses.change(|uses| {
+            let (kept, forgotten) = std::mem::take(uses).into_iter().partition(|(offset, _)| is_kept(*offset));
+            *uses = kept;
+            uses.values_mut().for_each(|users| users.iter_mut().for_each(BlockUser::become_fleeting));
+            (uses.len(), forgotten)
+        })
     }
 
     /// Returns the further streams that use a block, which end with it.
