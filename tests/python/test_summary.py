@@ -291,7 +291,9 @@ def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
         (found,) = [each for each in of_device(0).pools if each.given_name is not None]
         assert (found.given_name, found.name) == ("PyTorch's (0, 3)", str(found.id))
         summary = gpupool.memory_summary(0)
-        assert f"\n{found.id} \"PyTorch's (0, 3)\"  " in str(summary)
-        assert "PyTorch's (0, 3)" in [each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]]
+        assert f'\n{found.id} "PyTorch\'s (0, 3)"  ' in str(summary)
+        assert "PyTorch's (0, 3)" in [
+            each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]
+        ]
     finally:
         assert c_function("pool_release", ctypes.c_void_p)(pool) == 0

@@ -52,8 +52,9 @@ class PoolSummary:
     """The counts of one pool of a device's memory.
 
     ``reserved_bytes`` is the sum of live, cached and releasing bytes. ``id`` is ``(0, 0)`` for the device's default
-    pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with ``is_closed`` was closed or dropped, and waits for its live blocks to be freed. ``streams`` has
-    the largest first; their live and cached bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
+    pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with ``is_closed`` was closed
+    or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first; their live and cached
+    bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
     """
 
     id: tuple[int, int]
