@@ -4,6 +4,7 @@ use super::find_cache::{cache_for, rerouted_cache_for};
 use super::request::Allocation;
 use crate::error::Result;
 use crate::memory::cache::ThreadCache;
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
@@ -53,6 +54,7 @@ pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Att
 fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
     process::refuse_forked()?;
     let state = process::state();
+    let _delivery = Delivery::at_end();
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };
