@@ -12,6 +12,7 @@ use super::pool::{Pool, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
 use crate::error::{Error, Result};
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::sync::ThisThread;
@@ -69,8 +70,9 @@ impl PoolCheckpoint {
         }
         settle_all(pool)?;
         wait_for_users(pool)?;
+        let _delivery = Delivery::at_end();
         // Taken with no lock held.
-        let _stack = is_recorded().then(|| recording::hold_stack(Purpose::Allocation));
+        let _stack = recording::hold_stack(Purpose::Allocation);
         let mut frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
         refuse_waiting(pool, &frozen)?;
         let restorations = self.prepare(pool, &frozen)?;
