@@ -46,7 +46,7 @@ fn the_structs_are_those_of_the_header() {
     layout!(text, Event, "gpupool_event", size action device address bytes stream pool unix_micros stack);
     layout!(text, SnapshotVisitor, "gpupool_snapshot_visitor", size context segment block event);
     layout!(text, Recording, "gpupool_recording", size most_events live_stacks alloc_stacks free_stacks skipped_actions
-        take_stack);
+        take_stack forget);
     layout!(text, Stat, "gpupool_stat", current peak allocated freed);
     layout!(text, DeviceStats, "gpupool_device_stats", size allocation segment active inactive_split allocated_bytes
         reserved_bytes active_bytes inactive_split_bytes requested_bytes alloc_retries ooms device_allocs device_frees);

@@ -57,6 +57,8 @@ fn assert_told(told: &Told, before: &Live, after: &Live) {
     assert_eq!(*told, expected);
 }
 
+/// What the slots of 700 bytes are cut from.
+const SLAB: u64 = 64 << 10;
 /// Slots of several slabs, blocks in a page, and blocks of pages.
 const SIZES: [u64; 9] = [1, 700, 700, 4096, 60 << 10, 100 << 10, MIB, 3 * MIB + 1, 20 * MIB];
 
@@ -98,6 +100,23 @@ fn exactly_what_was_live_is_live_again_at_the_same_addresses() {
         failed(try_free(*address), INVALID_VALUE, &["free"]);
     }
     assert_live(pool.id(), &Live::new());
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
+fn what_is_free_beside_restored_blocks_serves_requests() {
+    let _alone = host();
+    let (stream, pool) = (stream(0), for_graphs());
+    let live: Live = [700, 100 << 10].into_iter().map(|bytes| (pool.allocate(bytes, &stream), bytes)).collect();
+    let checkpoint = pool.checkpoint();
+    let reserved = memory_stats(device(0)).unwrap().total.reserved_bytes;
+    pool.restore(&checkpoint);
+    let beside = pool.allocate(700, &stream);
+    assert!(live.keys().any(|held| held.0 / SLAB == beside.0 / SLAB), "a slot of the same slab");
+    let after = pool.allocate(reserved / 2, &stream);
+    assert_eq!(memory_stats(device(0)).unwrap().total.reserved_bytes, reserved, "no memory is needed");
+    live.keys().copied().chain([beside, after]).for_each(free);
     pool.release();
     assert_all_back();
 }
@@ -230,6 +249,28 @@ fn what_other_streams_did_with_blocks_is_waited_for() {
     let again = pool.checkpoint();
     assert!(other.query().unwrap());
     assert_eq!(pool.restore(&again).allocated, [(kept, MIB)]);
+    free(kept);
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
+fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
+    let _alone = host();
+    let (own, other, pool) = (stream(0), stream(0), for_graphs());
+    let kept = pool.allocate(MIB, &own);
+    let checkpoint = pool.checkpoint();
+    record_stream(kept, &other);
+    pool.restore(&checkpoint);
+    submit(&other).unwrap();
+    free(kept);
+    let next = pool.allocate(MIB, &own);
+    assert_ne!(next, kept, "the other stream is at work on it");
+    free(next);
+    complete_all().unwrap();
+    pool.restore(&checkpoint);
+    free(kept);
+    assert_eq!(pool.allocate(MIB, &own), kept, "nothing is left of the use");
     free(kept);
     pool.release();
     assert_all_back();

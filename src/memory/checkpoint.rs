@@ -4,6 +4,7 @@
 //! checkpoint what is live after it, so that the next capture allocates around it. The memory of such a pool stays
 //! mapped, and in the cache of its stream, as long as the pool has a use: so what was live then fits in what there is.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, ThreadCache, Waiting, is_recorded};
@@ -11,6 +12,7 @@ use super::pool::{Pool, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
 use crate::error::{Error, Result};
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::sync::ThisThread;
@@ -68,17 +70,16 @@ impl PoolCheckpoint {
         }
         settle_all(pool)?;
         wait_for_users(pool)?;
+        let _delivery = Delivery::at_end();
         // Taken with no lock held.
-        let _stack = is_recorded().then(|| recording::hold_stack(Purpose::Allocation));
+        let _stack = recording::hold_stack(Purpose::Allocation);
         let mut frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
         refuse_waiting(pool, &frozen)?;
         let restorations = self.prepare(pool, &frozen)?;
         let mut restored = Restored::default();
         let mut forgotten = Vec::new();
         for (frozen, restoration) in frozen.caches.drain(..).zip(restorations) {
-            // What users did was waited for.
-            forgotten.push(frozen.cache.forget_uses());
-            apply(frozen, restoration, &mut restored);
+            forgotten.push(apply(frozen, restoration, &mut restored));
         }
         drop(frozen);
         drop(forgotten);
@@ -109,8 +110,9 @@ impl PoolCheckpoint {
     }
 }
 
-/// Restores one cache, and notes what was live before and is after.
-fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) {
+/// Restores one cache, and notes what was live before and is after. Returns the users of blocks that are gone, whose work
+/// was waited for.
+fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) -> HashMap<u64, Vec<BlockUser>> {
     let FrozenCache { cache, recorded, mut heap } = frozen;
     let memory = cache.memory;
     drop(recorded);
@@ -123,12 +125,15 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
         restored.freed.push(memory.address(offset));
     }
     heap.restore(&memory.pages, restoration);
-    for (offset, requested) in blocks(heap.pieces(&memory.pages)) {
+    let live: BTreeMap<u64, u64> = blocks(heap.pieces(&memory.pages)).collect();
+    for (&offset, &requested) in &live {
         if is_recorded {
             cache.record_alloc(offset, requested);
         }
         restored.allocated.push((memory.address(offset), requested));
     }
+    // A block that is live before and after may be used further by the same streams before it is freed.
+    cache.keep_uses(|offset| live.contains_key(&offset))
 }
 
 /// Refuses a pool that has no checkpoints.

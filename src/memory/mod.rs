@@ -22,7 +22,6 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 pub use crate::library::DeviceMemHandler;
-pub(crate) use cache::clear_events;
 pub use cache::{MemoryAction, MemoryEvent};
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, empty};

@@ -123,15 +123,17 @@ typedef struct gpupool_snapshot_visitor {
   void (*event)(void *context, const gpupool_event *event); /* or null: no events */
 } gpupool_snapshot_visitor;
 
-/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held. */
+/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held: 0 for none, else
+ * a number whose highest bit is set, for the others are those of Python's stacks, which are 0 here. */
 typedef struct gpupool_recording {
   uint64_t size; /* of this struct */
-  uint64_t most_events;
+  uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
   int live_stacks;                /* the stack of each live block */
   int alloc_stacks;               /* of each allocation among the events */
   int free_stacks;                /* of each free among them */
   uint32_t skipped_actions;       /* a bit, 1 << action, for each that is left out */
   uint32_t (*take_stack)(void);   /* or null: no stacks */
+  int forget;                     /* the events before */
 } gpupool_recording;
 
 /* As torch.cuda.memory_stats has it. `allocated` and `freed` are sums since the process began. */
@@ -146,7 +148,8 @@ typedef struct gpupool_stat {
 enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
 
 /* Statistics of a device, all pools together. Peaks are exact where one thread works on one stream; else never less than
- * what was. */
+ * what was, nor more than what was reserved. Of inactive_split they are of what was found when device_stats was called. A
+ * piece of at most 2 MiB counts as small among `segment` and `reserved_bytes`, whatever stands in it. */
 typedef struct gpupool_device_stats {
   uint64_t size; /* of this struct */
   gpupool_stat allocation[3];         /* blocks that callers hold */
@@ -206,21 +209,26 @@ typedef struct gpupool_api {
   int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
 
-  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. */
+  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. A
+   * pool that was released is refused by every call. */
   int (*pool_create)(int device, const gpupool_pool_options *options, gpupool_pool **pool);
   int (*pool_release)(gpupool_pool *pool);
   int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
+  /* Refused once memory of the pool was cut into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
-  /* Gives back to the driver what the pool has free and no graph uses. */
+  /* Gives back to the driver what the pool has free and no graph uses; `bytes` may be null. */
   int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
   /* A number larger than that of every scope entered before, on any thread. */
   uint64_t (*ticket)(void);
-  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. */
+  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. What
+   * a captured stream gets is a graph's, and serves nothing else until the pool is released. */
   int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
-  /* Which blocks are live, or waiting for streams; and to make exactly those live again, at the same addresses, of a pool
-   * made for graphs on which nothing else works meanwhile: all others are freed. `freed` is called for each block that was
-   * live before, `allocated` for each that is after. Nothing has changed where it fails. */
+  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live again,
+   * at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are freed. What
+   * other streams were recorded to do with blocks is waited for; both calls are refused while such a stream is captured.
+   * `freed` is called for each block that was live before, `allocated` for each that is after; either may be null. Nothing
+   * has changed where it fails. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
@@ -230,15 +238,17 @@ typedef struct gpupool_api {
   /* The caller sets `size`. */
   int (*device_stats)(int device, gpupool_device_stats *stats);
   int (*reset_peak_stats)(int device);
-  /* The memory of a device, or of all for -1; of one pool if its id is given. Allocations wait while it is taken, not
-   * while the visitor is called. */
+  /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations wait
+   * while it is taken, not while the visitor is called. */
   int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
-  /* Begins to record, anew with other settings if that was so before; null ends it and forgets what was recorded. */
+  /* Begins to record, with these settings from now on if something is recorded already, by gpupool's own calls too; null
+   * ends it and forgets what was recorded. */
   int (*record)(const gpupool_recording *recording);
   /* Calls `visit` with the number of each stack that an event or a live block still names. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
   /* Calls the observer for every event from now on, with no lock of gpupool's held, on the thread that the event is of:
-   * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it. */
+   * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it, but for calls
+   * under way on other threads. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
 
   /* Takes one more use of the pool with an id, which pool_release ends. */

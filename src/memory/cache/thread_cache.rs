@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
-use super::event::{MemoryAction, is_recorded};
+use super::event::{MemoryAction, To, is_recorded};
 use super::heap::{Heap, HeapLedger, Invalid};
 use super::last_work::LastWork;
 use super::page_traffic::PageTraffic;
@@ -22,6 +22,8 @@ use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, Entry, LENT, Mapping, PAGE, Reserve, Run};
+use crate::observe::delivery;
+use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
@@ -302,8 +304,15 @@ impl ThreadCache {
         bytes: u64,
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
-        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
-        self.add_span(&mut heap, start, bytes)?;
+        // The observer is told before any thread can have the memory.
+        self.observe_segment(self.coming(start), start, bytes);
+        let mut heap = match self.add_span_in(service, thread, start, bytes) {
+            Ok(heap) => heap,
+            Err(not_added) => {
+                self.observe_segment(self.going(start), start, bytes);
+                return Err(not_added);
+            }
+        };
         if self.is_lender() {
             return Ok(Some(start));
         }
@@ -316,24 +325,56 @@ impl ThreadCache {
         Ok(offset)
     }
 
+    /// Locks the heap and adds free memory to it, of which the observer was told.
+    fn add_span_in(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+    ) -> Result<OwnerGuard<'_, Heap>, NotAdded> {
+        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
+        self.add_span_for(To::Recording, &mut heap, start, bytes)?;
+        Ok(heap)
+    }
+
     /// Adds free memory to this cache's heap.
     ///
     /// # Errors
     /// [`NotAdded`] if its service has ended, or there are too many blocks.
     pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        self.add_span_for(To::Both, heap, start, bytes)
+    }
+
+    fn add_span_for(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
         if !heap.add_span(start, bytes) {
             return Err(NotAdded);
         }
         self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
         if is_recorded() {
-            let is_mapped = start < self.memory.range.bytes();
-            self.record_segment(
-                if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc },
-                start,
-                bytes,
-            );
+            self.record_segment_for(to, self.coming(start), start, bytes);
         }
         Ok(())
+    }
+
+    /// Returns what it is when memory at the offset comes.
+    fn coming(&self, start: u64) -> MemoryAction {
+        let is_mapped = start < self.memory.range.bytes();
+        if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
+    }
+
+    /// Returns what it is when memory at the offset goes.
+    fn going(&self, start: u64) -> MemoryAction {
+        let is_mapped = start < self.memory.range.bytes();
+        if is_mapped { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
+    }
+
+    /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
+    fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
+        if process::state().is_observed() {
+            self.record_segment_for(To::Observer, action, start, bytes);
+            delivery::deliver();
+        }
     }
 
     /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
@@ -512,11 +553,17 @@ impl ThreadCache {
         self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
     }
 
-    /// Forgets the further streams that use blocks, and returns them: the last clone of a stream destroys it, which is
-    /// for a time without locks.
+    /// Forgets the further streams that use blocks, but for those at the offsets that are kept, whose streams may be gone
+    /// by the time they are freed. Returns what was forgotten: the last clone of a stream destroys it, which is for a time
+    /// without locks.
     #[must_use]
-    pub(in crate::memory) fn forget_uses(&self) -> HashMap<u64, Vec<BlockUser>> {
-        self.uses.change(|uses| (0, std::mem::take(uses)))
+    pub(in crate::memory) fn keep_uses(&self, is_kept: impl Fn(u64) -> bool) -> HashMap<u64, Vec<BlockUser>> {
+        self.uses.change(|uses| {
+            let (kept, forgotten) = std::mem::take(uses).into_iter().partition(|(offset, _)| is_kept(*offset));
+            *uses = kept;
+            uses.values_mut().for_each(|users| users.iter_mut().for_each(BlockUser::become_fleeting));
+            (uses.len(), forgotten)
+        })
     }
 
     /// Returns the further streams that use a block, which end with it.

@@ -5,6 +5,7 @@ use super::request::Allocation;
 use crate::error::Result;
 use crate::memory::cache::{self, GivenKey, ThreadCache};
 use crate::memory::pool::Given;
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
@@ -64,6 +65,7 @@ pub(in crate::memory) fn allocate_as_last(bytes: u64, stream: &Stream, given: Gi
 pub(in crate::memory) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
     process::refuse_forked()?;
     let state = process::state();
+    let _delivery = Delivery::at_end();
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = given_cache_for(given, stream, state.is_rerouted())?;
     take(found, bytes, state.is_recorded())?.serve()
@@ -83,6 +85,7 @@ pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Att
 fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
     process::refuse_forked()?;
     let state = process::state();
+    let _delivery = Delivery::at_end();
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };

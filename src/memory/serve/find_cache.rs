@@ -51,7 +51,7 @@ pub(super) fn given_cache_for(
     let changes = pool::changes();
     let (key, cache, thread) = find_now(stream, Some(given), is_rerouted)?;
     // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
-    if !is_rerouted && key.pool == given.pool.number {
+    if key.pool == given.pool.number {
         let Given { pool, ticket, is_captured, .. } = given;
         let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
         cache::remember_given(given, key, changes, thread, cache);

@@ -5,6 +5,7 @@ use super::{settle, trim, work_marks};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting, is_recorded};
+use crate::observe::delivery::deliver;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -74,6 +75,7 @@ fn record_free(block: Allocation, is_completed: bool) {
     if is_recorded() {
         let _stack = recording::hold_stack(Purpose::Free);
         block.cache.record_free(block.offset, is_completed);
+        deliver();
     }
 }
 

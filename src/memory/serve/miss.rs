@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache, is_recorded};
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
+use crate::observe::delivery::Delivery;
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
@@ -48,6 +50,8 @@ impl Miss {
     #[cold]
     pub(in crate::memory) fn serve(self) -> Result<Allocation> {
         let Self { cache, bytes } = self;
+        let _delivery = Delivery::at_end();
+        let _stack = hold_stack(Purpose::Allocation);
         if bytes == 0 {
             return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
         }

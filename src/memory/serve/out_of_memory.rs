@@ -10,6 +10,7 @@ use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::pool::Pool;
 use crate::memory_users;
+use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::lock;
@@ -105,6 +106,7 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
         let device = pool.memory.device;
         note_oom(device, stream, pool.id, bytes, memory_info(device).free);
+        deliver();
     }
 }
 

@@ -4,6 +4,8 @@
 
 use crate::error::Result;
 use crate::memory::cache::{ThreadCache, Waiting, is_recorded};
+use crate::observe::delivery::deliver;
+use crate::process;
 use crate::sync::ThisThread;
 
 /// Whether a call waits for the GPU.
@@ -54,6 +56,11 @@ pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patienc
     });
     let has_settled = !done.is_empty();
     if has_settled {
+        if process::state().is_observed() {
+            // Before any thread can have the blocks.
+            done.iter().for_each(|&offset| cache.observe_completed(offset));
+            deliver();
+        }
         let mut heap = cache.lock(thread);
         for offset in done {
             if is_recorded() {

@@ -17,7 +17,7 @@ mod view;
 use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, PAGE, Pages, SMALL_MAX, SizeClass, Slab};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
-pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
+pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, SMALL_BLOCK_BYTES, most};
 use counts::{RunningCounts, kind_of};
 use free_index::FreeIndex;
 pub(in crate::memory) use restore::{Misfit, Piece, Restoration};

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::call::{pointer, run};
+use super::recording::number_of;
 use super::sized::{SizedStruct, write};
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, LiveBlock};
@@ -65,7 +66,7 @@ pub(super) unsafe extern "C" fn find_block(address: *const c_void, block: *mut B
             pool,
             segment: pointer(segment),
             segment_bytes,
-            stack: stack.0,
+            stack: number_of(stack),
         };
         // SAFETY: the caller passes a block of its version, whose size it has set, or null.
         unsafe { write(block, found) }

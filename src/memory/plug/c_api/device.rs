@@ -6,11 +6,13 @@ use super::call::{device_of, place, run};
 use crate::error::Result;
 use crate::memory::serve;
 use crate::memory::{limits, report};
+use crate::observe::recording::{Purpose, hold_stack};
 
 /// Gives back what is free, of one device, or of all for -1.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
     run(|| {
         let device = if device == -1 { None } else { Some(device_of(device)?) };
+        let _stack = hold_stack(Purpose::Allocation);
         let released = limits::empty_cache_of(device)?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {

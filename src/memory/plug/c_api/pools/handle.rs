@@ -15,7 +15,7 @@ use crate::sync::{Table, lock};
 
 /// How many handles there can be at once: what the lower bits of one say.
 const HANDLES_MAX: usize = 1 << PLACE_BITS;
-const PLACE_BITS: u32 = 20;
+const PLACE_BITS: u32 = 16;
 
 /// `gpupool_pool`: a use of a pool.
 #[derive(Debug)]
@@ -45,12 +45,12 @@ pub(super) struct Slot {
     number: AtomicU32,
     device: AtomicI32,
     is_for_graphs: AtomicBool,
-    given: Mutex<Given>,
+    state: Mutex<SlotState>,
 }
 
 /// What is changed under a place's lock.
 #[derive(Debug, Default)]
-struct Given {
+struct SlotState {
     held: Option<Arc<Held>>,
     /// How often the place was given.
     times: usize,
@@ -125,8 +125,8 @@ pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static Slot> {
 /// As [`slot`].
 pub(super) fn held(handle: *const PoolHandle) -> Result<Arc<Held>> {
     let slot = slot(handle)?;
-    let given = lock(&slot.given);
-    let held = given.held.as_ref().filter(|_| slot.handle.load(Ordering::Relaxed) == handle.addr());
+    let state = lock(&slot.state);
+    let held = state.held.as_ref().filter(|_| slot.handle.load(Ordering::Relaxed) == handle.addr());
     held.cloned().ok_or_else(|| refuse(handle))
 }
 
@@ -151,13 +151,13 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
         let pool = in_use.pool();
         (pool.number, ordinal(pool.memory.device), pool.is_for_graphs())
     };
-    let mut given = lock(&slot.given);
-    given.times += 1;
-    given.held = Some(Arc::new(Held { in_use, further: Mutex::default() }));
+    let mut state = lock(&slot.state);
+    state.times += 1;
+    state.held = Some(Arc::new(Held { in_use, further: Mutex::default() }));
     slot.number.store(number, Ordering::Relaxed);
     slot.device.store(device, Ordering::Relaxed);
     slot.is_for_graphs.store(is_for_graphs, Ordering::Relaxed);
-    let handle = given.times << PLACE_BITS | place;
+    let handle = state.times << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle))
 }
@@ -169,9 +169,9 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
 pub(super) fn end(handle: *const PoolHandle) -> Result<Arc<Held>> {
     let slot = slot(handle)?;
     let held = {
-        let mut given = lock(&slot.given);
+        let mut state = lock(&slot.state);
         let is_same = slot.handle.compare_exchange(handle.addr(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        given.held.take_if(|_| is_same)
+        state.held.take_if(|_| is_same)
     };
     let held = held.ok_or_else(|| refuse(handle))?;
     lock(&HANDLES.free).returned.push(place_of(handle.addr()));

@@ -129,29 +129,31 @@ pub(super) unsafe extern "C" fn pool_allocate(
     stream: *mut c_void,
     place: *mut *mut c_void,
 ) -> c_int {
-    run(|| {
+    let mut allocated = ptr::null_mut();
+    let status = run(|| {
         if place.is_null() {
             return Err(null("pointer"));
         }
-        // SAFETY: the caller passes a place for a pointer, and it is not null.
-        unsafe { place.write(ptr::null_mut()) };
         let slot = slot(pool)?;
-        if bytes == 0 {
-            return Ok(());
+        if bytes > 0 {
+            // SAFETY: the caller names a stream of the pool's device, which is alive.
+            let stream = unsafe { stream_on(slot.device(), stream) }?;
+            // What is captured becomes a part of its graph.
+            let is_captured = slot.is_for_graphs() || stream.capture_status()? != CaptureStatus::None;
+            let key = GivenKey { pool: slot.number(), ticket, is_captured };
+            let block = match serve::allocate_as_last(bytes, &stream, key) {
+                Some(block) => block?,
+                None => allocate(pool, key, bytes, &stream)?,
+            };
+            allocated = pointer(block.address());
         }
-        // SAFETY: the caller names a stream of the pool's device, which is alive.
-        let stream = unsafe { stream_on(slot.device(), stream) }?;
-        // What is captured becomes a part of its graph.
-        let is_captured = slot.is_for_graphs() || stream.capture_status()? != CaptureStatus::None;
-        let key = GivenKey { pool: slot.number(), ticket, is_captured };
-        let block = match serve::allocate_as_last(bytes, &stream, key) {
-            Some(block) => block?,
-            None => allocate(pool, key, bytes, &stream)?,
-        };
-        // SAFETY: as above.
-        unsafe { place.write(pointer(block.address())) };
         Ok(())
-    })
+    });
+    // SAFETY: the caller passes a place for a pointer, or null.
+    if let Some(place) = unsafe { place.as_mut() } {
+        *place = allocated;
+    }
+    status
 }
 
 /// Allocates from a pool that did not serve the thread last.
