@@ -1,4 +1,4 @@
-// An allocator of the user's, for pools of torch_calls.cpp: over the C library's heap, and of no more than a gibibyte at
+// An allocator of the user's, for pools of torch_calls.cpp: over the C library's heap, and of no more than 512 MiB at
 // once.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Heap final : c10::cuda::CUDACachingAllocator::CUDAAllocator {
   void *raw_alloc(size_t bytes) override {
     calls_of_source++;
     void *pointer = nullptr;
-    TORCH_CHECK(bytes < (size_t{1} << 30), "a source that fails");
+    TORCH_CHECK(bytes < (size_t{512} << 20), "a source that fails");
     return posix_memalign(&pointer, 1 << 21, bytes) ? nullptr : pointer;
   }
   void *raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }

@@ -38,6 +38,8 @@ using c10::DataPtr;
 using c10::Device;
 using c10::cuda::CUDAStream;
 
+constexpr uint64_t EXABYTE = uint64_t{1} << 60;
+
 std::vector<CA::OutOfMemoryObserver> oom_observers;
 std::mutex oom_observers_mutex;
 
@@ -79,10 +81,8 @@ C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
 }
 
 [[noreturn]] C10_NOINLINE void fail_allocation(int status, uint64_t bytes, DeviceIndex device) {
-  constexpr uint64_t EXABYTE = uint64_t{1} << 60;
   std::string why = api.last_error();
   rethrow();
-  TORCH_CHECK_WITH(OutOfMemoryError, bytes < EXABYTE, "CUDA out of memory. Tried to allocate more than 1EB memory.");
   TORCH_CHECK(status == GPUPOOL_ERROR_OUT_OF_MEMORY, why);
   auto stats = own_stats(device);
   Device cuda(c10::kCUDA, device);
@@ -144,6 +144,7 @@ struct Checkpoint final : CA::AllocatorState {
 class Allocator final : public CUDAAllocator {
  public:
   DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes < EXABYTE, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     auto device = current_device();
     auto stream = current_stream(device);
     void *pointer = nullptr;

@@ -55,15 +55,15 @@ class History {
     recording.live_stacks = when >= RecordContext::STATE;
     recording.free_stacks = when >= RecordContext::ALL;
     recording.take_stack = [] { return current->take_stack(); };
-    std::deque<TraceEntry> earlier;
-    if (enabled && !clear) earlier = entries();
+    recording.forget = clear;
+    std::deque<TraceEntry> forgotten_entries;
     std::unordered_map<uint32_t, Stack> forgotten; // ends after the lock: stacks may be objects of Python's
     {
       std::lock_guard<std::mutex> lock(mutex_);
       recorder_ = enabled ? recorder : nullptr;
       when_ = enabled ? when : RecordContext::NEVER;
       most_events_ = recording.most_events;
-      std::swap(earlier_, earlier);
+      if (!enabled || clear) std::swap(added_, forgotten_entries);
       if (!enabled) std::swap(stacks_, forgotten);
     }
     check(api.record(enabled ? &recording : nullptr));
@@ -75,8 +75,8 @@ class History {
   // Keeps an entry that no event of gpupool's stands for.
   void add(TraceEntry entry) {
     std::lock_guard<std::mutex> lock(mutex_);
-    earlier_.push_back(std::move(entry));
-    if (earlier_.size() > most_events_) earlier_.pop_front();
+    added_.push_back(std::move(entry));
+    if (added_.size() > most_events_) added_.pop_front();
   }
 
   // Returns the stack under which a live block or a segment was allocated.
@@ -87,19 +87,7 @@ class History {
     return stack == stacks_.end() ? nullptr : stack->second.context;
   }
 
-  // Returns all that was recorded, in the order in which it happened.
-  std::deque<TraceEntry> entries() {
-    Entries collected{this, {}, {}};
-    auto visitor = sized<gpupool_snapshot_visitor>();
-    visitor.context = &collected;
-    visitor.segment = [](void *, const gpupool_segment *) {};
-    visitor.block = [](void *, const gpupool_block *) {};
-    visitor.event = collect;
-    check(api.snapshot(-1, nullptr, &visitor));
-    return finish(std::move(collected));
-  }
-
-  // What entries() does, as a part of a visit for something else.
+  // What a visitor of events gathers.
   struct Entries {
     History *history;
     std::deque<TraceEntry> entries;
@@ -108,11 +96,12 @@ class History {
   static void collect(Entries &collected, const gpupool_event &event) {
     guarded([&] { collected.entries.push_back(collected.history->entry(event, collected.allocated)); });
   }
+  // Returns all that was recorded, in the order in which it happened.
   std::deque<TraceEntry> finish(Entries collected) {
     rethrow();
     std::deque<TraceEntry> all;
     std::lock_guard<std::mutex> lock(mutex_);
-    std::merge(earlier_.begin(), earlier_.end(), collected.entries.begin(), collected.entries.end(),
+    std::merge(added_.begin(), added_.end(), collected.entries.begin(), collected.entries.end(),
                std::back_inserter(all),
                [](const TraceEntry &a, const TraceEntry &b) { return a.time_.t_ < b.time_.t_; });
     while (all.size() > most_events_) all.pop_front();
@@ -151,11 +140,9 @@ class History {
   uint32_t last_number_ = 0;
   size_t most_stacks_ = 2 * NEWEST;
   std::unordered_map<uint32_t, Stack> stacks_;
-  std::deque<TraceEntry> earlier_;
+  std::deque<TraceEntry> added_; // by add()
   std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers_ =
       std::make_shared<std::vector<AllocatorTraceTracker>>();
-
-  static void collect(void *context, const gpupool_event *event) { collect(*static_cast<Entries *>(context), *event); }
 
   uint32_t take_stack() noexcept {
     uint32_t number = 0;

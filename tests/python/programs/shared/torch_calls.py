@@ -139,9 +139,7 @@ def live(allocator, *ids):
         for block in segment["blocks"]:
             assert block["active"] or not block["context"]
             if block["active"]:
-                found.append(
-                    (segment["device"], segment["stream"], block["requested"], segment["is_large"], *segment["pool"])
-                )
+                found.append((segment["device"], segment["stream"], block["requested"], *segment["pool"]))
     return sorted(found), info["settings"]
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from torch_calls import MIB, NATIVE, VERSION, Allocator, call, counted, drop, main, set_pending
+from torch_calls import MIB, NATIVE, NO_POOL, VERSION, Allocator, call, counted, drop, main, set_pending
 
 
 def compare_blocks(allocator):
@@ -55,6 +55,8 @@ def compare_recorded_streams(allocator):
     seen.append(other["address"] != block["address"])
     set_pending(False)
     third = allocator.block(4096)
+    # PyTorch asks for events at every request, gpupool when it matters.
+    allocator.empty_cache(*NO_POOL)
     seen.append(counted(allocator)["active"]["all"]["current"])
     # The same stream again says nothing; neither does a block without memory, or one of another's.
     allocator.record_stream(third, 0)
@@ -62,6 +64,7 @@ def compare_recorded_streams(allocator):
     allocator.record_stream(empty, 1)
     drop(other["block"], third, empty)
     allocator.block(512)
+    allocator.empty_cache(*NO_POOL)
     seen.append(counted(allocator)["active"]["all"]["current"])
     return seen
 

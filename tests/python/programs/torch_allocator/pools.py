@@ -102,7 +102,7 @@ def compare_custom_sources(allocator):
     seen.append([count > 0 for count in call("source_calls")])
     segments = allocator.snapshot(*POOL, 0)["segments"]
     seen.append([segment["is_expandable"] for segment in segments])
-    seen.append((allocator.kind_of_error("allocate", 2 << 30), allocator.text_of_error("allocate", 2 << 30)))
+    seen.append((allocator.kind_of_error("allocate", 600 * MIB), allocator.text_of_error("allocate", 600 * MIB)))
     allocator.end_allocate_to_pool(0, *POOL)
     seen.append(allocator.kind_of_error("create_pool_of_heap", 0, *POOL))
     call("source_calls")
@@ -117,15 +117,14 @@ def compare_custom_sources(allocator):
 
 def compare_pools_that_help(allocator):
     allocator.create_pool(0, *POOL)
-    allocator.set_use_on_oom(0, *POOL, 1)
     allocator.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
     drop(*allocator.blocks(700 * MIB))
     allocator.end_allocate_to_pool(0, *POOL)
+    seen = [allocator.kind_of_error("allocate", 600 * MIB)]
+    allocator.set_use_on_oom(0, *POOL, 1)
     block = allocator.block(600 * MIB)
-    seen = [live(allocator)[0][0][2:4]]
+    seen.append(live(allocator)[0][0][2])
     drop(block)
-    allocator.set_use_on_oom(0, *POOL, 0)
-    seen.append(allocator.kind_of_error("allocate", 600 * MIB))
     return seen
 
 
@@ -229,7 +228,7 @@ def check_names_of_pools(ours):
     with gpupool.use_mem_pool(pool):
         block = ours.block(4096)
     shown = [part + (1 << 32) if part else 0 for part in pool.id]
-    assert live(ours)[0] == [(0, 0, 4096, False, *shown)]
+    assert live(ours)[0] == [(0, 0, 4096, *shown)]
     assert [entry[2] for entry in live(ours, tuple(shown))[0]] == [4096]
     everything = -1 & (2**64 - 1)
     ours.begin_allocate_to_pool(0, *shown, everything)
@@ -243,7 +242,7 @@ def check_names_of_pools(ours):
         ours.end_allocate_to_pool(0, *GRAPHS)
     ours.end_allocate_to_pool(0, *shown)
     assert ours.pool_use_count(0, *shown) == 1
-    found = {entry[2]: entry[4:] for entry in live(ours)[0]}
+    found = {entry[2]: entry[3:] for entry in live(ours)[0]}
     others = [part + (1 << 32) if part else 0 for part in inner.id]
     assert found == {4096: tuple(shown), 8192: tuple(shown), 600: tuple(others), 700: GRAPHS}, found
     ours.release_pool(0, *shown)
