@@ -209,6 +209,7 @@ UNUSED(cudaMemPoolTrimTo, cudaMemPool_t pool, size_t bytes)
 UNUSED(cudaDeviceGetGraphMemAttribute, int device, enum cudaGraphMemAttributeType attribute, void *value)
 UNUSED(cudaDeviceSetGraphMemAttribute, int device, enum cudaGraphMemAttributeType attribute, void *value)
 UNUSED(cudaEventElapsedTime, float *milliseconds, cudaEvent_t begin, cudaEvent_t end)
-UNUSED(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *nodes, cudaGraphEdgeData *edges, size_t *count)
+UNUSED(cudaGraphNodeGetDependencies, cudaGraphNode_t node, cudaGraphNode_t *nodes, cudaGraphEdgeData *edges,
+       size_t *count)
 UNUSED(cudaStreamGetCaptureInfo, cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
        cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *count)

@@ -1,6 +1,7 @@
 // Calls CUDA allocators through PyTorch's own interface, for tests: the one that PyTorch came with and the one in its
-// place, by the same functions. Each function returns JSON, {"is": value} or {"error": kind, "text": why}, which is valid
-// until the thread's next call. Streams are told by their number: 0 is the default stream, n the nth of PyTorch's pool.
+// place, by the same functions. Each function returns JSON, {"is": value} or {"error": kind, "text": why}, which is
+// valid until the thread's next call. Streams are told by their number: 0 is the default stream, n the nth of PyTorch's
+// pool.
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -10,7 +11,6 @@
 
 #include <chrono>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <sstream>
 #include <string>
@@ -18,17 +18,17 @@
 #include <unordered_set>
 #include <vector>
 
+#include "torch_heap.h"
+#include "torch_json.h"
+
 // What the rest of PyTorch tells libc10_cuda.so.
 namespace c10::cuda::_internal {
 C10_CUDA_API void setHasPrimaryContext(bool (*has_primary_context)(DeviceIndex));
 }
 
-namespace CA = c10::cuda::CUDACachingAllocator;
 using CA::CUDAAllocator;
 using c10::CachingDeviceAllocator::TraceEntry;
 using Id = c10::MempoolId_t;
-#define AT_LEAST(minor) (TORCH_VERSION_MINOR >= (minor))
-#define EXPORTED extern "C" __attribute__((visibility("default")))
 
 static CUDAAllocator *const first = CA::allocator.load();
 static std::map<int, c10::DataPtr> blocks;
@@ -39,75 +39,7 @@ static std::vector<std::string> noted; // by observers and trackers
 // 0 is the allocator that PyTorch came with, 1 the one that is in its place now.
 static CUDAAllocator *allocator(int which) { return which ? CA::allocator.load() : first; }
 
-// JSON.
-static std::string text(const std::string &value) {
-  std::ostringstream out;
-  out << '"';
-  for (char letter : value)
-    if (letter == '"' || letter == '\\')
-      out << '\\' << letter;
-    else if (letter == '\n')
-      out << "\\n";
-    else
-      out << letter;
-  out << '"';
-  return out.str();
-}
-static std::string json(bool value) { return value ? "true" : "false"; }
-static std::string json(const std::string &value) { return text(value); }
-static std::string json(double value) {
-  std::ostringstream out;
-  out << std::setprecision(17) << value;
-  return out.str();
-}
-template <typename Number> requires std::is_integral_v<Number> static std::string json(Number value) {
-  return std::to_string(value);
-}
-static std::string json(void *value) { return std::to_string(reinterpret_cast<uintptr_t>(value)); }
-static std::string json(const std::shared_ptr<c10::GatheredContext> &context);
-struct Json {
-  std::string written;
-};
-static std::string json(const Json &value) { return value.written; }
-template <typename Value> static std::string json(const std::vector<Value> &values) {
-  std::string out = "[";
-  for (auto &value : values) out += (out.size() > 1 ? "," : "") + json(value);
-  return out + "]";
-}
-struct Object {
-  std::string written = "{";
-  template <typename Value> Object &add(const std::string &key, const Value &value) {
-    written += (written.size() > 1 ? "," : "") + text(key) + ":" + json(value);
-    return *this;
-  }
-  Json end() const { return {written + "}"}; }
-};
-
-template <typename Function> static const char *answer(Function function) {
-  static thread_local std::string said;
-  auto failed = [](const char *kind, const std::string &why) {
-    return Object().add("error", std::string(kind)).add("text", why).end().written;
-  };
-  try {
-    if constexpr (std::is_void_v<decltype(function())>) {
-      function();
-      said = "{\"is\":null}";
-    } else {
-      said = Object().add("is", function()).end().written;
-    }
-  } catch (const c10::OutOfMemoryError &error) {
-    said = failed("OutOfMemoryError", error.what_without_backtrace());
-  } catch (const c10::ValueError &error) {
-    said = failed("ValueError", error.what_without_backtrace());
-  } catch (const c10::NotImplementedError &error) {
-    said = failed("NotImplementedError", error.what_without_backtrace());
-  } catch (const c10::Error &error) {
-    said = failed("RuntimeError", error.what_without_backtrace());
-  } catch (const std::exception &error) {
-    said = failed("exception", error.what());
-  }
-  return said.c_str();
-}
+#define EXPORTED extern "C" __attribute__((visibility("default")))
 #define CALL(name, ...) EXPORTED const char *name(__VA_ARGS__)
 
 // Streams, and their numbers.
@@ -650,58 +582,6 @@ CALL(let_go, int block) {
   });
 }
 
-// An allocator of the user's for pools, over the C library's heap.
-static int calls_of_source, frees_of_source;
-struct Heap final : c10::cuda::CUDACachingAllocator::CUDAAllocator {
-  c10::DataPtr allocate(size_t) override { return {}; }
-  void copy_data(void *, const void *, size_t) const override {}
-  void *raw_alloc(size_t bytes) override {
-    calls_of_source++;
-    void *pointer = nullptr;
-    TORCH_CHECK(bytes < (size_t{1} << 30), "a source that fails");
-    return posix_memalign(&pointer, 1 << 21, bytes) ? nullptr : pointer;
-  }
-  void *raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }
-  void raw_delete(void *pointer) override {
-    frees_of_source++;
-    free(pointer);
-  }
-  bool initialized() override { return true; }
-  void emptyCache(Id) override {}
-  CA::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
-  void init(int) override {}
-  double getMemoryFraction(c10::DeviceIndex) override { return 1; }
-  void setMemoryFraction(double, c10::DeviceIndex) override {}
-  std::vector<CA::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
-  void enable(bool) override {}
-  bool isEnabled() const override { return true; }
-  void cacheInfo(c10::DeviceIndex, size_t *) override {}
-  void *getBaseAllocation(void *pointer, size_t *) override { return pointer; }
-  using CUDAAllocator::recordStream;
-  void recordStream(const c10::DataPtr &, c10::cuda::CUDAStream) override {}
-  CA::SnapshotInfo snapshot(Id, bool) override { return {}; }
-  void beginAllocateToPool(c10::DeviceIndex, Id, std::function<bool(cudaStream_t)>) override {}
-  void endAllocateToPool(c10::DeviceIndex, Id) override {}
-  void releasePool(c10::DeviceIndex, Id) override {}
-  CA::ShareableHandle shareIpcHandle(void *) override { return {}; }
-  std::shared_ptr<void> getIpcDevPtr(std::string) override { return nullptr; }
-  void recordHistory(bool, CA::CreateContextFn, size_t, CA::RecordContext, bool,
-                     const std::vector<std::string> &) override {}
-  void attachOutOfMemoryObserver(CA::OutOfMemoryObserver) override {}
-  void attachAllocatorTraceTracker(CA::AllocatorTraceTracker) override {}
-  void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override {}
-  cudaError_t memcpyAsync(void *, int, const void *, int, size_t, cudaStream_t, bool) override { return cudaSuccess; }
-  std::shared_ptr<CA::AllocatorState> getCheckpointState(c10::DeviceIndex, Id) override { return nullptr; }
-  CA::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<CA::AllocatorState>) override {
-    return {};
-  }
-  std::string name() override { return "heap"; }
-#if AT_LEAST(12)
-  void attachOomRejectionObserver(CA::OomRejectionObserver) override {}
-#endif
-};
 CALL(create_pool_of_heap, int which, int device, uint64_t first_id, uint64_t second_id) {
   return answer([=] {
     allocator(which)->createOrIncrefPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id},

@@ -10,9 +10,11 @@ from pytorch.fetch import VERSIONS
 from running import PROGRAMS
 from torch_machine import TorchMachine
 
-FUNCTIONS = re.findall(
-    r"^def ((?:compare|check)_\w+)", (PROGRAMS / "frameworks" / "torch_allocator.py").read_text(), re.MULTILINE
-)
+FUNCTIONS = [
+    (program.stem, function)
+    for program in sorted((PROGRAMS / "torch_allocator").glob("*.py"))
+    for function in re.findall(r"^def ((?:compare|check)_\w+)", program.read_text(), re.MULTILINE)
+]
 
 
 @pytest.fixture(scope="module", params=[VERSIONS[0], VERSIONS[-1]])
@@ -24,6 +26,6 @@ def machine(request):
 
 # The first of a version may fetch and compile.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_gpupool_does_what_pytorchs_own_allocator_does(machine, function):
-    machine.run(function)
+@pytest.mark.parametrize(("program", "function"), FUNCTIONS)
+def test_gpupool_does_what_pytorchs_own_allocator_does(machine, program, function):
+    machine.run(function, f"torch_allocator/{program}.py")

@@ -1,4 +1,4 @@
-"""PyTorch's own libc10_cuda.so over doubles of the driver and the CUDA runtime, and calls of allocators through it."""
+"""PyTorch's own libc10_cuda.so over doubles of the driver and the CUDA runtime, and what calls allocators by it."""
 
 import hashlib
 import shutil
@@ -35,18 +35,14 @@ class TorchMachine:
             pytest.skip(str(error))
         # Sources and headers of which any may have changed.
         parts = [SOURCES / name for name in ("libcuda.c", "libcudart.c", "torch_calls.cpp")]
-        parts += [
-            *sorted(SOURCES.glob("*.h")),
-            *sorted(ALLOCATOR.glob("allocator.cpp")),
-            *sorted(ALLOCATOR.glob("*.h")),
-        ]
-        parts += [HEADER, Path(__file__)]
+        parts += [*sorted(SOURCES.glob("*.h")), *sorted(ALLOCATOR.glob("*.h"))]
+        parts += [ALLOCATOR / "allocator.cpp", HEADER, Path(__file__)]
         digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
         self._folder = COMPILED / f"{self.version}-{digest}"
         if not (self._folder / "done").exists():
             self._compile()
 
-    def run(self, function: str, program: str = "frameworks/torch_allocator.py", **variables: str) -> str:
+    def run(self, function: str, program: str, **variables: str) -> str:
         """Run one function of a program; return what it printed."""
         return run_program(
             program,

@@ -25,8 +25,8 @@ __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 #include "snapshot.h"
 #include "statistics.h"
 
-// Of the CUDA runtime that PyTorch has loaded, whichever version that is; null if it keeps its own to itself. The second
-// is named in PyTorch's headers alone.
+// Of the CUDA runtime that PyTorch has loaded, whichever version that is; null if it keeps its own to itself. The
+// second is named in PyTorch's headers alone.
 extern "C" cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t) __attribute__((weak));
 extern "C" cudaError_t cudaMemGetInfo(size_t *, size_t *) __attribute__((weak));
 
@@ -70,7 +70,10 @@ void report_to_profiler(void *pointer, int64_t bytes, DeviceIndex device) {
                                    stats.reserved_bytes[GPUPOOL_ALL].current, Device(c10::kCUDA, device));
 }
 
-void report_allocation(void *pointer, DeviceIndex device) {
+// What is freed before the first of these is not reported: a thread's profiler cannot be seen from elsewhere, and to
+// ask for it at every free would cost as much as the free.
+C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
+  set_detour(PROFILED, true);
   if (gpupool_block block; find_block(pointer, block))
     report_to_profiler(pointer, static_cast<int64_t>(block.bytes), device);
 }
@@ -108,23 +111,23 @@ C10_NOINLINE void deallocate_other(void *pointer) {
   native->raw_delete(pointer);
 }
 
-C10_NOINLINE void deallocate_profiled(void *pointer) {
-  gpupool_block block;
-  bool is_known = find_block(pointer, block);
+// Frees, and tells trackers and profilers.
+C10_NOINLINE void deallocate_observed(void *pointer) {
+  gpupool_block block{};
+  thrown = {}; // by what another library did
+  bool is_reported = c10::memoryProfilingEnabled() && find_block(pointer, block);
   if (api.deallocate(pointer)) return deallocate_other(pointer);
-  if (is_known) report_to_profiler(pointer, -static_cast<int64_t>(block.bytes), static_cast<DeviceIndex>(block.device));
+  auto bytes = static_cast<int64_t>(block.bytes);
+  if (is_reported) report_to_profiler(pointer, -bytes, static_cast<DeviceIndex>(block.device));
+  rethrow();
 }
 
 // The deleter of every DataPtr.
 void deallocate(void *pointer) {
   if (!pointer) return;
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    trace_deallocation(pointer);
-    return deallocate_profiled(pointer);
-  }
   trace_deallocation(pointer);
+  if (C10_UNLIKELY(has_detour(OF_FREES))) return deallocate_observed(pointer);
   if (C10_UNLIKELY(api.deallocate(pointer) != GPUPOOL_SUCCESS)) deallocate_other(pointer);
-  if (C10_UNLIKELY(detours.load(std::memory_order_relaxed) & OBSERVED)) rethrow();
 }
 
 // What getCheckpointState gives.
@@ -144,7 +147,7 @@ class Allocator final : public CUDAAllocator {
     auto device = current_device();
     auto stream = current_stream(device);
     void *pointer = nullptr;
-    if (C10_UNLIKELY(detours.load(std::memory_order_relaxed))) {
+    if (C10_UNLIKELY(has_detour(OF_REQUESTS))) {
       if (is_for_native(bytes, device, stream, pointer)) return native->allocate(bytes);
     } else if (bytes) {
       take(bytes, device, stream, &pointer);
@@ -166,7 +169,7 @@ class Allocator final : public CUDAAllocator {
 
   // PyTorch compares this with the deleters of what it was given last.
   c10::DeleterFnPtr raw_deleter() const override {
-    return detours.load(std::memory_order_relaxed) & (PASSING | UNCACHED) ? native->raw_deleter() : &deallocate;
+    return has_detour(PASSING | UNCACHED) ? native->raw_deleter() : &deallocate;
   }
 
   void copy_data(void *target, const void *source, size_t bytes) const override {
@@ -225,7 +228,9 @@ class Allocator final : public CUDAAllocator {
       native->emptyCache(id);
     } else if (auto pools = pools_.find_all(id); !pools.empty()) {
       for (auto &pool : pools) check(api.pool_trim(pool->handle, nullptr));
-    } else if (!Pools::is_foreign(id)) {
+    } else if (Pools::is_foreign(id)) {
+      pools_.with_foreign(id, [](const Pool &pool) { check(api.pool_trim(pool.handle, nullptr)); });
+    } else {
       native->emptyCache(id);
     }
   }
@@ -499,7 +504,7 @@ class Allocator final : public CUDAAllocator {
       for (auto &name : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
         is_freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
       // Giving memory back to the driver would spoil a capture.
-      if (!native->initialized() || detours.load() & ROUTED) return;
+      if (!native->initialized() || has_detour(ROUTED)) return;
       auto reserved = [&] {
         return native->getDeviceStats(static_cast<DeviceIndex>(device)).reserved_bytes[0].current;
       };
@@ -517,7 +522,8 @@ class Allocator final : public CUDAAllocator {
   Statistics statistics_;
 
   C10_ALWAYS_INLINE void take(size_t bytes, DeviceIndex device, cudaStream_t stream, void **pointer) {
-    if (int status = api.allocate(bytes, device, stream, pointer); C10_UNLIKELY(status)) fail_allocation(status, bytes, device);
+    int status = api.allocate(bytes, device, stream, pointer);
+    if (C10_UNLIKELY(status != GPUPOOL_SUCCESS)) fail_allocation(status, bytes, device);
     trace_allocation(*pointer);
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_allocation(*pointer, device);
   }
@@ -527,6 +533,7 @@ class Allocator final : public CUDAAllocator {
     auto state = detours.load();
     if (state & UNCACHED) return true;
     if (!bytes) return state & PASSING;
+    thrown = {}; // by what another library did
     auto route = state & ROUTED ? pools_.route(device, stream) : std::nullopt;
     if (route ? !route->pool : (state & PASSING) != 0) return true;
     if (route) {
@@ -546,7 +553,7 @@ class Allocator final : public CUDAAllocator {
 
   void *raw_alloc_on(size_t bytes, DeviceIndex device, cudaStream_t stream) {
     void *pointer = nullptr;
-    if (C10_LIKELY(!detours.load(std::memory_order_relaxed)))
+    if (C10_LIKELY(!has_detour(OF_REQUESTS)))
       take(bytes, device, stream, &pointer);
     else if (is_for_native(bytes, device, stream, pointer))
       return native->raw_alloc_with_stream(bytes, stream);

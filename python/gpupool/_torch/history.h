@@ -159,7 +159,7 @@ class History {
 
   uint32_t take_stack() noexcept {
     uint32_t number = 0;
-    guarded([&] {
+    warned([&] {
       CreateContextFn recorder;
       {
         std::lock_guard<std::mutex> lock(mutex_);

@@ -13,6 +13,8 @@
 #include <set>
 #include <vector>
 
+#include <c10/cuda/CUDAFunctions.h>
+
 #include "table.h"
 
 namespace gpupool_torch {
@@ -60,7 +62,8 @@ struct Source {
       return pointer;
     };
     source.free = [](void *context, void *pointer, uint64_t, int, void *) {
-      guarded([&] { static_cast<Source *>(context)->allocator->raw_delete(pointer); });
+      // It is called when a block is freed or a pool ends, where nothing may be thrown.
+      warned([&] { static_cast<Source *>(context)->allocator->raw_delete(pointer); });
     };
     source.release = [](void *context) { delete static_cast<Source *>(context); };
     return source;
@@ -91,6 +94,14 @@ class Pools {
     for (auto &[key, pool] : pools_)
       if (key.second == id) found.push_back(pool);
     return found;
+  }
+
+  // Calls a function with the handle of a pool that gpupool made, on whichever device it is, if it lives.
+  template <typename Function> void with_foreign(const MempoolId_t &id, Function function) {
+    auto number = own_number(id);
+    for (int device = 0; device < c10::cuda::device_count(); device++)
+      if (gpupool_pool *handle = nullptr; api.pool_by_id(device, &number, &handle) == GPUPOOL_SUCCESS)
+        function(Pool(static_cast<DeviceIndex>(device), id, handle));
   }
 
   std::vector<std::shared_ptr<Pool>> of_device(DeviceIndex device) {
@@ -205,7 +216,8 @@ class Pools {
       TORCH_CHECK(route.device != device || route.id != id, "beginAllocateToPool: already recording to mempool_id");
   }
 
-  std::shared_ptr<Pool> use(DeviceIndex device, const MempoolId_t &id, const std::shared_ptr<CUDAAllocator> &allocator) {
+  std::shared_ptr<Pool> use(DeviceIndex device, const MempoolId_t &id,
+                            const std::shared_ptr<CUDAAllocator> &allocator) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto place = pools_.find({device, id});
     if (place == pools_.end()) return nullptr;

@@ -26,14 +26,19 @@ inline gpupool_api api{};
 // The allocator whose place was taken. What it has handed out goes back to it.
 inline CUDAAllocator *native = nullptr;
 
-// Why a request may need more than gpupool's next block. All are 0 for most programs at all times.
+// Why a request or a free may need more than gpupool's next block. All are 0 for most programs at all times.
 enum Detour : uint32_t {
   PASSING = 1,  // gpupool was uninstalled: what is new comes from PyTorch's own allocator
   UNCACHED = 2, // PyTorch was told not to cache
   ROUTED = 4,   // some requests are to come from a pool
   OBSERVED = 8, // trackers are called, and may throw
+  PROFILED = 16, // a profiler of memory has been on; of frees alone
 };
+constexpr uint32_t OF_REQUESTS = PASSING | UNCACHED | ROUTED | OBSERVED;
+constexpr uint32_t OF_FREES = OBSERVED | PROFILED;
 inline std::atomic<uint32_t> detours{0};
+
+inline bool has_detour(uint32_t which) { return detours.load(std::memory_order_relaxed) & which; }
 
 inline void set_detour(Detour detour, bool is_on) {
   if (is_on)
@@ -67,6 +72,19 @@ template <typename Function> void guarded(Function function) noexcept {
     keep(error.what());
   } catch (...) {
     keep("an exception of an unknown kind");
+  }
+}
+
+// The same, where nothing can be told to a caller.
+template <typename Function> void warned(Function function) noexcept {
+  try {
+    function();
+  } catch (const std::exception &error) {
+    try {
+      TORCH_WARN(error.what());
+    } catch (...) { // warnings may be errors
+    }
+  } catch (...) {
   }
 }
 
