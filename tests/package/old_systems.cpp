@@ -8,7 +8,7 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 // glibc 2.32: that there is one thread alone, by which counts may be kept without atomics. There may be many.
-extern "C" HIDDEN char __libc_single_threaded;
+extern "C" HIDDEN __attribute__((weak)) char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
 // GCC 11: the text of a stream of C++20, as that of C++11.

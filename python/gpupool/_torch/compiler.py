@@ -157,4 +157,7 @@ def compile_library(
 def _first_error(text: str) -> str:
     """Return the line of a compiler's output that matters most."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
+    # What the linker says comes before the compiler tells that it failed.
+    signs = ("undefined reference", "multiple definition", "cannot find", "error")
+    found = (line for line in lines if any(sign in line.lower() for sign in signs))
+    return next(found, lines[-1] if lines else "it said nothing")
