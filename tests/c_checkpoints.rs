@@ -5,9 +5,9 @@ mod common;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
 use common::c_pools::{
@@ -16,7 +16,7 @@ use common::c_pools::{
 };
 use common::memory::{MIB, PAGE, assert_all_back};
 use common::{MEMORY, device, host, stream};
-use gpupool::memory::c_api::PoolOptions;
+use gpupool::memory::c_api::{Event, PoolOptions};
 use gpupool::memory::{C_API, MemoryAction};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, simulate, submit,
@@ -155,6 +155,72 @@ fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
     assert_eq!(blocks(MemoryAction::Alloc), come);
     kept.into_iter().for_each(free);
     pool.release();
+    assert_all_back();
+}
+
+/// What the observer and the functions below were told, in order.
+struct Heard {
+    pool: CPool,
+    stream: Stream,
+    live: Mutex<Vec<(&'static str, u64)>>,
+}
+
+impl Heard {
+    /// Notes it, and calls gpupool, which would wait for ever for a lock that is held.
+    fn note(&self, what: &'static str, address: u64) {
+        self.live.lock().unwrap().push((what, address));
+        assert!(found(self.pool.id()).len() < 10);
+        free(self.pool.allocate(700, &self.stream));
+    }
+}
+
+unsafe extern "C" fn hear_event(context: *mut c_void, event: *const Event) {
+    // SAFETY: the context is what the test passes, and the event is alive.
+    let (heard, event) = unsafe { (&*context.cast::<Heard>(), &*event) };
+    // Those that it causes itself are of another stream.
+    if event.stream != heard.stream.raw().as_ptr() {
+        match event.action {
+            0 => heard.note("alloc", event.address),
+            1 => heard.note("free_requested", event.address),
+            2 => heard.note("free_completed", event.address),
+            _ => {}
+        }
+    }
+}
+
+unsafe extern "C" fn hear_freed(context: *mut c_void, pointer: *mut c_void) {
+    // SAFETY: the context is what the test passes.
+    unsafe { &*context.cast::<Heard>() }.note("freed", pointer.addr() as u64);
+}
+
+unsafe extern "C" fn hear_allocated(context: *mut c_void, pointer: *mut c_void, requested: u64) {
+    assert_eq!(requested, MIB);
+    // SAFETY: the context is what the test passes.
+    unsafe { &*context.cast::<Heard>() }.note("allocated", pointer.addr() as u64);
+}
+
+#[test]
+fn what_restoring_does_is_told_with_no_lock_held() {
+    let _alone = host();
+    let (own, pool) = (stream(0), for_graphs());
+    let kept = pool.allocate(MIB, &own);
+    let checkpoint = pool.checkpoint();
+    free(kept);
+    let dropped = pool.allocate(3 * MIB, &own);
+    let heard = Heard { pool, stream: stream(0), live: Mutex::default() };
+    let context = ptr::from_ref(&heard).cast_mut().cast();
+    // SAFETY: the functions take this context, and the observation ends before it does.
+    unsafe {
+        assert_eq!((C_API.observe)(Some(hear_event), context), 0);
+        let status = (C_API.pool_restore)(pool.0, checkpoint.0, context, Some(hear_freed), Some(hear_allocated));
+        assert_eq!(((C_API.observe)(None, ptr::null_mut()), status), (0, 0), "{}", common::c_pools::last_error());
+    }
+    let events = [("free_requested", dropped), ("free_completed", dropped), ("alloc", kept)];
+    let expected = events.into_iter().chain([("freed", dropped), ("allocated", kept)]);
+    assert_eq!(*heard.live.lock().unwrap(), expected.map(|(what, address)| (what, address.0)).collect::<Vec<_>>());
+    free(kept);
+    pool.release();
+    drop(heard);
     assert_all_back();
 }
 
