@@ -317,7 +317,8 @@ class Allocator final : public CUDAAllocator {
 
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) override {
     check_device(device);
-    if (!pools_.create_or_use(device, id, allocator)) native->createOrIncrefPool(device, id, std::move(allocator));
+    if (!pools_.create_or_use(device, id, allocator, Pools::USER))
+      native->createOrIncrefPool(device, id, std::move(allocator));
   }
   void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) override {
     check_device(device);

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -49,7 +50,9 @@ class History {
     auto recording = sized<gpupool_recording>();
     for (auto &action : skipped)
       recording.skipped_actions |= uint32_t{1} << c10::CachingDeviceAllocator::parseTraceEntryAction(action);
-    recording.most_events = std::max(size_t{1}, most_events);
+    most_events = std::max(size_t{1}, most_events);
+    // gpupool notes a snapshot of each device before it visits events, PyTorch's own allocator afterwards.
+    recording.most_events = most_events + static_cast<size_t>(c10::cuda::device_count());
     // A number also carries what is not a stack, so that one is asked for in any case.
     recording.alloc_stacks = 1;
     recording.live_stacks = when >= RecordContext::STATE;
@@ -62,7 +65,7 @@ class History {
       std::lock_guard<std::mutex> lock(mutex_);
       recorder_ = enabled ? recorder : nullptr;
       when_ = enabled ? when : RecordContext::NEVER;
-      most_events_ = recording.most_events;
+      most_events_ = most_events;
       if (!enabled || clear) std::swap(added_, forgotten_entries);
       if (!enabled) std::swap(stacks_, forgotten);
     }
@@ -99,10 +102,15 @@ class History {
   // Returns all that was recorded, in the order in which it happened.
   std::deque<TraceEntry> finish(Entries collected) {
     rethrow();
+    auto &entries = collected.entries;
+    std::set<DeviceIndex> noted; // that this snapshot was taken
+    auto is_noted = [&](const TraceEntry &entry) {
+      return entry.action_ == TraceEntry::SNAPSHOT && noted.insert(entry.device_).second;
+    };
+    while (!entries.empty() && is_noted(entries.back())) entries.pop_back();
     std::deque<TraceEntry> all;
     std::lock_guard<std::mutex> lock(mutex_);
-    std::merge(added_.begin(), added_.end(), collected.entries.begin(), collected.entries.end(),
-               std::back_inserter(all),
+    std::merge(added_.begin(), added_.end(), entries.begin(), entries.end(), std::back_inserter(all),
                [](const TraceEntry &a, const TraceEntry &b) { return a.time_.t_ < b.time_.t_; });
     while (all.size() > most_events_) all.pop_front();
     return all;

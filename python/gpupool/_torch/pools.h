@@ -112,12 +112,15 @@ class Pools {
     return found;
   }
 
+  // Who makes a pool. A user's has an object, which makes it; graphs begin to allocate to a number that they were given.
+  enum Maker { USER, GRAPHS };
+
   // Takes a use of a pool, which is made if there is none. Returns null if it is one of PyTorch's own allocator.
   std::shared_ptr<Pool> create_or_use(DeviceIndex device, const MempoolId_t &id,
-                                      std::shared_ptr<CUDAAllocator> allocator) {
+                                      std::shared_ptr<CUDAAllocator> allocator, Maker maker) {
     if (auto pool = use(device, id, allocator)) return pool;
     if (is_native(device, id)) return nullptr;
-    auto made = is_foreign(id) ? open(device, id) : make(device, id, std::move(allocator));
+    auto made = is_foreign(id) ? open(device, id) : make(device, id, std::move(allocator), maker);
     forget_names();
     std::lock_guard<std::mutex> lock(mutex_);
     auto [place, is_new] = pools_.emplace(Key{device, id}, made);
@@ -146,7 +149,7 @@ class Pools {
 
   void begin(DeviceIndex device, const MempoolId_t &id, std::function<bool(cudaStream_t)> accepts) {
     check_not_routed(device, id);
-    auto pool = create_or_use(device, id, nullptr);
+    auto pool = create_or_use(device, id, nullptr, GRAPHS);
     if (!pool) native->beginAllocateToPool(device, id, accepts);
     Route route{device, id, std::move(accepts), api.ticket(), std::move(pool)};
     change_routes([&](Routes &routes) { routes.push_back(std::move(route)); });
@@ -257,9 +260,10 @@ class Pools {
     }
   }
 
-  std::shared_ptr<Pool> make(DeviceIndex device, const MempoolId_t &id, std::shared_ptr<CUDAAllocator> allocator) {
+  std::shared_ptr<Pool> make(DeviceIndex device, const MempoolId_t &id, std::shared_ptr<CUDAAllocator> allocator,
+                             Maker maker) {
     auto options = sized<gpupool_pool_options>();
-    options.for_graphs = id.first != 0;
+    options.for_graphs = maker == GRAPHS;
     auto name = c10::str("PyTorch's (", id.first, ", ", id.second, ")");
     options.name = name.c_str();
     gpupool_source source{};

@@ -156,12 +156,11 @@ def compare_live_allocations(allocator):
     return seen
 
 
-def compare_checkpoints(allocator):
-    """Check what graph trees do: replay, and record anew from where another branch began."""
-    allocator.begin_allocate_to_pool(0, *GRAPHS, -1 & (2**64 - 1))
+def checkpoints(allocator, pool):
+    allocator.begin_allocate_to_pool(0, *pool, -1 & (2**64 - 1))
     kept, dropped = allocator.allocate(4096), allocator.allocate(8192)
     large = allocator.allocate(3 * MIB)
-    before = allocator.take_checkpoint(0, *GRAPHS)
+    before = allocator.take_checkpoint(0, *pool)
     drop(dropped["block"])
     later = [allocator.allocate(size) for size in (600, 5 * MIB)]
     names = {kept["address"]: "kept", dropped["address"]: "dropped", large["address"]: "large"}
@@ -169,7 +168,7 @@ def compare_checkpoints(allocator):
     for index, block in enumerate(later):
         names.setdefault(block["address"], f"later {index}")
     freed_addresses = {kept["address"], large["address"], *(block["address"] for block in later)}
-    after = allocator.take_checkpoint(0, *GRAPHS)
+    after = allocator.take_checkpoint(0, *pool)
     for block in (kept, large, *later):
         call("let_go", block["block"])
     delta = allocator.set_checkpoint(0, before)
@@ -177,20 +176,26 @@ def compare_checkpoints(allocator):
     seen.append(sorted(names[block["address"]] for block in delta["allocated"]))
     seen.append([(block["device"], block["has_raw_deleter"]) for block in delta["allocated"]])
     addresses = " ".join(str(block["address"]) for block in (kept, dropped, large))
-    seen.append(allocator.check_pool_live(0, *GRAPHS, addresses))
+    seen.append(allocator.check_pool_live(0, *pool, addresses))
     for block in delta["allocated"]:
         call("let_go", block["block"])
     # And back: the state after, of which all is live again.
     delta = allocator.set_checkpoint(0, after)
     seen.append({block["address"] for block in delta["allocated"]} == freed_addresses)
     drop(*(block["block"] for block in delta["allocated"]))
-    seen.append(allocator.check_pool_live(0, *GRAPHS, ""))
-    allocator.end_allocate_to_pool(0, *GRAPHS)
-    allocator.release_pool(0, *GRAPHS)
+    seen.append(allocator.check_pool_live(0, *pool, ""))
+    allocator.end_allocate_to_pool(0, *pool)
+    allocator.release_pool(0, *pool)
     seen.append(allocator.kind_of_error("set_checkpoint", 0, before))
     call("drop_checkpoint", before)
     call("drop_checkpoint", after)
     return seen
+
+
+def compare_checkpoints(allocator):
+    """Check what graph trees do: replay, and record anew from where another branch began."""
+    # The second number is as graph_pool_handle() gives it.
+    return checkpoints(allocator, GRAPHS), checkpoints(allocator, (0, 2))
 
 
 def check_pools_of_before(ours):
