@@ -222,6 +222,26 @@ fn a_recording_names_the_stacks_that_the_program_takes() {
 }
 
 #[test]
+fn what_takes_stacks_may_allocate() {
+    unsafe extern "C" fn allocating() -> u32 {
+        let stream = stream(1);
+        deallocate(allocate(1000, &stream).unwrap(), None).unwrap();
+        OURS | 4
+    }
+    let _alone = host();
+    let (_ending, stream) = (Ending, stream(0));
+    assert_eq!(record(Some(Recording { take_stack: Some(allocating), ..recording() })), 0);
+    let block = allocate(1000, &stream).unwrap();
+    deallocate(block, None).unwrap();
+    let visited = snapshot(-1, None);
+    let stacks = |device| -> BTreeSet<u32> {
+        let of_blocks = visited.events.iter().filter(|event| event.device == device && event.action <= 2);
+        of_blocks.map(|event| event.stack).collect()
+    };
+    assert_eq!((stacks(0), stacks(1)), (BTreeSet::from([OURS | 4]), BTreeSet::from([0])));
+}
+
+#[test]
 fn a_recording_leaves_out_what_it_is_told_to() {
     let _alone = host();
     let (_ending, stream) = (Ending, stream(0));

@@ -4,13 +4,12 @@ import ctypes
 import os
 import re
 import threading
-from pathlib import Path
 
 import gpupool
+from c_table import addresses, function
 from forking import in_child
 
 FORKED = 4
-HEADER = Path(gpupool.__file__).parent / "include" / "gpupool.h"
 # Pools and checkpoints need handles of their own kind.
 OF_POOLS = re.compile("pool_|checkpoint_|ticket")
 
@@ -19,18 +18,6 @@ class Struct(ctypes.Structure):
     """The beginning and the room of any struct that says its size."""
 
     _fields_ = (("size", ctypes.c_uint64), ("room", ctypes.c_uint64 * 199))
-
-
-def functions() -> dict[str, int]:
-    """Return the addresses of the table's functions by name, in the header's order."""
-    table = re.search(r"typedef struct gpupool_api \{(.*?)\} gpupool_api;", HEADER.read_text(), re.DOTALL)
-    assert table, "the header has no table"
-    names = re.findall(r"^  \S.*?\(\*(\w+)\)\(", table[1], re.MULTILINE)
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    words = (ctypes.c_uint64 * (2 + len(names))).from_address(get(gpupool.c_api.capsule, b"gpupool.c_api"))
-    assert list(words[:2]) == [2, ctypes.sizeof(words)], "the table is not that of the header"
-    return dict(zip(names, words[2:], strict=True))
 
 
 def calls(address: int) -> dict[str, tuple]:
@@ -59,11 +46,6 @@ def calls(address: int) -> dict[str, tuple]:
     }
 
 
-def function(name: str, restype: type = ctypes.c_int) -> ctypes._CFuncPtr:
-    """Return a function of the table, which takes what it is given."""
-    return ctypes.CFUNCTYPE(restype)(functions()[name])
-
-
 def child(paged: int, in_segment: int) -> None:
     for address in (paged, in_segment):
         for name, arguments in calls(address).items():
@@ -74,14 +56,14 @@ def child(paged: int, in_segment: int) -> None:
 
 
 def main() -> None:
-    names = {name for name in functions() if not OF_POOLS.match(name)}
+    names = {name for name in addresses() if not OF_POOLS.match(name)}
     plain = {"malloc", "free", "cupy_malloc", "cupy_free", "handler_alloc", "handler_free", "last_error", "owns"}
     assert names == plain | calls(0).keys(), "a function of the table is not tried"
     buffer = gpupool.empty(1 << 20)
     own = gpupool.MemPool(segments=True)
     with gpupool.use_mem_pool(own):
         segment = gpupool.empty(1 << 20)
-    addresses = buffer.ptr, segment.ptr
+    blocks = buffer.ptr, segment.ptr
     gpupool.record_memory_history()
     ends, busy = threading.Event(), threading.Barrier(2)
 
@@ -96,7 +78,7 @@ def main() -> None:
     worker.start()
     busy.wait()
     for _ in range(5):
-        in_child(lambda: child(*addresses))
+        in_child(lambda: child(*blocks))
     ends.set()
     worker.join()
     assert buffer.nbytes == segment.nbytes == 1 << 20, "the parent's buffers changed"
