@@ -9,16 +9,16 @@ use std::sync::Mutex;
 use std::thread;
 
 use common::c_pools::{
-    Address, CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, last_error, named, options,
+    Address, CPool, DRIVER, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, last_error, named, options,
     record_stream, succeeded, ticket, with_source,
 };
 use common::memory::{MIB, PAGE, assert_all_back, used};
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::memory::c_api::{PoolHandle, PoolOptions, PoolSource};
 use gpupool::memory::{C_API, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
-use gpupool::runtime::host::{begin_capture, complete_all, end_capture, submit};
+use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
 use gpupool::{
-    CaptureMode, DeviceBuffer, MemPool, PoolId, Stream, empty, empty_cache, memory_snapshot, memory_summary,
+    CaptureMode, DeviceBuffer, MemPool, PoolId, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_summary,
 };
 
 /// Where blocks of all kinds come from: slots of slabs, blocks cut to size, pages.
@@ -516,5 +516,18 @@ fn a_source_supplies_a_pool_and_is_released_once_when_all_its_memory_was_freed()
         failed(status, INVALID_VALUE, &["gpupool_source is a null pointer"]);
     }
     assert_eq!(asked.lock().unwrap().released, 1, "{}", last_error());
+    assert_all_back();
+}
+
+#[test]
+fn the_legacy_default_stream_is_not_asked_whether_it_is_captured() {
+    let _alone = host();
+    let (legacy, pool) = (Stream::legacy(device(0)), create(options()));
+    free(pool.allocate(MIB, &legacy));
+    inject(Fault { call: Call::StreamCaptureStatus, kind: StatusKind::Other, after: 0, times: 1 });
+    free(pool.allocate(MIB, &legacy));
+    failed(pool.try_allocate(MIB, ticket(), &stream(0)).unwrap_err(), DRIVER, &["StreamCaptureStatus"]);
+    clear_faults();
+    pool.release();
     assert_all_back();
 }

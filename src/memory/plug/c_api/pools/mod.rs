@@ -15,7 +15,7 @@ pub use options::{PoolOptions, PoolSource};
 use super::call::{device_of, null, place, pointer, run, stream_on};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
-use crate::memory::cache::GivenKey;
+use crate::memory::cache::{GivenKey, normalized};
 use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};
 use crate::process;
@@ -138,8 +138,7 @@ pub(super) unsafe extern "C" fn pool_allocate(
         if bytes > 0 {
             // SAFETY: the caller names a stream of the pool's device, which is alive.
             let stream = unsafe { stream_on(slot.device(), stream) }?;
-            // What is captured becomes a part of its graph.
-            let is_captured = slot.is_for_graphs() || stream.capture_status()? != CaptureStatus::None;
+            let is_captured = slot.is_for_graphs() || is_captured(&stream)?;
             let key = GivenKey { pool: slot.number(), ticket, is_captured };
             let block = match serve::allocate_as_last(bytes, &stream, key) {
                 Some(block) => block?,
@@ -154,6 +153,12 @@ pub(super) unsafe extern "C" fn pool_allocate(
         *place = allocated;
     }
     status
+}
+
+/// Returns whether the stream is captured, so that what it gets becomes a part of a graph. The legacy default stream never
+/// is, and asking it while another is can be an error.
+fn is_captured(stream: &Stream) -> Result<bool> {
+    Ok(normalized(stream.raw()) != 0 && stream.capture_status()? != CaptureStatus::None)
 }
 
 /// Allocates from a pool that did not serve the thread last.
