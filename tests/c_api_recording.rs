@@ -13,8 +13,8 @@ use std::thread;
 use common::{MEMORY, device, host, stream};
 use gpupool::memory::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
 use gpupool::memory::{C_API, MemoryAction, allocate, deallocate};
-use gpupool::runtime::host::{accessible, complete_all, submit};
-use gpupool::{MemPool, PoolId, Stream, empty_cache};
+use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
+use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 
 const INVALID_VALUE: c_int = 2;
 const MIB: u64 = 1 << 20;
@@ -222,6 +222,26 @@ fn a_recording_names_the_stacks_that_the_program_takes() {
 }
 
 #[test]
+fn what_takes_stacks_may_allocate() {
+    unsafe extern "C" fn allocating() -> u32 {
+        let stream = stream(1);
+        deallocate(allocate(1000, &stream).unwrap(), None).unwrap();
+        OURS | 4
+    }
+    let _alone = host();
+    let (_ending, stream) = (Ending, stream(0));
+    assert_eq!(record(Some(Recording { take_stack: Some(allocating), ..recording() })), 0);
+    let block = allocate(1000, &stream).unwrap();
+    deallocate(block, None).unwrap();
+    let visited = snapshot(-1, None);
+    let stacks = |device| -> BTreeSet<u32> {
+        let of_blocks = visited.events.iter().filter(|event| event.device == device && event.action <= 2);
+        of_blocks.map(|event| event.stack).collect()
+    };
+    assert_eq!((stacks(0), stacks(1)), (BTreeSet::from([OURS | 4]), BTreeSet::from([0])));
+}
+
+#[test]
 fn a_recording_leaves_out_what_it_is_told_to() {
     let _alone = host();
     let (_ending, stream) = (Ending, stream(0));
@@ -401,7 +421,7 @@ fn an_observer_is_told_of_everything_while_no_lock_is_held() {
     deallocate(large, None).unwrap();
     assert_eq!(actions(), [1]);
     assert_seen_what_there_is(&seen);
-    assert_eq!(actions(), [7], "the snapshot");
+    assert!(actions().iter().all(|&action| action == 7), "a snapshot of each device");
     complete_all().unwrap();
     empty_cache().unwrap();
     assert_eq!(actions(), [2, 6]);
@@ -422,6 +442,54 @@ fn an_observer_is_told_of_everything_while_no_lock_is_held() {
     actions();
     deallocate(after, None).unwrap();
     assert!(actions().is_empty());
+}
+
+/// Blocks that come, move, wait and go, as far as the driver allows.
+fn work(own: &Stream, other: &Stream) {
+    let mut held = Vec::new();
+    for bytes in [1000, 3 * MIB, 40 * MIB, 5 * MIB] {
+        held.extend(allocate(bytes, own));
+        held.extend(allocate(bytes, other));
+    }
+    for (index, block) in held.into_iter().enumerate() {
+        if index % 3 == 0 && gpupool::memory::record_stream(block, if index % 2 == 0 { other } else { own }).is_ok() {
+            let _ = submit(other);
+        }
+        let _ = deallocate(block, None);
+        let moved = allocate(6 * MIB, own);
+        let _ = moved.map(|block| deallocate(block, None));
+    }
+    let _ = empty_cache();
+}
+
+#[test]
+fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
+    let _alone = host();
+    complete_all().unwrap();
+    empty_cache().unwrap();
+    let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
+    observe(&seen);
+    let (own, other) = (stream(0), stream(0));
+    for call in Call::ALL {
+        for (kind, after) in [(StatusKind::OutOfMemory, 0), (StatusKind::Other, 0), (StatusKind::Other, 3)] {
+            inject(Fault { call, kind, after, times: 1 });
+            work(&own, &other);
+            clear_faults();
+            complete_all().unwrap();
+            assert_seen_what_there_is(&seen);
+        }
+    }
+    for address in seen.lock().unwrap().blocks.keys().copied().collect::<Vec<_>>() {
+        deallocate(address, None).unwrap();
+    }
+    complete_all().unwrap();
+    empty_cache().unwrap();
+    assert_seen_what_there_is(&seen);
+    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
+    // SAFETY: the statistics say their size.
+    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let left = [stats.active, stats.allocation, stats.segment, stats.reserved_bytes, stats.inactive_split_bytes];
+    assert!(left.iter().flatten().all(|stat| stat.current == 0 && stat.allocated == stat.freed), "{stats:?}");
 }
 
 #[test]

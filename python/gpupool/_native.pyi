@@ -925,7 +925,7 @@ class CApi:
 
     @property
     def capsule(self) -> Any:
-        """A PyCapsule named ``gpupool.c_api`` that points to the table of all C functions, which ``gpupool.h`` describes."""
+        """A PyCapsule named ``gpupool.c_api`` that points to the table of all C functions, of ``gpupool.h``."""
 
     def feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int]:
         """Return a pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps memory and cuts it itself.

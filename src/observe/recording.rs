@@ -198,10 +198,16 @@ fn take_stack(purpose: Purpose) -> Option<HeldStack> {
     if !is_wanted || STACK.get().is_some() {
         return None;
     }
-    let take = if settings.has_plug_stacks { &TAKE_PLUG_STACK } else { &TAKE_STACK };
-    let stack = take.get().map_or(Stack::NONE, |take| take());
-    let before = STACK.replace(Some(stack));
-    Some(HeldStack { before, this_thread: PhantomData })
+    let held = HeldStack { before: STACK.get(), this_thread: PhantomData };
+    let stack = if settings.has_plug_stacks {
+        // A plug's code may allocate, which takes no stack then, or it would never end.
+        STACK.set(Some(Stack::NONE));
+        TAKE_PLUG_STACK.get().map_or(Stack::NONE, |take| take())
+    } else {
+        TAKE_STACK.get().map_or(Stack::NONE, |take| take())
+    };
+    STACK.set(Some(stack));
+    Some(held)
 }
 
 impl Drop for HeldStack {

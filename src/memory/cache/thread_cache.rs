@@ -346,6 +346,26 @@ impl ThreadCache {
         self.add_span_for(To::Both, heap, start, bytes)
     }
 
+    /// Gives free memory back to this cache's heap, if it is still in the service. Returns what cannot be added.
+    #[must_use]
+    pub(in crate::memory) fn put_back(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        mappings: Vec<Mapping>,
+    ) -> Vec<Mapping> {
+        let add = |mapping: &Mapping| {
+            let (start, bytes) = (mapping.start(), mapping.bytes());
+            self.observe_segment(self.coming(start), start, bytes);
+            let is_added = self.add_span_in(service, thread, start, bytes).is_ok();
+            if !is_added {
+                self.observe_segment(self.going(start), start, bytes);
+            }
+            is_added
+        };
+        mappings.into_iter().filter(|mapping| !add(mapping)).collect()
+    }
+
     fn add_span_for(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
         if !heap.add_span(start, bytes) {
             return Err(NotAdded);

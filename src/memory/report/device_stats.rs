@@ -57,6 +57,18 @@ pub(in crate::memory) struct DeviceStats {
     pub(in crate::memory) failures: u64,
 }
 
+const fn blocks_of(amount: Amount) -> u64 {
+    amount.blocks
+}
+
+const fn bytes_of(amount: Amount) -> u64 {
+    amount.bytes
+}
+
+const fn requested_of(amount: Amount) -> u64 {
+    amount.requested
+}
+
 /// Returns the statistics of a device's memory, as PyTorch has them.
 ///
 /// # Errors
@@ -78,15 +90,14 @@ pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let freed = std::array::from_fn(|kind| back[kind].plus(counts.waiting[kind]));
     let active = |of| stats(of, counts.now, counts.peak, out, back);
     let held = |of| stats(of, held, counts.held_peak, out, freed);
-    let (blocks, bytes): (fn(Amount) -> u64, fn(Amount) -> u64) = (|amount| amount.blocks, |amount| amount.bytes);
     let pieces = caches.memory.pieces.get();
     let beside = caches.find_free_beside_held(ThisThread::get());
     Ok(DeviceStats {
-        held: held(blocks),
-        held_bytes: held(bytes),
-        active: active(blocks),
-        active_bytes: active(bytes),
-        requested_bytes: active(|amount| amount.requested),
+        held: held(blocks_of),
+        held_bytes: held(bytes_of),
+        active: active(blocks_of),
+        active_bytes: active(bytes_of),
+        requested_bytes: active(requested_of),
         free_beside_held: beside.map(|(blocks, _)| blocks.into()),
         free_beside_held_bytes: beside.map(|(_, bytes)| bytes.into()),
         pieces: pieces.map(|(pieces, _)| pieces.into()),
