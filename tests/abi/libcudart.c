@@ -136,7 +136,9 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
   return answer(cuDeviceCanAccessPeer(can, device, peer));
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-  int device = current_device();
+  int device = current_device(), count;
+  cuDeviceGetCount(&count);
+  if (peer >= count) return answer(CUDA_ERROR_INVALID_DEVICE);
   if (flags) return answer(CUDA_ERROR_INVALID_VALUE);
   if (peers[device][peer]++) return answer(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
   return cudaSuccess;

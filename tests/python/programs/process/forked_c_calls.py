@@ -1,4 +1,4 @@
-"""In a forked child every function of the C table returns at once: with a status that says so, or with what needs no lock."""
+"""Every function of the C table returns at once in a forked child: with a status, or with what needs no lock."""
 
 import ctypes
 import os
