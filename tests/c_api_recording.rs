@@ -75,7 +75,7 @@ thread_local! {
 }
 
 /// The stack that the test has set; takes locks of gpupool's, none of which is held.
-unsafe extern "C" fn take_stack() -> u32 {
+unsafe extern "C" fn take_stack(_is_free: c_int) -> u32 {
     let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
     // SAFETY: the statistics say their size.
     assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
@@ -223,7 +223,8 @@ fn a_recording_names_the_stacks_that_the_program_takes() {
 
 #[test]
 fn what_takes_stacks_may_allocate() {
-    unsafe extern "C" fn allocating() -> u32 {
+    unsafe extern "C" fn allocating(is_free: c_int) -> u32 {
+        assert!(is_free == 0 || is_free == 1);
         let stream = stream(1);
         deallocate(allocate(1000, &stream).unwrap(), None).unwrap();
         OURS | 4

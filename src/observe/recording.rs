@@ -151,7 +151,10 @@ thread_local! {
 pub(crate) type TakeStack = fn() -> Stack;
 
 static TAKE_STACK: OnceLock<TakeStack> = OnceLock::new();
-static TAKE_PLUG_STACK: OnceLock<TakeStack> = OnceLock::new();
+/// As [`TakeStack`], of a plug, which is told what for.
+pub(crate) type TakePlugStack = fn(Purpose) -> Stack;
+
+static TAKE_PLUG_STACK: OnceLock<TakePlugStack> = OnceLock::new();
 
 /// Says how stacks are taken: by the language that has them.
 #[cfg(feature = "python")]
@@ -160,7 +163,7 @@ pub(crate) fn set_take_stack(take: TakeStack) {
 }
 
 /// Says how plugs take stacks.
-pub(crate) fn set_take_plug_stack(take: TakeStack) {
+pub(crate) fn set_take_plug_stack(take: TakePlugStack) {
     let _ = TAKE_PLUG_STACK.set(take);
 }
 
@@ -202,7 +205,7 @@ fn take_stack(purpose: Purpose) -> Option<HeldStack> {
     let stack = if settings.has_plug_stacks {
         // A plug's code may allocate, which takes no stack then, or it would never end.
         STACK.set(Some(Stack::NONE));
-        TAKE_PLUG_STACK.get().map_or(Stack::NONE, |take| take())
+        TAKE_PLUG_STACK.get().map_or(Stack::NONE, |take| take(purpose))
     } else {
         TAKE_STACK.get().map_or(Stack::NONE, |take| take())
     };

@@ -180,13 +180,13 @@ class Recording(ctypes.Structure):
         ("alloc_stacks", ctypes.c_int),
         ("free_stacks", ctypes.c_int),
         ("skipped_actions", ctypes.c_uint32),
-        ("take_stack", ctypes.CFUNCTYPE(ctypes.c_uint32)),
+        ("take_stack", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int)),
     )
 
 
 def test_stacks_of_a_c_program_and_of_python_are_told_apart(record, stream):
     ours = 1 << 31 | 5
-    take = ctypes.CFUNCTYPE(ctypes.c_uint32)(lambda: ours)
+    take = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int)(lambda _is_free: ours)
     wanted = Recording(ctypes.sizeof(Recording), 100, 1, 1, 1, 0, take)
     assert function("record")(ctypes.byref(wanted)) == 0
     by_c = gpupool.empty(1000, stream)

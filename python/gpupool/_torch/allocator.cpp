@@ -52,7 +52,7 @@ DeviceIndex current_device() {
 cudaStream_t current_stream(DeviceIndex device) {
   auto stream = c10::cuda::getCurrentCUDAStream(device);
   // 0 is the default stream's id; asking for any other's handle changes the device and changes it back.
-  return stream.id() == 0 ? nullptr : stream.stream();
+  return stream.id() == 0 ? nullptr : lasting(stream);
 }
 
 void trace_allocation(void *pointer) {
@@ -93,22 +93,26 @@ C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
     std::lock_guard<std::mutex> lock(oom_observers_mutex);
     observers = oom_observers;
   }
+  auto [free, total] = native->getMemoryInfo(device);
   if (!observers.empty()) {
-    auto [free, total] = native->getMemoryInfo(device);
     double fraction = 1;
     check(api.get_memory_fraction(device, &fraction));
     auto allowed = fraction < 1 ? static_cast<size_t>(fraction * static_cast<double>(total)) : total;
     for (auto &observer : observers) observer(device, bytes, allowed, free);
   }
+  // The first sentences are PyTorch's own, which programs look for.
   TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
-                   c10::CachingAllocator::format_size(bytes), ". GPU ", static_cast<int>(device), ": ", why);
+                   c10::CachingAllocator::format_size(bytes), ". GPU ", static_cast<int>(device),
+                   " has a total capacity of ", c10::CachingAllocator::format_size(total), " of which ",
+                   c10::CachingAllocator::format_size(free), " is free. gpupool: ", why);
 }
 
-// Frees a block of gpupool's, or gives one of PyTorch's own allocator back to that.
+// Gives a block of PyTorch's own allocator back to that. Where gpupool could not free its own, this says so and no more:
+// tensors die in destructors, out of which nothing may be thrown.
 C10_NOINLINE void deallocate_other(void *pointer) {
   // The text is of the failed call, and asking whose the pointer is does not change it.
-  if (is_ours(pointer)) fail(GPUPOOL_ERROR_INVALID_VALUE);
-  native->raw_delete(pointer);
+  if (!is_ours(pointer)) return native->raw_delete(pointer);
+  TORCH_WARN("gpupool could not free memory: ", api.last_error());
 }
 
 // Frees, and tells trackers and profilers.
@@ -166,7 +170,12 @@ class Allocator final : public CUDAAllocator {
     return bytes ? raw_alloc_on(bytes, current_device(), stream) : nullptr;
   }
 
-  void raw_delete(void *pointer) override { deallocate(pointer); }
+  void raw_delete(void *pointer) override {
+    gpupool_block block;
+    // Unlike a tensor's end this may throw.
+    if (pointer && is_ours(pointer) && !find_block(pointer, block)) fail(GPUPOOL_ERROR_INVALID_VALUE);
+    deallocate(pointer);
+  }
 
   // PyTorch compares this with the deleters of what it was given last.
   c10::DeleterFnPtr raw_deleter() const override {
@@ -264,7 +273,7 @@ class Allocator final : public CUDAAllocator {
     if (!data.get()) return;
     // Memory of another process, say, is kept by other means.
     if (data.get_deleter() != &deallocate) return native->recordStream(data, stream);
-    check(api.record_stream(data.get(), stream.device_index(), stream.stream()));
+    check(api.record_stream(data.get(), stream.device_index(), lasting(stream)));
   }
 
   CA::SnapshotInfo snapshot(MempoolId_t id, bool include_traces) override {
@@ -474,7 +483,7 @@ class Allocator final : public CUDAAllocator {
   }
 #endif
 #if PYTORCH_AT_LEAST(2, 13)
-  // gpupool sees by the streams which are captured.
+  // gpupool knows of captures by their routes.
   void markCaptureBegin(DeviceIndex device) override { native->markCaptureBegin(device); }
   void markCaptureEnd(DeviceIndex device) override { native->markCaptureEnd(device); }
   DataPtr allocateWithAddress(size_t, void *) override {

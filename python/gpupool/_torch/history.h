@@ -56,8 +56,8 @@ class History {
     // A number also carries what is not a stack, so that one is asked for in any case.
     recording.alloc_stacks = 1;
     recording.live_stacks = when >= RecordContext::STATE;
-    recording.free_stacks = when >= RecordContext::ALL;
-    recording.take_stack = [] { return current->take_stack(); };
+    recording.free_stacks = 1;
+    recording.take_stack = [](int is_free) { return current->take_stack(is_free); };
     recording.forget = clear;
     std::deque<TraceEntry> forgotten_entries;
     std::unordered_map<uint32_t, Stack> forgotten; // ends after the lock: stacks may be objects of Python's
@@ -152,13 +152,14 @@ class History {
   std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers_ =
       std::make_shared<std::vector<AllocatorTraceTracker>>();
 
-  uint32_t take_stack() noexcept {
+  uint32_t take_stack(bool is_free) noexcept {
     uint32_t number = 0;
     warned([&] {
       CreateContextFn recorder;
       {
         std::lock_guard<std::mutex> lock(mutex_);
-        recorder = when_ == RecordContext::NEVER ? nullptr : recorder_;
+        bool is_wanted = when_ >= (is_free ? RecordContext::ALL : RecordContext::STATE);
+        recorder = is_wanted ? recorder_ : nullptr;
       }
       if (!recorder && compile_contexts.empty() && user_metadata.empty()) return;
       Stack stack{recorder ? recorder() : nullptr, compile_context(), user_metadata};

@@ -114,6 +114,18 @@ template <typename Struct> Struct sized() {
   return value;
 }
 
+// PyTorch never destroys the streams of its own pools, which an odd id tells, so that gpupool may ask about them later.
+inline cudaStream_t lasting(const c10::cuda::CUDAStream &stream) {
+  static thread_local std::pair<DeviceIndex, cudaStream_t> last{-1, nullptr};
+  auto handle = stream.stream();
+  if (stream.id() & 1)
+    if (std::pair now(stream.device_index(), handle); C10_UNLIKELY(now != last)) {
+      api.declare_lasting(now.first, handle);
+      last = now;
+    }
+  return handle;
+}
+
 inline bool is_ours(const void *pointer) { return api.owns(pointer); }
 
 // Whether a block of gpupool's starts there, and which.

@@ -132,7 +132,7 @@ typedef struct gpupool_recording {
   int alloc_stacks;               /* of each allocation among the events */
   int free_stacks;                /* of each free among them */
   uint32_t skipped_actions;       /* a bit, 1 << action, for each that is left out */
-  uint32_t (*take_stack)(void);   /* or null: no stacks */
+  uint32_t (*take_stack)(int is_free); /* for a free, 1, or else 0; or null: no stacks */
   int forget;                     /* the events before */
 } gpupool_recording;
 
@@ -253,6 +253,14 @@ typedef struct gpupool_api {
 
   /* Takes one more use of the pool with an id, which pool_release ends. */
   int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
+
+  /* Says that a stream is never destroyed, so that gpupool may ask about it and record its work at any time. Others it
+   * touches only in calls that name them. */
+  int (*declare_lasting)(int device, void *stream);
+  /* Between the two a stream of the device may be captured that gpupool was not told of, so that it records no work of the
+   * whole device, which would spoil the capture. They count. */
+  int (*expect_captures)(int device);
+  int (*end_expecting_captures)(int device);
 } gpupool_api;
 
 #ifdef __cplusplus

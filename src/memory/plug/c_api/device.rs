@@ -1,12 +1,13 @@
 //! What is set and asked of a device.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
-use super::call::{device_of, place, run};
-use crate::error::Result;
+use super::call::{device_of, place, run, stream_on};
+use crate::error::{Error, Result};
 use crate::memory::serve;
 use crate::memory::{limits, report};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::runtime;
 
 /// Gives back what is free, of one device, or of all for -1.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
@@ -56,4 +57,32 @@ pub(super) unsafe extern "C" fn largest_block(device: c_int, bytes: *mut u64) ->
 pub(super) unsafe extern "C" fn enable_peer_access(device: c_int, peer: c_int) -> c_int {
     // Of the header's two the first is the one that reads and writes.
     run(|| serve::enable_peer(device_of(peer)?, device_of(device)?))
+}
+
+/// Says that a stream is never destroyed.
+pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_void) -> c_int {
+    run(|| {
+        device_of(device)?;
+        // SAFETY: the caller names a stream that is alive, of this device.
+        unsafe { stream_on(device, stream) }?.declare_lasting();
+        Ok(())
+    })
+}
+
+/// Says that streams of the device may be captured from now on.
+pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {
+    run(|| {
+        runtime::expect_captures(device_of(device)?);
+        Ok(())
+    })
+}
+
+/// Ends what one call of [`expect_captures`] said.
+pub(super) unsafe extern "C" fn end_expecting_captures(device: c_int) -> c_int {
+    run(|| {
+        if runtime::end_expecting_captures(device_of(device)?) {
+            return Ok(());
+        }
+        Err(Error::invalid_value("no captures are expected: end_expecting_captures goes with one call of expect_captures"))
+    })
 }

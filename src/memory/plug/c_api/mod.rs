@@ -122,6 +122,12 @@ pub struct Api {
     pub observe: unsafe extern "C" fn(Option<Observer>, *mut c_void) -> c_int,
     /// Takes one more use of the pool with an id.
     pub pool_by_id: unsafe extern "C" fn(c_int, *const PoolId, *mut *mut PoolHandle) -> c_int,
+    /// Says that a stream is never destroyed.
+    pub declare_lasting: unsafe extern "C" fn(c_int, *mut c_void) -> c_int,
+    /// Says that streams of a device may be captured from now on.
+    pub expect_captures: unsafe extern "C" fn(c_int) -> c_int,
+    /// Ends what one call of `expect_captures` said.
+    pub end_expecting_captures: unsafe extern "C" fn(c_int) -> c_int,
 }
 
 /// The functions.
@@ -165,4 +171,7 @@ pub static C_API: Api = Api {
     visit_stacks: recording::visit_stacks,
     observe: event::observe,
     pool_by_id: pools::pool_by_id,
+    declare_lasting: device::declare_lasting,
+    expect_captures: device::expect_captures,
+    end_expecting_captures: device::end_expecting_captures,
 };

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use super::call::{null, run};
 use super::sized::{SizedStruct, read};
 use crate::memory::report;
-use crate::observe::recording::{self, Settings, Stack};
+use crate::observe::recording::{self, Purpose, Settings, Stack};
 use crate::process;
 
-/// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none.
-pub type TakeStack = unsafe extern "C" fn() -> u32;
+/// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. It is told whether the stack is
+/// of a free.
+pub type TakeStack = unsafe extern "C" fn(c_int) -> u32;
 
 /// `gpupool_recording`: what is recorded.
 #[repr(C)]
@@ -44,7 +45,7 @@ unsafe impl SizedStruct for Recording {
 static TAKE_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Returns the calling thread's stack, as the program numbers it.
-fn take_stack() -> Stack {
+fn take_stack(purpose: Purpose) -> Stack {
     let function = TAKE_STACK.load(Ordering::Acquire);
     if function.is_null() {
         return Stack::NONE;
@@ -52,7 +53,7 @@ fn take_stack() -> Stack {
     // SAFETY: nothing but functions of this type is stored.
     let function = unsafe { std::mem::transmute::<*mut c_void, TakeStack>(function) };
     // SAFETY: the program that gave it promises that any thread may call it.
-    let stack = Stack(unsafe { function() });
+    let stack = Stack(unsafe { function(c_int::from(purpose == Purpose::Free)) });
     if stack.is_of_plug() { stack } else { Stack::NONE }
 }
 

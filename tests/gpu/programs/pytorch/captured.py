@@ -92,7 +92,8 @@ def is_made_of_callables():
         data = torch.randn(32, 64, device="cuda")
         losses = []
         for model, optimiser in zip((eager, graphed), optimisers, strict=True):
-            optimiser.zero_grad(set_to_none=False)
+            # A graph's gradients stay where they are, so that those of before are not to be added to.
+            optimiser.zero_grad(set_to_none=True)
             loss = (model(data) ** 2).mean()
             loss.backward()
             optimiser.step()

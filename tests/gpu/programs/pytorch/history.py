@@ -124,7 +124,8 @@ def has_what_users_add():
     snapshot = memory._snapshot()
     memory._record_memory_history(None)
     if hasattr(torch._C, "_cuda_setMemoryMetadata"):
-        (event,) = [each for each in snapshot["device_traces"][0] if each["addr"] == tensor.data_ptr()]
+        events = [each for each in snapshot["device_traces"][0] if each["action"] == "alloc"]
+        (event,) = [each for each in events if each["addr"] == tensor.data_ptr()]
         assert event.get("user_metadata") == "epoch 3", f"the event has {event.get('user_metadata')!r}"
         memory._set_memory_metadata("")
     names = {annotation["name"] for annotation in snapshot["external_annotations"]}

@@ -27,7 +27,12 @@ before = filled(5, 16 * MIB)
 native_keys = set(torch.cuda.memory_stats())
 
 
+# What PyTorch's own allocator had when gpupool took its place.
+native_stats = {}
+
+
 def enable():
     """Make gpupool PyTorch's allocator."""
+    native_stats.update(torch.cuda.memory_stats())
     gpupool.torch.enable()
     assert place.way() == "full", f"gpupool is PyTorch's allocator as {place.way()}"
