@@ -50,6 +50,7 @@ class TorchMachine:
             self._folder / "allocator.so",
             function,
             GPUPOOL_RUNTIME="cuda",
+            DOUBLE_DRIVER="libcuda.so.1",
             LD_LIBRARY_PATH=f"{self._folder}:{self._fetched.torch / 'lib'}",
             FAKE_DEVICES="2",
             FAKE_VMM="1",

@@ -1,5 +1,6 @@
 """Private pools, and what leads requests into them. See torch_calls.py."""
 
+import double
 import gpupool
 from torch_calls import GRAPHS, MIB, NATIVE, NO_POOL, POOL, Allocator, call, drop, install, live, main, uninstall
 
@@ -64,6 +65,36 @@ def compare_nested_pools(allocator):
     allocator.empty_cache(*NO_POOL)
     stats = allocator.device_stats(0)
     return seen, stats["reserved_bytes"]["all"]["current"], stats["allocation"]["all"]["current"]
+
+
+def check_captures_are_not_spoilt(allocator):
+    """Memory of a graph that is reset goes while the next is captured, as in PyTorch's test of that."""
+    stream = call("stream_handle", 1)
+    call("set_stream", 1)
+
+    def capture(pool, work):
+        # As PyTorch does it: the route comes before the capture, and goes after it.
+        allocator.begin_allocate_to_pool(0, *pool, 1)
+        double.set_capture(stream, 1)
+        made = work()
+        assert double.is_capturing(stream), "the capture was spoilt"
+        double.set_capture(stream, 0)
+        allocator.end_allocate_to_pool(0, *pool)
+        return made
+
+    first = capture((1, 0), lambda: allocator.block(3 * MIB))
+    allocator.release_pool(0, 1, 0)
+
+    def work():
+        drop(first)
+        return allocator.blocks(3 * MIB, 40 * MIB)
+
+    blocks = capture((2, 0), work)
+    allocator.release_pool(0, 2, 0)
+    drop(*blocks)
+    call("set_stream", 0)
+    allocator.empty_cache(*NO_POOL)
+    assert allocator.device_stats(0)["reserved_bytes"]["all"]["current"] == 0
 
 
 def compare_pool_that_ends_before_its_blocks(allocator):
