@@ -90,7 +90,7 @@ def mem_pool(
             raise gpupool.InvalidValue(
                 "after gpupool.torch.enable() a pool is used as it is: give use_on_oom and no_split to gpupool.MemPool"
             )
-        return _pools.same(torch, pool)
+        return _pools.same(torch, pool, _place.adopt)
     return _pools.fed(torch, pool, device, use_on_oom=use_on_oom, no_split=no_split)
 
 

@@ -1,4 +1,4 @@
-// A stand-in for allocator.cpp, with its three functions: it notes who has the place and takes nobody's. PYTORCH and
+// A stand-in for allocator.cpp, with its functions: it notes who has the place and takes nobody's. PYTORCH and
 // REFUSES are of the stand-in for PyTorch's header.
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,4 +27,12 @@ EXPORT const char *gpupool_torch_uninstall(void) {
   uninstallations++;
   return nullptr;
 }
+static unsigned long long adopted[5];
+EXPORT const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t second, gpupool_pool_id own) {
+  if (REFUSES) return "it is refused";
+  unsigned long long numbers[] = {(unsigned)device, first, second, own.first, own.second};
+  for (int i = 0; i < 5; i++) adopted[i] = numbers[i];
+  return nullptr;
+}
+EXPORT unsigned long long adopted_number(int which) { return adopted[which]; }
 EXPORT int counted(int which) { return which ? uninstallations : installations; }

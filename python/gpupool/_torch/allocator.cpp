@@ -324,6 +324,7 @@ class Allocator final : public CUDAAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return native->getMemoryInfo(device); }
 
+  void adopt(DeviceIndex device, MempoolId_t id, gpupool_pool_id own) { pools_.adopt(device, id, own); }
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) override {
     check_device(device);
     if (!pools_.create_or_use(device, id, allocator, Pools::USER))
@@ -644,6 +645,15 @@ EXPORTED const char *gpupool_torch_version() { return TEXT(TORCH_VERSION_MAJOR) 
 // Takes the place of PyTorch's allocator. Returns null, or why it could not.
 EXPORTED const char *gpupool_torch_install(const gpupool_api *table) {
   return gpupool_torch::attempt([&] { gpupool_torch::install(table); });
+}
+
+// Makes a pool that PyTorch has just made one of gpupool's, which stays the same pool. Returns null, or why it could not.
+EXPORTED const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t second, gpupool_pool_id own) {
+  using namespace gpupool_torch;
+  return attempt([&] {
+    TORCH_CHECK(installed, "gpupool is not PyTorch's allocator");
+    installed->adopt(static_cast<DeviceIndex>(device), {first, second}, own);
+  });
 }
 
 // Lets PyTorch's own allocator serve what is new. Returns null, or why it could not.

@@ -23,6 +23,12 @@ class NoLibrary(Exception):
     """No library for this PyTorch is there, and none could be made; the message says why, and what mends it."""
 
 
+class _PoolId(ctypes.Structure):
+    """gpupool_pool_id."""
+
+    _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
+
+
 class Library:
     """The functions of ``allocator.cpp``, loaded into the process."""
 
@@ -39,14 +45,15 @@ class Library:
         try:
             # ctypes resolves all symbols at once, so what PyTorch no longer has is missed here.
             functions = ctypes.CDLL(str(path))
-            tell, self._install, self._uninstall = (
-                functions[f"gpupool_torch_{name}"] for name in ("version", "install", "uninstall")
+            tell, self._install, self._uninstall, self._adopt = (
+                functions[f"gpupool_torch_{name}"] for name in ("version", "install", "uninstall", "adopt")
             )
         except (OSError, AttributeError) as error:
             raise NoLibrary(f"{path} cannot be loaded: {error}") from error
-        for function in (tell, self._install, self._uninstall):
+        for function in (tell, self._install, self._uninstall, self._adopt):
             function.restype = ctypes.c_char_p
         self._install.argtypes = [ctypes.c_void_p]
+        self._adopt.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, _PoolId]
         told = _text(tell())
         if told != version:
             raise NoLibrary(f"{path} is for PyTorch {told}, not for {version}")
@@ -67,6 +74,15 @@ class Library:
             gpupool.Error: It refuses.
         """
         _check(self._uninstall(), f"{self.path} could not give PyTorch's allocator its place back")
+
+
+    def adopt(self, device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
+        """Make a pool that PyTorch has just made one of gpupool's.
+
+        Raises:
+            gpupool.Error: One of them is gone.
+        """
+        _check(self._adopt(device, *torch_id, _PoolId(*own_id)), f"pool {own_id} could not be used in PyTorch")
 
 
 def _text(answer: bytes | None) -> str:

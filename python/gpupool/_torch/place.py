@@ -57,6 +57,16 @@ def give_back() -> None:
             _way = None
 
 
+def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
+    """Make a pool that PyTorch has just made one of gpupool's, which is its allocator.
+
+    Raises:
+        gpupool.Error: One of them is gone.
+    """
+    if _library is not None:
+        _library.adopt(device, torch_id, own_id)
+
+
 def _refuse_others(torch: Any) -> None:
     """Refuse to take the place of an allocator that somebody chose."""
     ask = getattr(torch._C, "_cuda_getAllocatorBackend", None)

@@ -129,6 +129,20 @@ class Pools {
     return place->second;
   }
 
+  // Makes a pool that PyTorch has just made one of gpupool's, by the number that this knows it by.
+  void adopt(DeviceIndex device, const MempoolId_t &id, const gpupool_pool_id &own) {
+    gpupool_pool *handle = nullptr;
+    check(api.pool_by_id(device, &own, &handle));
+    auto adopted = std::make_shared<Pool>(device, id, handle);
+    std::shared_ptr<Pool> before; // ends after the lock
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto place = pools_.find({device, id});
+    TORCH_CHECK(place != pools_.end(), "gpupool has no pool of PyTorch's with this number");
+    adopted->uses = place->second->uses;
+    names_[{own.first, own.second}] = id;
+    before = std::exchange(place->second, std::move(adopted));
+  }
+
   // Ends a use, and with the last one PyTorch's claim on the pool. Returns whether there was one.
   bool release(DeviceIndex device, const MempoolId_t &id) {
     std::shared_ptr<Pool> last; // ends after the lock

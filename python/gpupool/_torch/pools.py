@@ -2,13 +2,10 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpupool import _native
-
-# What PyTorch's allocator, once it is gpupool's, adds to the numbers of pools that PyTorch did not make.
-_OFFSET = 1 << 32
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
@@ -39,28 +36,22 @@ def fed(torch: Any, pool: _native.MemPool | None, device: int | None, *, use_on_
     return made
 
 
-def same(torch: Any, pool: _native.MemPool) -> Any:
-    """Return a pool of PyTorch's that is ours, where gpupool is PyTorch's allocator."""
+def same(torch: Any, pool: _native.MemPool, adopt: Callable[[int, tuple[int, int], tuple[int, int]], None]) -> Any:
+    """Return a pool of PyTorch's that is ours, where gpupool is PyTorch's allocator.
 
-    class MemPool(torch.cuda.MemPool):  # type: ignore[misc]
-        """A :class:`gpupool.MemPool` for PyTorch's functions. The pool that its base class makes stays empty."""
+    Args:
+        torch: PyTorch.
+        pool: Ours.
+        adopt: Makes the pool of a device and PyTorch's id the one of our id.
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.gpupool_pool = pool
-
-        @property
-        def id(self) -> tuple[int, int]:
-            """The pool's id, as PyTorch's snapshots have it."""
-            first, second = pool.id
-            return (first + _OFFSET if first else 0, second + _OFFSET if second else 0)
-
-        def use_count(self) -> int:
-            """Return the pool's use count."""
-            return pool.use_count()
-
+    Raises:
+        gpupool.Error: The pool is gone.
+    """
     with torch.cuda.device(pool.device):
-        return MemPool()
+        made = torch.cuda.MemPool()
+    adopt(pool.device, made.id, pool.id)
+    made.gpupool_pool = pool
+    return made
 
 
 @contextlib.contextmanager

@@ -154,6 +154,16 @@ def install():
     return library.gpupool_torch_install(table())
 
 
+class PoolId(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
+
+
+def adopt(device, torch_id, own_id):
+    library.gpupool_torch_adopt.restype = ctypes.c_char_p
+    library.gpupool_torch_adopt.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, PoolId]
+    return library.gpupool_torch_adopt(device, *torch_id, PoolId(*own_id))
+
+
 def uninstall():
     library.gpupool_torch_uninstall.restype = ctypes.c_char_p
     return library.gpupool_torch_uninstall()

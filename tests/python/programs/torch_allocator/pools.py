@@ -2,7 +2,7 @@
 
 import double
 import gpupool
-from torch_calls import GRAPHS, MIB, NATIVE, NO_POOL, POOL, Allocator, call, drop, install, live, main, uninstall
+from torch_calls import GRAPHS, MIB, NATIVE, NO_POOL, POOL, Allocator, adopt, call, drop, install, live, main, uninstall
 
 
 def compare_pools(allocator):
@@ -285,6 +285,29 @@ def check_names_of_pools(ours):
     ours.release_pool(0, *GRAPHS)
     assert ours.kind_of_error("begin_allocate_to_pool", 0, 0, (1 << 32) + 999, everything) == "RuntimeError"
     drop(block, inside, third, fourth)
+
+
+def check_a_pool_of_ours_is_one_of_pytorchs(ours):
+    pool, other = gpupool.MemPool(), gpupool.MemPool()
+    ours.create_pool(0, *POOL)
+    assert adopt(0, POOL, pool.id) is None
+    assert pool.use_count() == 2
+    ours.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
+    inside = ours.block(4096)
+    assert ours.pool_use_count(0, *POOL) == 2
+    ours.end_allocate_to_pool(0, *POOL)
+    ours.release_pool(0, *POOL)
+    with gpupool.use_mem_pool(pool):
+        other_inside = ours.block(8192)
+    assert pool.stats().live_blocks == 2
+    assert [entry[2:] for entry in live(ours, POOL)[0]] == [(4096, *POOL), (8192, *POOL)]
+    # What is wrong changes nothing.
+    for device, torch_id, own_id in ((0, (0, 99), other.id), (0, POOL, (0, 1 << 40)), (7, POOL, other.id)):
+        assert adopt(device, torch_id, own_id) is not None
+    assert other.use_count() == 1
+    ours.release_pool(0, *POOL)
+    assert pool.use_count() == 1
+    drop(inside, other_inside)
 
 
 if __name__ == "__main__":
