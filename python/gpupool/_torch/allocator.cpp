@@ -234,7 +234,8 @@ class Allocator final : public CUDAAllocator {
 
   void emptyCache(MempoolId_t id) override {
     if (is_none(id)) {
-      check(api.empty_cache(-1, nullptr));
+      // As PyTorch's own does, not while requests are led into pools, which captures begin with.
+      if (!has_detour(ROUTED)) check(api.empty_cache(-1, nullptr));
       native->emptyCache(id);
     } else if (auto pools = pools_.find_all(id); !pools.empty()) {
       for (auto &pool : pools) check(api.pool_trim(pool->handle, nullptr));

@@ -287,6 +287,21 @@ def check_names_of_pools(ours):
     drop(block, inside, third, fourth)
 
 
+def compare_an_emptied_cache_in_a_pool(allocator):
+    allocator.create_pool(0, *POOL)
+    drop(allocator.block(3 * MIB))
+    allocator.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
+    drop(allocator.block(3 * MIB))
+    allocator.empty_cache(*NO_POOL)
+    seen = [allocator.device_stats(0)["reserved_bytes"]["all"]["current"] > 0]
+    seen.append(len(allocator.snapshot(*POOL, 0)["segments"]))
+    allocator.end_allocate_to_pool(0, *POOL)
+    for _ in range(2):
+        allocator.release_pool(0, *POOL)
+    allocator.empty_cache(*NO_POOL)
+    return seen, allocator.device_stats(0)["reserved_bytes"]["all"]["current"]
+
+
 def check_a_pool_of_ours_is_one_of_pytorchs(ours):
     pool, other = gpupool.MemPool(), gpupool.MemPool()
     ours.create_pool(0, *POOL)
