@@ -39,7 +39,6 @@ pub struct Stream {
 /// By device and address, so that one is found among thousands.
 static OWNED: Mutex<FxHashMap<(Device, usize), Weak<Owned>>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 /// Streams of other code that are never destroyed.
-#[cfg(feature = "python")]
 static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]

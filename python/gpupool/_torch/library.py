@@ -75,7 +75,6 @@ class Library:
         """
         _check(self._uninstall(), f"{self.path} could not give PyTorch's allocator its place back")
 
-
     def adopt(self, device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
         """Make a pool that PyTorch has just made one of gpupool's.
 

@@ -83,6 +83,8 @@ pub(super) unsafe extern "C" fn end_expecting_captures(device: c_int) -> c_int {
         if runtime::end_expecting_captures(device_of(device)?) {
             return Ok(());
         }
-        Err(Error::invalid_value("no captures are expected: end_expecting_captures goes with one call of expect_captures"))
+        Err(Error::invalid_value(
+            "no captures are expected: end_expecting_captures goes with one call of expect_captures",
+        ))
     })
 }
