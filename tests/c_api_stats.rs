@@ -206,6 +206,9 @@ fn memory_from_the_drivers_plain_allocation_is_a_piece_too() {
 fn what_is_free_beside_live_blocks_is_found() {
     let _alone = host();
     let (_, stream) = (begin(), stream(0));
+    // Other tests may have had more.
+    // SAFETY: it takes an ordinal.
+    assert_eq!(unsafe { (C_API.reset_peak_stats)(0) }, 0);
     let pointers = [512 << 10; 4].map(|bytes| allocate(bytes, &stream));
     assert_eq!(stats(0).inactive_split[ALL].current, 0);
     deallocate(pointers[1]);
