@@ -84,8 +84,12 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+.PHONY: allocators
+allocators: .venv/ready ## build/allocators: the library of PyTorch's allocator for each version of PyTorch, as the wheel has them
+	$(BIN)/python tests/package/allocators.py build/pytorch build/allocators
+
 .PHONY: wheel
-wheel: .venv/package ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
+wheel: .venv/package allocators ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
 	bash tests/package/wheel.sh build/dist
 
 .PHONY: package
@@ -102,7 +106,7 @@ soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults
 	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
 
 .PHONY: gpu
-gpu: .venv/ready ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
+gpu: .venv/ready allocators ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu
 
 .PHONY: clean

@@ -70,7 +70,16 @@ fn c_abi() {
             // SAFETY: the stream is the default one, and malloc just returned the pointer.
             unsafe { (C_API.free)((C_API.malloc)(size, 0, null), size, 0, null) };
         });
-        println!(r#"{{"peer":"gpupool","work":"c_abi","size":{size},"ns_per_pair":{time:.1}}}"#);
+        let table = timed(200_000, || {
+            let mut pointer = null;
+            // SAFETY: the stream is the default one, and allocate just filled the place.
+            unsafe { (C_API.allocate)(size as u64, 0, null, &raw mut pointer) };
+            // SAFETY: allocate just returned the pointer.
+            unsafe { (C_API.deallocate)(pointer) };
+        });
+        println!(
+            r#"{{"peer":"gpupool","work":"c_abi","size":{size},"ns_per_pair":{time:.1},"table_ns_per_pair":{table:.1}}}"#
+        );
     }
 }
 

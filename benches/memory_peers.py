@@ -8,7 +8,6 @@ of Python stand in, and the line says so. A peer that is not installed is left o
 """
 
 import contextlib
-import glob
 import gzip
 import os
 import subprocess
@@ -16,6 +15,7 @@ import sys
 from pathlib import Path
 
 from figures import measured, mix, nanoseconds, tell
+from torch_calls import Calls
 
 THREADS = (1, 2, 4, 8, 16)
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
@@ -93,21 +93,6 @@ def read_trace(path: str) -> tuple[list[int], list[int], list[int], int]:
     return slots, sizes, numbers, peak
 
 
-def torch_extension() -> object:
-    """Return the module of benches/torch_mix.cpp, built here."""
-    import nvidia
-    from torch.utils import cpp_extension
-
-    folders = [include for root in nvidia.__path__ for include in glob.glob(f"{root}/*/include")]
-    return cpp_extension.load(
-        "torch_mix",
-        [str(Path(__file__).with_name("torch_mix.cpp"))],
-        extra_include_paths=folders,
-        extra_cflags=["-O2", "-std=c++20"],
-        with_cuda=True,
-    )
-
-
 def python_mix(threads: int) -> float:
     """Return the time of benches/memory.rs's mix through PyTorch's Python calls, where nothing can be built."""
     import torch
@@ -123,7 +108,7 @@ def torch_figures(traces: list[str]) -> None:
     torch.empty(1, device="cuda")
     setting = os.environ.get(CONFIGURATION, "")
     try:
-        native = torch_extension()
+        native = Calls()
     except Exception as error:
         why = str(error).strip().splitlines()[-1:] or [repr(error)]
         tell(peer="torch", conf=setting, note="the C++ peer cannot be built here; Python threads instead", why=why[0])

@@ -1,16 +1,14 @@
-// Drives PyTorch's own caching allocator as benches/memory.rs drives gpupool's, for benches/memory_peers.py.
+// Drives PyTorch's allocator, which may be gpupool, as benches/memory.rs drives gpupool's: called by torch_calls.py.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
-#include <torch/extension.h>
 
 #include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cmath>
-#include <map>
+#include <cstdint>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,21 +24,35 @@ static double median(std::vector<double> times) {
   return times[times.size() / 2];
 }
 
-// Returns the nanoseconds that an allocation and a free take.
-static double pair(int64_t size) {
-  auto* torch = allocator::get();
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Returns the nanoseconds that a call takes, in the median of nine rounds.
+template <class Call>
+static double timed(Call call) {
   std::vector<double> rounds;
   for (int round = 0; round < 9; ++round) {
     const auto start = Clock::now();
-    for (int i = 0; i < 200000; ++i) torch->raw_delete(torch->raw_alloc_with_stream(size, nullptr));
+    for (int i = 0; i < 200000; ++i) call();
     rounds.push_back(nanoseconds(start) / 200000);
   }
   return median(rounds);
 }
 
+// An allocation and a free by address.
+EXPORT double torch_pair(int64_t size) {
+  auto* torch = allocator::get();
+  return timed([=] { torch->raw_delete(torch->raw_alloc_with_stream(size, nullptr)); });
+}
+
+// An allocation and a free as tensors have it.
+EXPORT double torch_storage(int64_t size) {
+  auto* torch = allocator::get();
+  return timed([=] { c10::DataPtr storage = torch->allocate(size); });
+}
+
 // Returns the wall nanoseconds that one step takes the slowest thread, in the median of nine rounds. Each thread keeps
 // 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream.
-static double mix(int threads) {
+EXPORT double torch_mix(int threads) {
   const int steps = 20000;
   const int rounds = 9;
   auto* torch = allocator::get();
@@ -78,24 +90,31 @@ static double mix(int threads) {
   return median(slowest);
 }
 
+// What a replay took: nanoseconds an event in the first pass and in the median of the others, the most bytes reserved, and
+// the calls of the driver that brought or gave back memory.
+struct Replayed {
+  double cold_ns;
+  double warm_ns;
+  double peak_reserved;
+  double segments_made_or_freed;
+};
+
 // Replays a log: slots, sizes (0 frees the slot) and stream numbers. Stream 0 is the default one.
-static std::map<std::string, double> replay(
-    const std::vector<int64_t>& slots, const std::vector<int64_t>& sizes, const std::vector<int64_t>& numbers) {
+EXPORT void torch_replay(size_t count, const int64_t* slots, const int64_t* sizes, const int64_t* numbers, Replayed* result) {
   auto* torch = allocator::get();
   std::vector<cudaStream_t> streams{nullptr};
-  const auto most = *std::max_element(numbers.begin(), numbers.end());
+  const auto most = *std::max_element(numbers, numbers + count);
   while (static_cast<int64_t>(streams.size()) <= most) {
     streams.push_back(c10::cuda::getStreamFromPool(false, 0).stream());
   }
-  std::vector<void*> live(*std::max_element(slots.begin(), slots.end()) + 1);
+  std::vector<void*> live(*std::max_element(slots, slots + count) + 1);
   torch->emptyCache({0, 0});
   torch->resetPeakStats(0);
   const auto before = torch->getDeviceStats(0);
-  std::map<std::string, double> result;
   std::vector<double> warm;
   for (int pass = 0; pass < 4; ++pass) {
     const auto start = Clock::now();
-    for (size_t i = 0; i < slots.size(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
       void*& pointer = live[slots[i]];
       if (sizes[i] > 0) {
         pointer = torch->raw_alloc_with_stream(sizes[i], streams[numbers[i]]);
@@ -104,29 +123,21 @@ static std::map<std::string, double> replay(
         pointer = nullptr;
       }
     }
-    const double time = nanoseconds(start) / static_cast<double>(slots.size());
+    const double time = nanoseconds(start) / static_cast<double>(count);
     if (pass > 0) {
       warm.push_back(time);
     } else {
       const auto after = torch->getDeviceStats(0);
-      result["cold_ns"] = time;
-      result["peak_reserved"] = static_cast<double>(after.reserved_bytes[0].peak);
+      result->cold_ns = time;
+      result->peak_reserved = static_cast<double>(after.reserved_bytes[0].peak);
       const auto calls = after.num_device_alloc + after.num_device_free;
-      result["segments_made_or_freed"] = static_cast<double>(calls - before.num_device_alloc - before.num_device_free);
+      result->segments_made_or_freed = static_cast<double>(calls - before.num_device_alloc - before.num_device_free);
     }
     for (void*& pointer : live) {
       if (pointer != nullptr) torch->raw_delete(pointer);
       pointer = nullptr;
     }
   }
-  result["warm_ns"] = median(warm);
+  result->warm_ns = median(warm);
   torch->emptyCache({0, 0});
-  return result;
-}
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  const pybind11::call_guard<pybind11::gil_scoped_release> no_gil;
-  module.def("pair", &pair, no_gil);
-  module.def("mix", &mix, no_gil);
-  module.def("replay", &replay, no_gil);
 }

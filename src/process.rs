@@ -17,6 +17,7 @@ use crate::observe::target::RUNTIME;
 const FORKED: u8 = 1;
 const RECORDED: u8 = 2;
 const REROUTED: u8 = 4;
+const OBSERVED: u8 = 8;
 
 static STATE: AtomicU8 = AtomicU8::new(0);
 
@@ -49,10 +50,17 @@ impl ProcessState {
         self.0 & FORKED != 0
     }
 
-    /// Returns whether there is a recording of what is done; see [`crate::observe::recording`].
+    /// Returns whether what is done is recorded, see [`crate::observe::recording`], or told to an observer, see
+    /// [`crate::observe::delivery`].
     #[inline]
     pub(crate) const fn is_recorded(self) -> bool {
-        self.0 & RECORDED != 0
+        self.0 & (RECORDED | OBSERVED) != 0
+    }
+
+    /// Returns whether what is done is told to an observer.
+    #[inline]
+    pub(crate) const fn is_observed(self) -> bool {
+        self.0 & OBSERVED != 0
     }
 }
 
@@ -88,6 +96,11 @@ fn set(bit: u8, is_set: bool) {
 /// Says whether what is done is recorded.
 pub(crate) fn set_recorded(is_recorded: bool) {
     set(RECORDED, is_recorded);
+}
+
+/// Says whether what is done is told to an observer.
+pub(crate) fn set_observed(is_observed: bool) {
+    set(OBSERVED, is_observed);
 }
 
 /// Says whether requests for memory may go where other threads, or contexts, have routed them.

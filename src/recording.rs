@@ -1,13 +1,10 @@
 //! Recording: what the allocator and the handle pools do from now on, to be looked at in a snapshot.
 
-use std::sync::Mutex;
-
 use crate::error::{Error, Result};
 use crate::handle::HandleEvent;
 use crate::ids::Device;
 use crate::memory::{MemoryAction, MemorySnapshot};
 use crate::observe::recording::{self, Settings};
-use crate::sync::lock;
 use crate::{handle, memory, process};
 
 /// Of what call stacks are recorded, where the program has some that can be: Python's.
@@ -53,9 +50,6 @@ impl Default for Recording {
         Self { has_events: true, context: StackContext::All, max_entries: MAX_ENTRIES, clears: false, skipped: 0 }
     }
 }
-
-/// One recording starts or ends at a time.
-static CHANGING: Mutex<()> = Mutex::new(());
 
 impl Recording {
     /// Events and call stacks.
@@ -105,16 +99,16 @@ impl Recording {
         if self.has_events && self.max_entries == 0 {
             return Err(Error::invalid_value("max_entries must be at least 1: 0 events are no recording"));
         }
-        let _changing = lock(&CHANGING);
+        let _changes = recording::lock_changes();
         if self.clears {
-            memory::clear_events();
-            handle::clear_events();
+            recording::forget_events();
         }
         let settings = Settings {
             has_events: self.has_events,
             has_live_stacks: self.context >= StackContext::State,
             has_alloc_stacks: self.context >= StackContext::Alloc,
             has_free_stacks: self.context >= StackContext::All,
+            has_plug_stacks: false,
             skipped: self.skipped,
         };
         memory::begin_recording(settings, self.max_entries);
@@ -127,10 +121,8 @@ impl Recording {
     /// `ErrorKind::Forked` in a forked child.
     pub fn stop() -> Result<()> {
         process::refuse_forked()?;
-        let _changing = lock(&CHANGING);
-        recording::stop();
+        let _changes = recording::lock_changes();
         memory::end_recording();
-        handle::clear_events();
         Ok(())
     }
 }

@@ -130,6 +130,7 @@ __all__ = [
     "empty_cache",
     "enable_peer_access",
     "end_allocate_to_pool",
+    "get_include",
     "get_per_process_memory_fraction",
     "graph_pool_handle",
     "handle_stats",
@@ -177,6 +178,11 @@ _NAMES = {
     "info": "_report.info",
     "memory_summary": "_report.summary",
 }
+
+
+def get_include() -> str:
+    """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``."""
+    return os.path.join(os.path.dirname(__file__), "include")
 
 
 def __getattr__(name: str) -> "Any":

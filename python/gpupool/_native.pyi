@@ -925,7 +925,7 @@ class CApi:
 
     @property
     def capsule(self) -> Any:
-        """A PyCapsule named ``gpupool.c_api`` that points to a version and the six functions."""
+        """A PyCapsule named ``gpupool.c_api`` that points to the table of C functions that ``gpupool.h`` declares."""
 
     def feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int]:
         """Return a pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps memory and cuts it itself.

@@ -68,7 +68,10 @@ impl Timed for HandleEvent {
     }
 }
 
-static RING: LazyLock<Ring<HandleEvent>> = LazyLock::new(Ring::new);
+static RING: LazyLock<Ring<HandleEvent>> = LazyLock::new(|| {
+    recording::add_kind(|| RING.clear());
+    Ring::new()
+});
 
 thread_local! {
     static OWN: Own<HandleEvent> = Own::new(&RING);
@@ -100,9 +103,4 @@ pub(crate) fn events() -> Vec<HandleEvent> {
     } else {
         Vec::new()
     }
-}
-
-/// Forgets the recorded events.
-pub(crate) fn clear() {
-    RING.clear();
 }

@@ -22,8 +22,8 @@ pub use built_in::{
 };
 #[cfg(feature = "python")]
 pub(crate) use device_pool::Interruption;
+pub(crate) use events::events;
 pub use events::{HandleAction, HandleEvent};
-pub(crate) use events::{clear as clear_events, events};
 pub use handle_pool::HandlePool;
 pub use lease::Lease;
 pub use pools::handle_stats;

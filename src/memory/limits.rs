@@ -62,10 +62,18 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub fn empty_cache() -> Result<u64> {
+    empty_cache_of(None)
+}
+
+/// As [`empty_cache`], on one device, or on all.
+///
+/// # Errors
+/// As [`empty_cache`].
+pub(in crate::memory) fn empty_cache_of(device: Option<Device>) -> Result<u64> {
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
-    for caches in DeviceCaches::all() {
+    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device)) {
         let may_go = |pool: &Pool| !pool.keeps_segments();
         match trim_pools(caches, ThisThread::get(), Patience::Ask, may_go) {
             Ok(bytes) => released += bytes,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::{DriverSegments, Reserve, SegmentSource, Source};
 use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules};
 use super::report::{self, PoolStats, SegmentView};
-use super::serve::{self, Patience, device_caches};
+use super::serve::{self, Patience, PoolOptions, device_caches};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
@@ -116,7 +116,8 @@ impl MemPoolBuilder {
         let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
         let id = PoolId::next(!self.is_for_graphs);
-        let pool = serve::make_pool(device, id, rules, source, self.limit, self.reserve)?;
+        let options = PoolOptions { rules, source, limit: self.limit, reserve: self.reserve, name: None };
+        let pool = serve::make_pool(device, id, options)?;
         Ok(MemPool { in_use: PoolUse::first(pool, false), allocator: self.allocator })
     }
 }
@@ -154,12 +155,12 @@ impl MemPool {
 
     /// Returns whether it stands in when another pool finds no more memory.
     pub fn use_on_oom(&self) -> bool {
-        self.pool().rules.use_on_oom
+        self.pool().use_on_oom()
     }
 
     /// Returns whether each block has a segment of its own.
     pub fn no_split(&self) -> bool {
-        self.pool().rules.no_split
+        self.pool().no_split()
     }
 
     /// Returns the most bytes that the pool may reserve, if there is a limit.

@@ -5,6 +5,7 @@
 //! again in stream order. Nothing here touches the memory itself.
 
 mod cache;
+mod checkpoint;
 mod device;
 mod device_buffer;
 mod limits;
@@ -21,7 +22,6 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 pub use crate::library::DeviceMemHandler;
-pub(crate) use cache::clear_events;
 pub use cache::{MemoryAction, MemoryEvent};
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, empty};
@@ -31,7 +31,7 @@ pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
-pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, feed};
+pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};

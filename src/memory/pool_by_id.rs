@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::pool::{PoolId, PoolUse, Rules, enter_by_id, leave_by_id};
+use super::pool::{PoolId, PoolUse, enter_by_id, leave_by_id};
 use super::serve;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -28,7 +28,7 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
         match serve::pool_of_id(device, id)? {
             Some(pool) => PoolUse::new(&pool, is_captured)?,
             None => {
-                let pool = serve::make_pool(device, id, Rules::default(), None, None, 0)?;
+                let pool = serve::make_pool(device, id, serve::PoolOptions::default())?;
                 id.use_up();
                 PoolUse::first(pool, is_captured)
             }

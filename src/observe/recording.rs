@@ -6,17 +6,26 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::process;
+use crate::sync::lock;
 
-/// A call stack that events and blocks name by its number; 0 is none.
+/// A call stack that events and blocks name by its number; 0 is none. Those that a plug takes have the highest bit set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Stack(pub(crate) u32);
 
 impl Stack {
     pub(crate) const NONE: Self = Self(0);
+    /// The highest number of a stack of the program's language.
+    #[cfg(feature = "python")]
+    pub(crate) const LAST: u32 = u32::MAX >> 1;
+
+    /// Returns whether a plug took it.
+    pub(crate) const fn is_of_plug(self) -> bool {
+        self.0 >> 31 == 1
+    }
 }
 
 /// What is recorded.
@@ -29,6 +38,8 @@ pub(crate) struct Settings {
     /// That of each allocation, and that of each free.
     pub(crate) has_alloc_stacks: bool,
     pub(crate) has_free_stacks: bool,
+    /// Whether a plug takes the stacks, rather than the program's language.
+    pub(crate) has_plug_stacks: bool,
     /// A bit for each action of the allocator that is left out.
     pub(crate) skipped: u16,
 }
@@ -46,6 +57,7 @@ impl Settings {
             has_live_stacks: bits & 2 != 0,
             has_alloc_stacks: bits & 4 != 0,
             has_free_stacks: bits & 8 != 0,
+            has_plug_stacks: bits & 16 != 0,
             skipped: (bits >> 16) as u16,
         }
     }
@@ -56,6 +68,7 @@ impl Settings {
             | bit(self.has_live_stacks, 2)
             | bit(self.has_alloc_stacks, 4)
             | bit(self.has_free_stacks, 8)
+            | bit(self.has_plug_stacks, 16)
             | u32::from(self.skipped) << 16
     }
 }
@@ -64,13 +77,41 @@ impl Settings {
 pub(crate) fn start(settings: Settings, most: usize) {
     SETTINGS.store(settings.bits(), Ordering::Relaxed);
     MOST.store(most, Ordering::Relaxed);
-    LazyLock::force(&CLOCK);
+    start_clock();
     process::set_recorded(true);
+}
+
+/// Starts the clock, if it does not run.
+pub(crate) fn start_clock() {
+    LazyLock::force(&CLOCK);
 }
 
 /// Records no more.
 pub(crate) fn stop() {
     process::set_recorded(false);
+    SETTINGS.store(0, Ordering::Relaxed);
+}
+
+/// One recording, or observation, starts or ends at a time.
+pub(crate) fn lock_changes() -> MutexGuard<'static, ()> {
+    static CHANGES: Mutex<()> = Mutex::new(());
+    lock(&CHANGES)
+}
+
+/// Forgets the events of one kind.
+pub(crate) type Forget = fn();
+
+static FORGETS: Mutex<Vec<Forget>> = Mutex::new(Vec::new());
+
+/// Adds a kind of events, when its first is written.
+pub(crate) fn add_kind(forget: Forget) {
+    lock(&FORGETS).push(forget);
+}
+
+/// Forgets the events of every kind.
+pub(crate) fn forget_events() {
+    let forgets = lock(&FORGETS).clone();
+    forgets.into_iter().for_each(|forget| forget());
 }
 
 /// Returns how many events of a kind are kept.
@@ -110,11 +151,20 @@ thread_local! {
 pub(crate) type TakeStack = fn() -> Stack;
 
 static TAKE_STACK: OnceLock<TakeStack> = OnceLock::new();
+/// As [`TakeStack`], of a plug, which is told what for.
+pub(crate) type TakePlugStack = fn(Purpose) -> Stack;
+
+static TAKE_PLUG_STACK: OnceLock<TakePlugStack> = OnceLock::new();
 
 /// Says how stacks are taken: by the language that has them.
 #[cfg(feature = "python")]
 pub(crate) fn set_take_stack(take: TakeStack) {
     let _ = TAKE_STACK.set(take);
+}
+
+/// Says how plugs take stacks.
+pub(crate) fn set_take_plug_stack(take: TakePlugStack) {
+    let _ = TAKE_PLUG_STACK.set(take);
 }
 
 /// What a stack is taken for.
@@ -145,15 +195,22 @@ pub(crate) fn hold_stack(purpose: Purpose) -> Option<HeldStack> {
 fn take_stack(purpose: Purpose) -> Option<HeldStack> {
     let settings = Settings::get();
     let is_wanted = match purpose {
-        Purpose::Allocation => settings.has_live_stacks,
+        Purpose::Allocation => settings.has_live_stacks || settings.has_alloc_stacks,
         Purpose::Free => settings.has_free_stacks,
     };
     if !is_wanted || STACK.get().is_some() {
         return None;
     }
-    let stack = TAKE_STACK.get().map_or(Stack::NONE, |take| take());
-    let before = STACK.replace(Some(stack));
-    Some(HeldStack { before, this_thread: PhantomData })
+    let held = HeldStack { before: STACK.get(), this_thread: PhantomData };
+    let stack = if settings.has_plug_stacks {
+        // A plug's code may allocate, which takes no stack then, or it would never end.
+        STACK.set(Some(Stack::NONE));
+        TAKE_PLUG_STACK.get().map_or(Stack::NONE, |take| take(purpose))
+    } else {
+        TAKE_STACK.get().map_or(Stack::NONE, |take| take())
+    };
+    STACK.set(Some(stack));
+    Some(held)
 }
 
 impl Drop for HeldStack {

@@ -139,7 +139,6 @@ impl<T: Timed + Clone> Ring<T> {
     }
 
     /// Looks at every event that is kept.
-    #[cfg(feature = "python")]
     pub(crate) fn visit(&self, see: impl FnMut(&T)) {
         self.all().0.iter().for_each(see);
     }

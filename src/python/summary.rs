@@ -24,6 +24,7 @@ fn stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyD
 fn pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyPoolStats::from(pool.stats).as_dict(py)?;
     dict.set_item("id", pair(pool.id))?;
+    dict.set_item("given_name", pool.name.as_deref())?;
     dict.set_item("is_closed", pool.is_closed)?;
     dict.set_item("limit", pool.limit)?;
     let streams = pool.streams.iter().map(|one| stream(py, one)).collect::<PyResult<Vec<_>>>()?;

@@ -34,7 +34,9 @@ pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
 pub use stream::Stream;
-pub(crate) use stream::{KnownCapture, is_known_stream_capturing, note_capture};
+pub(crate) use stream::{
+    KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
+};
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.

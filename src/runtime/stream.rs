@@ -1,5 +1,6 @@
 //! Streams: our own, or views of those of other code.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -38,7 +39,6 @@ pub struct Stream {
 /// By device and address, so that one is found among thousands.
 static OWNED: Mutex<FxHashMap<(Device, usize), Weak<Owned>>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 /// Streams of other code that are never destroyed.
-#[cfg(feature = "python")]
 static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -132,7 +132,6 @@ impl Stream {
     }
 
     /// Notes that the code that made this stream never destroys it.
-    #[cfg(feature = "python")]
     pub(crate) fn declare_lasting(&self) {
         let mut lasting = lock(&LASTING);
         if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
@@ -323,9 +322,29 @@ impl Drop for KnownCapture {
     }
 }
 
+/// How many callers of [`expect_captures`] there are for each device.
+static EXPECTING: Mutex<BTreeMap<Device, usize>> = Mutex::new(BTreeMap::new());
+
+/// Takes it that streams of the device are captured, whichever they are, until as many calls of
+/// [`end_expecting_captures`].
+pub(crate) fn expect_captures(device: Device) {
+    *lock(&EXPECTING).entry(device).or_default() += 1;
+}
+
+/// Ends one call of [`expect_captures`]; false if there is none.
+pub(crate) fn end_expecting_captures(device: Device) -> bool {
+    let mut expecting = lock(&EXPECTING);
+    let Some(count) = expecting.get_mut(&device).filter(|count| **count > 0) else { return false };
+    *count -= 1;
+    true
+}
+
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
-/// that was noted, or any blocking one.
+/// that was noted, or any blocking one; also where captures of others are expected.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
+    if lock(&EXPECTING).get(&device).is_some_and(|count| *count > 0) {
+        return Ok(true);
+    }
     let _bound = BoundDevice::new(runtime, device)?;
     if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {
         return Ok(true);

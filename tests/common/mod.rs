@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod c_pools;
 pub(crate) mod memory;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,6 +7,10 @@ out=${1:?usage: tests/gpu/build.sh FOLDER}
 rm -rf "$out"
 mkdir -p "$out/bin"
 
+# Beside the sources only while the wheel is built, where they could be older than these.
+trap 'rm -f python/gpupool/_torch/allocator-*.so' EXIT
+cp build/allocators/allocator-*.so python/gpupool/_torch
+
 # With the faults on demand that the tests inject, which the published wheel has not.
 .venv/bin/maturin build --release --quiet --features python,fault-injection --compatibility linux --out "$out"
 

@@ -96,14 +96,24 @@ def in_threads_until_returned(pool, count, work):
     return results
 
 
-def run_python(*arguments, **variables):
-    """Run Python in a process of its own, which must succeed and write nothing to stderr. Return its stdout."""
+def _run(*arguments, **variables):
     # faulthandler says where a crash was; warnings of other people's packages are not what is tested.
     options = ("-X", "faulthandler", "-W", "ignore")
-    timeout = 110 * PATIENCE
-    return succeeded(start_python(*options, *arguments, folders=[HERE, EXAMPLES], timeout=timeout, **variables))
+    return start_python(*options, *arguments, folders=[HERE, EXAMPLES], timeout=110 * PATIENCE, **variables)
+
+
+def run_python(*arguments, **variables):
+    """Run Python in a process of its own, which must succeed and write nothing to stderr. Return its stdout."""
+    return succeeded(_run(*arguments, **variables))
 
 
 def run_program(name, *arguments, **variables):
     """Run one of the programs of this folder, as `run_python` does."""
     return run_python(PROGRAMS / name, *arguments, **variables)
+
+
+def run_loud_program(name, *arguments, **variables):
+    """Run one of the programs of this folder, which must succeed and may write to stderr. Return its stdout."""
+    done = _run(PROGRAMS / name, *arguments, **variables)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout

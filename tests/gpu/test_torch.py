@@ -1,4 +1,7 @@
-"""PyTorch on gpupool's memory: pools of its own, graphs, and gpupool as the allocator of the whole process."""
+"""PyTorch on gpupool's memory: pools of its own, graphs, and gpupool as the allocator of the whole process.
+
+test_torch_full.py has what PyTorch does with memory, one after another.
+"""
 
 import ctypes
 import gc
@@ -181,11 +184,6 @@ def test_calls_without_a_stream_follow_pytorchs(torch):
     gpupool.torch.disable()
     with torch.cuda.stream(stream):
         assert gpupool.empty(MIB).stream == 0
-
-
-def test_it_is_too_late_for_the_allocator(torch):
-    with pytest.raises(gpupool.Error, match=r"before the first tensor"):
-        gpupool.torch.enable()
 
 
 def test_a_graph_over_a_pool_of_ours(torch):

@@ -1,6 +1,7 @@
 """The first steps with an installed gpupool, on simulated devices: a handle, a lease, an allocation, a command.
 
-Usage: smoke.py, in the virtual environment that it is installed in.
+Usage: smoke.py LIBRARY..., in the virtual environment that it is installed in. The libraries are those for PyTorch that
+must have come along, and no others.
 """
 
 import os
@@ -32,8 +33,11 @@ def is_whole() -> None:
     """Check that all came along: types for checkers, licences, the modules for frameworks."""
     package = Path(gpupool.__file__).parent
     assert "site-packages" in package.parts, f"{package} is not the installed one"
-    for name in ("py.typed", "_native.pyi", "torch.py", "worker.py"):
+    for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", "_torch/allocator.cpp"):
         assert (package / name).is_file(), name
+    assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
+    libraries = sorted(path.name for path in (package / "_torch").glob("*.so"))
+    assert libraries == sorted(Path(path).name for path in sys.argv[1:]), libraries
     told = metadata("gpupool")
     assert told["Version"] == gpupool.__version__
     assert told.get_all("License-File") == ["LICENSE-APACHE", "LICENSE-MIT"]

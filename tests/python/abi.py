@@ -10,39 +10,41 @@ from programs.shared.libraries import LIBRARIES
 SOURCES = Path(__file__).parents[1] / "abi"
 
 
-def _compile(source: str, file: Path, *flags: str, language: str = "cc") -> Path:
+def compile_double(source: str, file: Path, *flags: str, language: str = "cc") -> Path:
+    """Compile a file of tests/abi to a library, or skip the test where there is no compiler."""
     compiler = shutil.which(language)
     if compiler is None:
         pytest.skip(f"needs a compiler, {language}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    command = [compiler, "-shared", "-fPIC", "-w", f"-Wl,-soname,{file.name}", *flags, str(SOURCES / source)]
+    quiet = [] if "-Werror" in flags else ["-w"]
+    command = [compiler, "-shared", "-fPIC", *quiet, f"-Wl,-soname,{file.name}", *flags, str(SOURCES / source)]
     subprocess.run([*command, "-o", str(file)], check=True)
     return file
 
 
 def build_driver(folder: Path, *flags: str) -> Path:
     """Build a driver of NVIDIA's, for LD_LIBRARY_PATH."""
-    return _compile("libcuda.c", folder / "libcuda.so.1", *flags)
+    return compile_double("libcuda.c", folder / "libcuda.so.1", *flags)
 
 
 def build_hip(file: Path, *flags: str) -> Path:
     """Build HIP's library."""
-    return _compile("libamdhip64.c", file, *flags)
+    return compile_double("libamdhip64.c", file, *flags)
 
 
 def build_nvtx(file: Path) -> Path:
     """Build a profiler's library, for NVTX_INJECTION64_PATH."""
-    return _compile("nvtx.c", file)
+    return compile_double("nvtx.c", file)
 
 
 def build_torch(file: Path) -> Path:
     """Build PyTorch's library."""
-    return _compile("libc10_cuda.cpp", file, "-std=c++17", language="c++")
+    return compile_double("libc10_cuda.cpp", file, "-std=c++17", language="c++")
 
 
 def build_torch_cuda(file: Path) -> Path:
     """Build the library that has PyTorch's pluggable allocators."""
-    return _compile("libtorch_cuda.cpp", file, "-std=c++17", language="c++")
+    return compile_double("libtorch_cuda.cpp", file, "-std=c++17", language="c++")
 
 
 def build_library(
@@ -73,7 +75,7 @@ def build_library(
     if needs:
         symbol, needed = needs
         flags += [f"-DNEEDS={symbol}", "-Wl,--no-as-needed", f"-L{needed.parent}", f"-l:{needed.name}"]
-    return _compile(library.source, file, *flags)
+    return compile_double(library.source, file, *flags)
 
 
 def build_wheel(name: str, site_packages: Path) -> Path:

@@ -15,6 +15,7 @@ from framework_machine import framework_machine
 from gpupool import _native
 from gpupool._report import info as _info
 from gpupool._report.info import frameworks, libraries, text, variables
+from gpupool._torch import place, pools
 from machines import Machine
 from running import run_bare_program, run_program, start_bare_command, start_program
 
@@ -415,24 +416,25 @@ def fake_torch(monkeypatch, backend):
 )
 def test_pytorchs_allocator(monkeypatch, backend, said):
     fake_torch(monkeypatch, backend)
-    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
+    monkeypatch.setattr(place, "_way", None)
     torch = framework("torch")
     assert (torch.imported, torch.allocator, torch.uses_gpupool) == (True, said, False)
 
 
 def test_gpupool_in_pytorch(monkeypatch):
     fake_torch(monkeypatch, "pluggable")
-    monkeypatch.setattr(gpupool.torch, "_has_allocator", True)
-    assert (framework("torch").allocator, framework("torch").uses_gpupool) == ("gpupool", True)
+    for way, said in (("full", "gpupool"), ("pluggable", "gpupool, as PyTorch's pluggable allocator")):
+        monkeypatch.setattr(place, "_way", way)
+        assert (framework("torch").allocator, framework("torch").uses_gpupool) == (said, True)
     fake_torch(monkeypatch, "native")
-    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
-    monkeypatch.setattr(gpupool.torch, "_inside", 2)
+    monkeypatch.setattr(place, "_way", None)
+    monkeypatch.setattr(pools, "_inside", 2)
     assert framework("torch").allocator == "PyTorch's own (native); gpupool in 2 block(s) of gpupool.torch.using"
 
 
 def test_a_framework_that_cannot_be_asked_spoils_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(gpupool.torch, "_has_allocator", False)
+    monkeypatch.setattr(place, "_way", None)
     torch = framework("torch")
     assert torch.allocator.startswith("cannot be told: AttributeError: ")
     assert torch.uses_gpupool is None

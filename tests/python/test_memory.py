@@ -335,7 +335,7 @@ def test_the_c_interface_allocates_frees_and_fails_with_null():
     assert malloc(0, 0, None) is None
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    assert ctypes.c_uint64.from_address(pointer(api.capsule, b"gpupool.c_api")).value == 1
+    assert ctypes.c_uint64.from_address(pointer(api.capsule, b"gpupool.c_api")).value == 2
 
 
 @pytest.mark.parametrize("last", ["buffer", "pool"])

@@ -21,6 +21,10 @@ def test_a_forked_child_gets_a_clear_error_for_memory_too():
     run_program("process/forks.py", "memory")
 
 
+def test_a_forked_child_gets_a_status_from_every_c_function():
+    run_program("process/forked_c_calls.py")
+
+
 def test_exit_inside_a_lease_and_after_the_pools_is_clean():
     done = start_program("process/ends.py", "inside_a_lease_and_after_the_pools")
     assert (done.returncode, done.stdout, done.stderr) == (3, "at exit True\n", "")

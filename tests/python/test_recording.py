@@ -1,5 +1,6 @@
 """Recording: the switch, call stacks, threads, and what ends."""
 
+import ctypes
 import gc
 import inspect
 import sys
@@ -8,6 +9,7 @@ import weakref
 
 import gpupool
 import pytest
+from c_table import function
 from gpupool import _native
 from running import run_program
 
@@ -153,8 +155,6 @@ def test_generators_and_comprehensions_have_lines(record, stream):
 
 
 def test_c_callers_without_the_gil_have_no_frames_and_wait_for_nobody(record):
-    import ctypes
-
     record()
     prototypes = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
     # CFUNCTYPE lets go of the GIL, PYFUNCTYPE does not.
@@ -168,6 +168,52 @@ def test_c_callers_without_the_gil_have_no_frames_and_wait_for_nobody(record):
     for address in addresses:
         free(address, 1000, 0, None)
     assert [entry["frames"] for entry in entries("free_requested")] == [[], []]
+
+
+class Recording(ctypes.Structure):
+    """gpupool_recording, with no events but stacks of live blocks."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("most_events", ctypes.c_uint64),
+        ("live_stacks", ctypes.c_int),
+        ("alloc_stacks", ctypes.c_int),
+        ("free_stacks", ctypes.c_int),
+        ("skipped_actions", ctypes.c_uint32),
+        ("take_stack", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int)),
+    )
+
+
+def test_stacks_of_a_c_program_and_of_python_are_told_apart(record, stream):
+    ours = 1 << 31 | 5
+    take = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int)(lambda _is_free: ours)
+    wanted = Recording(ctypes.sizeof(Recording), 100, 1, 1, 1, 0, take)
+    assert function("record")(ctypes.byref(wanted)) == 0
+    by_c = gpupool.empty(1000, stream)
+    assert [block["frames"] for block in held_blocks()] == [[]], "Python knows nothing of it"
+    assert [entry["frames"] for entry in entries("alloc")] == [[]]
+    record()
+    by_python = gpupool.empty(5000, stream)
+    frames = {block["address"]: [frame["name"] for frame in block["frames"]] for block in held_blocks()}
+    assert frames[by_c.ptr] == []
+    assert frames[by_python.ptr][0] == inspect.currentframe().f_code.co_name
+
+    found = []
+
+    def visit(context, stack):
+        found.append(stack)
+
+    visit = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(visit)
+    assert function("visit_stacks")(None, visit) == 0
+    assert found == [ours], "the program knows nothing of Python's"
+    block = (ctypes.c_uint64 * 12)(96)
+    stacks = []
+    for buffer in (by_c, by_python):
+        assert function("find_block")(ctypes.c_void_p(buffer.ptr), block) == 0
+        stacks.append(block[11] & 0xFFFFFFFF)
+    assert stacks == [ours, 0]
+    assert function("record")(None) == 0
+    assert entries("alloc") == []
 
 
 def test_each_thread_is_named_by_its_number(record, stream):

@@ -1,10 +1,13 @@
 """What holds the memory: one answer that adds up, as a tree, as tables and as JSON."""
 
+import ctypes
 import dataclasses
 import gc
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import gpupool
 import pytest
@@ -252,3 +255,45 @@ def test_nothing_is_imported_nor_started_by_the_summary_of_nothing():
 
 def test_importing_gpupool_does_not_import_dataclasses():
     run_program("importing/leaves_alone.py", "these_modules", "", "dataclasses")
+
+
+class _PoolOptions(ctypes.Structure):
+    """`gpupool_pool_options` of gpupool.h."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("for_graphs", ctypes.c_int),
+        ("use_on_oom", ctypes.c_int),
+        ("no_split", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("source", ctypes.c_void_p),
+    )
+
+
+def c_function(name, *arguments):
+    """Return a function of the table that gpupool.h describes."""
+    header = (Path(gpupool.__file__).parent / "include" / "gpupool.h").read_text()
+    table = header[header.index("typedef struct gpupool_api {") :]
+    names = re.findall(r"^  \w[\w ]*\*?\(\*(\w+)\)\(", table, re.MULTILINE)
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsule = address(gpupool.c_api.capsule, b"gpupool.c_api")
+    place = ctypes.c_void_p.from_address(capsule + 8 * (2 + names.index(name)))
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(place.value)
+
+
+def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
+    pool = ctypes.c_void_p()
+    options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=b"PyTorch's (0, 3)")
+    create = c_function("pool_create", ctypes.c_int, ctypes.POINTER(_PoolOptions), ctypes.POINTER(ctypes.c_void_p))
+    assert create(0, options, pool) == 0
+    try:
+        (found,) = [each for each in of_device(0).pools if each.given_name is not None]
+        assert (found.given_name, found.name) == ("PyTorch's (0, 3)", str(found.id))
+        summary = gpupool.memory_summary(0)
+        assert f'\n{found.id} "PyTorch\'s (0, 3)"  ' in str(summary)
+        assert "PyTorch's (0, 3)" in [
+            each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]
+        ]
+    finally:
+        assert c_function("pool_release", ctypes.c_void_p)(pool) == 0

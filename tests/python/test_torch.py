@@ -1,9 +1,13 @@
-"""The adapter for PyTorch, against a stand-in: PyTorch itself needs a GPU, and there tests/gpu/test_torch.py runs."""
+"""The adapter for PyTorch, against a stand-in: PyTorch itself needs a GPU, and there tests/gpu/test_torch.py runs.
+
+Here gpupool has no library for PyTorch, and so is its pluggable allocator; test_torch_library.py has those with one.
+"""
 
 import ctypes
 import gc
 import sys
 import threading
+import warnings
 
 import gpupool
 import gpupool.torch
@@ -11,9 +15,12 @@ import pytest
 from abi import build_torch, build_torch_cuda
 from gpupool import _native
 from gpupool._frameworks import plug as _plug
+from gpupool._torch import library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
+
+pytestmark = pytest.mark.filterwarnings("ignore:gpupool has no library for PyTorch:RuntimeWarning")
 
 MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -28,13 +35,19 @@ def folder(tmp_path_factory):
     return folder
 
 
+def no_library(torch):
+    raise library.NoLibrary("there is no C++ compiler")
+
+
 @pytest.fixture
 def torch(folder, monkeypatch, nothing_left):
     """Return PyTorch as it is when it was just imported."""
     double = Torch(folder)
     monkeypatch.setitem(sys.modules, "torch", double)
-    for name, value in {"_has_allocator": False, "_source": None, "_idle": {}, "_inside": 0}.items():
-        monkeypatch.setattr(gpupool.torch, name, value)
+    monkeypatch.setattr(gpupool.torch, "_source", None)
+    for module, name, value in ((place, "_way", None), (pools, "_idle", {}), (pools, "_inside", 0)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(library, "load", no_library)
     yield double
     gpupool.torch.disable()
 
@@ -203,7 +216,7 @@ def test_blocks_nest_also_in_one_pool_and_end_by_exceptions(torch):
             print(1 // 0)
         assert torch.local.pool is outer
     assert torch.local.pool is None
-    assert len(gpupool.torch._idle[pool.id]) == 2
+    assert len(pools._idle[pool.id]) == 2
 
 
 def test_no_pool_of_pytorchs_dies_while_a_block_is_open(torch):
@@ -220,13 +233,13 @@ def test_no_pool_of_pytorchs_dies_while_a_block_is_open(torch):
 def test_16_threads_in_one_pool(torch):
     pool = gpupool.MemPool()
     all_in = threading.Barrier(16, timeout=60)
-    pools = set()
+    used = set()
 
     def work():
         for _ in range(10):
             with gpupool.torch.using(pool):
                 torch.local.pool.take(MIB)
-                pools.add(torch.local.pool)
+                used.add(torch.local.pool)
                 all_in.wait()
 
     threads = [threading.Thread(target=work) for _ in range(16)]
@@ -235,8 +248,8 @@ def test_16_threads_in_one_pool(torch):
     for thread in threads:
         thread.join()
     assert pool.stats().live_bytes == 160 * MIB
-    assert len(pools) == len(gpupool.torch._idle[pool.id]) >= 16
-    pools.clear()
+    assert len(used) == len(pools._idle[pool.id]) >= 16
+    used.clear()
     gpupool.torch.empty_cache()
     assert pool.stats().live_bytes == 0
 
@@ -261,7 +274,7 @@ def test_it_follows_scopes(allocator):
         inside = allocator.allocate(MIB)
     assert live_in(pool.id) == {inside}
     allocator.free(inside, MIB, 0, None)
-    with pytest.raises(gpupool.Error, match="no pools of its own"):
+    with pytest.raises(gpupool.Error, match="no pools of its own, since gpupool is its pluggable allocator"):
         gpupool.torch.mem_pool(pool)
 
 
@@ -399,7 +412,7 @@ class Graph:
 
 
 def test_a_graphs_memory_is_nobody_elses_until_its_reset(allocator, torch):
-    pools = gpupool.memory_stats(0).pools
+    count = gpupool.memory_stats(0).pools
     with Graph(allocator) as graph:
         first = graph.allocate(4 * MIB)
         graph.free(first, 4 * MIB)
@@ -416,49 +429,49 @@ def test_a_graphs_memory_is_nobody_elses_until_its_reset(allocator, torch):
     others = [allocator.allocate(4 * MIB, 0, graph.stream.ptr) for _ in range(20)]
     allocator.reset()
     assert not {first, second} & set(others)
-    assert gpupool.memory_stats(0).pools == pools + 1
+    assert gpupool.memory_stats(0).pools == count + 1
     graph.reset()
-    assert gpupool.memory_stats(0).pools == pools
+    assert gpupool.memory_stats(0).pools == count
     for address in (eager, after, *others):
         allocator.free(address, 4 * MIB, 0, None)
     assert torch.library.torch_filters_alive() == 0
 
 
 def test_graphs_share_a_pool_until_the_last_is_reset(allocator):
-    pools, pool = gpupool.memory_stats(0).pools, (0, 1234)
+    count, pool = gpupool.memory_stats(0).pools, (0, 1234)
     graphs, addresses = [], []
     for _ in range(2):
         with Graph(allocator, pool) as graph:
             addresses.append(graph.allocate(MIB))
         graph.free(addresses[-1], MIB)
         graphs.append(graph)
-    assert gpupool.memory_stats(0).pools == pools + 1
+    assert gpupool.memory_stats(0).pools == count + 1
     graphs[0].reset()
-    assert gpupool.memory_stats(0).pools == pools + 1
+    assert gpupool.memory_stats(0).pools == count + 1
     graphs[1].reset()
-    assert gpupool.memory_stats(0).pools == pools
+    assert gpupool.memory_stats(0).pools == count
     # One too many, from a destructor, where nothing can be thrown.
     graphs[1].reset()
     allocator.end(0, *pool)
 
 
 def test_captures_at_once_keep_each_others_memory(allocator):
-    pools = gpupool.memory_stats(0).pools
+    count = gpupool.memory_stats(0).pools
     with Graph(allocator) as first, Graph(allocator) as second:
         address = first.allocate(4 * MIB)
     first.free(address, 4 * MIB)
     second.reset()
     others = [allocator.allocate(4 * MIB) for _ in range(20)]
     assert address not in others
-    assert gpupool.memory_stats(0).pools > pools
+    assert gpupool.memory_stats(0).pools > count
     first.reset()
-    assert gpupool.memory_stats(0).pools == pools
+    assert gpupool.memory_stats(0).pools == count
     for other in others:
         allocator.free(other, 4 * MIB, 0, None)
 
 
 def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
-    pools = gpupool.memory_stats(0).pools
+    count = gpupool.memory_stats(0).pools
     failed = Graph(allocator)
     allocator.begin(0, *failed.id)
     _native.host_begin_capture(failed.stream)
@@ -468,9 +481,9 @@ def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
     with Graph(allocator) as graph:
         graph.free(graph.allocate(MIB), MIB)
     graph.reset()
-    assert gpupool.memory_stats(0).pools == pools + 1
+    assert gpupool.memory_stats(0).pools == count + 1
     failed.reset()
-    assert gpupool.memory_stats(0).pools == pools
+    assert gpupool.memory_stats(0).pools == count
 
 
 def test_a_captures_scope_of_gpupool_stays_its_own(allocator):
@@ -531,14 +544,52 @@ def test_both_at_once_and_streams_alone_before(torch):
     torch.allocator.free(address, MIB, 0, None)
 
 
-def test_it_is_too_late_once_pytorch_has_used_cuda(torch):
+def test_without_a_library_it_is_too_late_once_pytorch_has_used_cuda(torch):
     torch.is_used = True
     for _ in range(2):
-        with pytest.raises(gpupool.Error, match=r"before the first tensor .* gpupool\.torch\.using"):
+        with pytest.raises(
+            gpupool.Error,
+            match=r"before the first tensor .* gpupool\.torch\.using.* own library, but .* no C\+\+ compiler",
+        ):
             gpupool.torch.enable()
     assert _plug._sources == []
     # The rest works on.
     assert gpupool.torch.mem_pool().take(MIB)
+
+
+def test_without_a_library_one_warning_says_what_is_missing(torch):
+    with pytest.warns(RuntimeWarning) as told:
+        gpupool.torch.enable()
+    gpupool.torch.enable()
+    (warning,) = told
+    assert warning.filename == __file__
+    said = "has no library for PyTorch 2.11.0+cu130 and could not make one: there is no C++ compiler. "
+    assert said in str(warning.message)
+    assert "no memory statistics" in str(warning.message)
+
+
+def test_a_warning_that_is_an_error_leaves_it_enabled(torch, recwarn):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            gpupool.torch.enable()
+    gpupool.torch.enable()
+    address = torch.allocator.allocate(MIB)
+    assert address in live_in((0, 0))
+    torch.allocator.free(address, MIB, 0, None)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [("cudaMallocAsync", "take `backend:cudaMallocAsync` out"), ("pluggable", "change_current_allocator")],
+)
+def test_an_allocator_that_was_chosen_stays(torch, backend, said):
+    torch.backend = backend
+    with pytest.raises(gpupool.Error, match=said):
+        gpupool.torch.enable()
+    assert torch.allocator is None
+    gpupool.torch.enable(allocator=False)
 
 
 def test_threads_enable_it_once(torch):

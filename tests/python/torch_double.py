@@ -108,7 +108,11 @@ class MemPool:
 
     def __init__(self, allocator=None, use_on_oom=False, no_split=False):
         self.allocator, self.use_on_oom, self.no_split = allocator, use_on_oom, no_split
-        self.id, self.segments, self.inside = (0, next(self.numbers)), [], None
+        self._id, self.segments, self.inside = (0, next(self.numbers)), [], None
+
+    @property
+    def id(self):
+        return self._id
 
     def take(self, size, device=0, stream=None):
         address = self.allocator.allocate(size, device, stream)
@@ -129,10 +133,14 @@ class Torch(ModuleType):
         super().__init__("torch")
         self.__version__, self.__file__ = "2.11.0+cu130", str(folder / "__init__.py")
         self.library = ctypes.CDLL(str(folder / "lib" / "libc10_cuda.so"))
+        self.version = SimpleNamespace(cuda="13.0")
         self.OutOfMemoryError = OutOfMemoryError
+        self.backend = "native"
         self.allocator, self.is_used, self.streams, self.calls = None, False, {}, []
         self.local = threading.local()
         self._C = SimpleNamespace(
+            _GLIBCXX_USE_CXX11_ABI=True,
+            _cuda_getAllocatorBackend=lambda: self.backend,
             _cuda_customAllocator=lambda malloc, free: Allocator(self.library, malloc, free),
             _cuda_changeCurrentAllocator=self._change,
             _cuda_getCurrentRawStream=lambda device: self.streams.get(device, 0),

@@ -52,11 +52,13 @@ class PoolSummary:
     """The counts of one pool of a device's memory.
 
     ``reserved_bytes`` is the sum of live, cached and releasing bytes. ``id`` is ``(0, 0)`` for the device's default
-    pool. A pool with ``is_closed`` was closed or dropped, and waits for its live blocks to be freed. ``streams`` has
-    the largest first; their live and cached bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
+    pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with ``is_closed`` was closed
+    or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first; their live and cached
+    bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
     """
 
     id: tuple[int, int]
+    given_name: str | None
     is_closed: bool
     limit: int | None
     live_bytes: int
@@ -233,6 +235,10 @@ def _torch(device: int, fed: int) -> int:
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return 0
+    place = sys.modules.get("gpupool._torch.place")
+    if place is not None and place.way() is not None:
+        # What PyTorch then tells is gpupool's.
+        return 0
     # The memory that gpupool's pools feed PyTorch's is counted as gpupool's.
     from_gpupool = fed if "gpupool.torch" in sys.modules else 0
     return max(0, int(torch.cuda.memory_reserved(device)) - from_gpupool)
@@ -317,7 +323,8 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
 def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
     rows = [["pool", "live", "cached", "releasing", "reserved", "peak live", "peak reserved", "blocks", "limit"]]
     for pool in pools:
-        name = f"{pool.name}, closed" if pool.is_closed else pool.name
+        name = pool.name if pool.given_name is None else f'{pool.name} "{pool.given_name}"'
+        name = f"{name}, closed" if pool.is_closed else name
         releasing = size(pool.releasing_bytes) if pool.releasing_bytes else ""
         sizes = [size(pool.live_bytes), size(pool.cached_bytes), releasing, size(pool.reserved_bytes)]
         peaks = [size(pool.peak_live_bytes), size(pool.peak_reserved_bytes)]

@@ -32,9 +32,17 @@ impl BlockUser {
 
     /// Returns the same user whose stream may be gone by the time the block is freed: all work on its device then
     /// stands for its.
-    pub(in crate::memory) fn fleeting(self) -> Self {
+    pub(in crate::memory) fn fleeting(mut self) -> Self {
+        self.become_fleeting();
+        self
+    }
+
+    /// Makes this as [`BlockUser::fleeting`] returns.
+    pub(in crate::memory) fn become_fleeting(&mut self) {
         let lasts = self.named_by != NamedBy::All || self.stream.is_lasting();
-        if lasts { self } else { Self { named_by: NamedBy::None, ..self } }
+        if !lasts {
+            self.named_by = NamedBy::None;
+        }
     }
 
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {

@@ -5,17 +5,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustc_hash::FxHashMap;
 
-use super::heap::Counts;
+use super::heap::{Amounts, Counts, most};
 use super::service::{Service, normalized};
 use super::thread_cache::ThreadCache;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
-use crate::memory::device::{DeviceMemory, LENT};
+use crate::memory::device::{DeviceMemory, Flow, LENT};
 use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
 use crate::sync::{Table, ThisThread, lock};
@@ -35,9 +35,18 @@ pub(in crate::memory) struct DeviceCaches {
     cache_numbers: AtomicU32,
     /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
     spare: Mutex<VecDeque<&'static ThreadCache>>,
-    /// The most allocations and frees that were ever reported of all pools, for neither count goes back.
-    pub(in crate::memory) reported_allocations: AtomicU64,
-    pub(in crate::memory) reported_frees: AtomicU64,
+    /// The same of those that threads shared; each is free for others once no thread knows the pool that it served.
+    spare_shared: Mutex<VecDeque<(Weak<Pool>, &'static ThreadCache)>>,
+    reported: Mutex<Reported>,
+    /// Free blocks beside ones that are held, and their bytes, as far as they were found.
+    free_beside_held: Mutex<[(Flow, Flow); 3]>,
+}
+
+/// The most blocks of all pools that were ever reported to have been handed out, and to have come back.
+#[derive(Debug, Default)]
+struct Reported {
+    out: Amounts,
+    back: Amounts,
 }
 
 /// A device's pools by number, the default one first, and what those that are gone have counted. Each question that a
@@ -123,8 +132,9 @@ impl DeviceCaches {
             caches: Table::new(CACHES_MAX),
             cache_numbers: AtomicU32::new(0),
             spare: Mutex::default(),
-            reported_allocations: AtomicU64::new(0),
-            reported_frees: AtomicU64::new(0),
+            spare_shared: Mutex::default(),
+            reported: Mutex::default(),
+            free_beside_held: Mutex::default(),
         }))
     }
 
@@ -199,7 +209,7 @@ impl DeviceCaches {
         let Some(removed) = removed else { return };
         // So that nothing keeps the pool, nor what its allocator holds.
         removed.all().for_each(ThreadCache::end_service);
-        self.put_spare(removed.all());
+        self.put_spare_of(&removed.pool, removed.all());
     }
 
     /// Returns every cache, whichever pool it serves.
@@ -273,7 +283,7 @@ impl DeviceCaches {
         let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
         if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
             made.end_service();
-            caches.put_spare([made]);
+            caches.put_spare_of(pool, [made]);
         }
         Ok(lender)
     }
@@ -315,26 +325,71 @@ impl DeviceCaches {
         counts
     }
 
+    /// Returns how many blocks are to be reported as handed out so far, and as come back. Neither goes back: a cache that
+    /// began to serve another stream between two looks is counted nowhere in one of them.
+    pub(in crate::memory) fn report(&self, out: Amounts, back: Amounts) -> (Amounts, Amounts) {
+        let mut reported = lock(&self.reported);
+        *reported = Reported { out: most(reported.out, out), back: most(reported.back, back) };
+        (reported.out, reported.back)
+    }
+
+    /// Looks for free blocks beside ones that are held, and returns what was found so far: of all, of small and of large
+    /// ones.
+    pub(in crate::memory) fn find_free_beside_held(&self, thread: ThisThread) -> [(Flow, Flow); 3] {
+        let mut found = [(0, 0); 3];
+        for cache in self.serving() {
+            let [small, large] = cache.lock(thread).free_beside_held(&cache.memory.pages);
+            for (sum, more) in found.iter_mut().zip([(small.0 + large.0, small.1 + large.1), small, large]) {
+                *sum = (sum.0 + more.0, sum.1 + more.1);
+            }
+        }
+        let mut known = lock(&self.free_beside_held);
+        for (known, found) in known.iter_mut().zip(found) {
+            known.0.find(found.0);
+            known.1.find(found.1);
+        }
+        *known
+    }
+
+    /// Starts the peaks of what was found so anew.
+    pub(in crate::memory) fn reset_free_beside_held(&self) {
+        for (blocks, bytes) in &mut *lock(&self.free_beside_held) {
+            blocks.reset_peak();
+            bytes.reset_peak();
+        }
+    }
+
     /// Starts the peak of the pools that are gone anew.
     pub(in crate::memory) fn reset_past_peaks(&self) {
-        lock(&self.pools).past.peak = 0;
+        lock(&self.pools).past.forget_peaks();
     }
 
     /// Starts the peak of the pool's caches that are gone anew.
     pub(in crate::memory) fn reset_past_peak(pool: &Pool) {
-        Self::of_pool(pool, |entry| entry.past.peak = 0);
+        Self::of_pool(pool, |entry| entry.past.forget_peaks());
     }
 
-    /// Adds a cache that serves the pool; false if the pool is gone.
-    pub(in crate::memory) fn add_cache(&self, pool: &Pool, cache: &'static ThreadCache) -> bool {
+    /// Adds a cache that serves the pool, and returns it; instead of one that threads share, another that serves the same
+    /// if there is one already. None if the pool is gone.
+    pub(in crate::memory) fn add_cache(
+        &self,
+        pool: &Pool,
+        cache: &'static ThreadCache,
+    ) -> Option<&'static ThreadCache> {
         let mut pools = lock(&self.pools);
-        let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
+        let entry = pools.all.get_mut(&pool.number)?;
         let stream = cache.stream_address();
+        if cache.is_shared()
+            && let Some(same) = entry.by_stream.get(&stream)
+            && let Some(first) = same.iter().find(|other| other.serves_as(cache))
+        {
+            return Some(first);
+        }
         entry.caches.insert(cache.number, cache);
         entry.by_stream.entry(stream).or_default().push(cache);
         pools.serving.insert(cache.number, cache);
         *pools.on_stream.entry(stream).or_default() += 1;
-        true
+        Some(cache)
     }
 
     /// Forgets a cache in which nothing is live, but not what it has counted; false if the pool has not got it.
@@ -375,7 +430,33 @@ impl DeviceCaches {
         self.cache(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))
     }
 
-    /// Returns a cache that serves this from now on, owned by the calling thread.
+    /// Returns a spare cache that threads shared, if one is free for others.
+    fn spare_shared(&self) -> Option<&'static ThreadCache> {
+        let mut spare = lock(&self.spare_shared);
+        for _ in 0..SPARE_TRIED.min(spare.len()) {
+            let (pool, cache) = spare.pop_front()?;
+            if pool.strong_count() == 0 {
+                return Some(cache);
+            }
+            spare.push_back((pool, cache));
+        }
+        None
+    }
+
+    /// Returns a spare cache, owned by the calling thread, if one is free for others.
+    fn spare(&self, thread: ThisThread) -> Option<&'static ThreadCache> {
+        let mut spare = lock(&self.spare);
+        for _ in 0..SPARE_TRIED.min(spare.len()) {
+            let cache = spare.pop_front()?;
+            if cache.adopt(thread) {
+                return Some(cache);
+            }
+            spare.push_back(cache);
+        }
+        None
+    }
+
+    /// Returns a cache that serves this from now on: owned by the calling thread, or of a pool for graphs shared by all.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if there are too many.
@@ -384,19 +465,8 @@ impl DeviceCaches {
         service: Service,
         thread: ThisThread,
     ) -> Result<&'static ThreadCache> {
-        let spare = {
-            let mut spare = lock(&self.spare);
-            let mut adopted = None;
-            for _ in 0..SPARE_TRIED.min(spare.len()) {
-                let Some(cache) = spare.pop_front() else { break };
-                if cache.adopt(thread) {
-                    adopted = Some(cache);
-                    break;
-                }
-                spare.push_back(cache);
-            }
-            adopted
-        };
+        let is_shared = service.pool.is_for_graphs();
+        let spare = if is_shared { self.spare_shared() } else { self.spare(thread) };
         let cache = match spare {
             Some(cache) => cache,
             None => {
@@ -404,7 +474,11 @@ impl DeviceCaches {
                 let place = self.caches.get_or_make(number as usize);
                 let place = place.ok_or_else(|| too_many("threads and streams with memory", CACHES_MAX))?;
                 let cache = place.get_or_init(|| ThreadCache::new(number, &self.memory));
-                cache.adopt(thread);
+                if is_shared {
+                    cache.share();
+                } else {
+                    cache.adopt(thread);
+                }
                 cache
             }
         };
@@ -412,8 +486,20 @@ impl DeviceCaches {
         Ok(cache)
     }
 
-    /// Takes empty caches that no pool knows any more.
+    /// Takes empty caches that no pool knows any more, and no two threads shared.
     pub(in crate::memory) fn put_spare(&self, caches: impl IntoIterator<Item = &'static ThreadCache>) {
         lock(&self.spare).extend(caches);
+    }
+
+    /// Takes empty caches that this pool knew and none knows any more.
+    pub(in crate::memory) fn put_spare_of(
+        &self,
+        pool: &Arc<Pool>,
+        caches: impl IntoIterator<Item = &'static ThreadCache>,
+    ) {
+        let (shared, owned): (Vec<_>, Vec<_>) = caches.into_iter().partition(|cache| cache.is_shared());
+        self.put_spare(owned);
+        // A thread that knows the pool may find the cache by it.
+        lock(&self.spare_shared).extend(shared.into_iter().map(|cache| (Arc::downgrade(pool), cache)));
     }
 }

@@ -4,16 +4,19 @@
 //! one address have the order of what happened, and a snapshot that holds those locks sees neither more nor less than
 //! they say. A free is written before the block can be had again, an allocation once it cannot.
 
-use std::sync::LazyLock;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use crate::ids::Device;
 use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
-use crate::observe::{Own, Ring, Timed};
+use crate::observe::{Own, Ring, Timed, delivery};
 use crate::process;
 use crate::sync::ThisThread;
 
-/// What the allocator did.
+/// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MemoryAction {
@@ -31,10 +34,10 @@ pub enum MemoryAction {
     SegmentMap,
     /// Pages leave their place, to another one or to the driver.
     SegmentUnmap,
-    /// Memory ran out; callbacks are asked after that.
-    Oom,
     /// A snapshot was taken.
     Snapshot,
+    /// Memory ran out; callbacks are asked after that.
+    Oom,
 }
 
 impl MemoryAction {
@@ -47,8 +50,8 @@ impl MemoryAction {
         Self::SegmentFree,
         Self::SegmentMap,
         Self::SegmentUnmap,
-        Self::Oom,
         Self::Snapshot,
+        Self::Oom,
     ];
 
     /// Returns the name that PyTorch's snapshots have for it.
@@ -61,8 +64,8 @@ impl MemoryAction {
             Self::SegmentFree => "segment_free",
             Self::SegmentMap => "segment_map",
             Self::SegmentUnmap => "segment_unmap",
-            Self::Oom => "oom",
             Self::Snapshot => "snapshot",
+            Self::Oom => "oom",
         }
     }
 
@@ -111,34 +114,96 @@ impl Timed for MemoryEvent {
     }
 }
 
-static RING: LazyLock<Ring<MemoryEvent>> = LazyLock::new(Ring::new);
+static RING: LazyLock<Ring<MemoryEvent>> = LazyLock::new(|| {
+    recording::add_kind(|| RING.clear());
+    Ring::new()
+});
 
 thread_local! {
     static OWN: Own<MemoryEvent> = Own::new(&RING);
 }
 
+/// Who learns of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum To {
+    /// The recording alone: the observer was told before.
+    Recording,
+    /// The observer alone: the recording is written where the block or the page changes hands.
+    Observer,
+    Both,
+}
+
+/// Writes an event down and has the observer told of it, where there are such. Returns it if it is written.
 #[inline]
-pub(super) fn note(event: MemoryEvent) -> Option<MemoryEvent> {
+pub(super) fn note(event: MemoryEvent, to: To) -> Option<MemoryEvent> {
+    let event = MemoryEvent { time: recording::now(), thread: ThisThread::get().system_id(), ..event };
+    if to != To::Recording && process::state().is_observed() {
+        keep(event);
+    }
     let settings = Settings::get();
-    if !settings.has_events || settings.skipped & event.action.bit() != 0 {
+    if to == To::Observer || !settings.has_events || settings.skipped & event.action.bit() != 0 {
         return None;
     }
-    let event = MemoryEvent { time: recording::now(), thread: ThisThread::get().system_id(), ..event };
     RING.note(&OWN, event, recording::most());
     Some(event)
+}
+
+/// Tells an observer of an event.
+pub(in crate::memory) type Tell = fn(&MemoryEvent);
+
+static TELL: OnceLock<Tell> = OnceLock::new();
+/// How many observations have begun: an event of an earlier one is not told in a later one.
+static OBSERVATION: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The thread's events that wait to be told, each with its observation.
+    static KEPT: RefCell<VecDeque<(u64, MemoryEvent)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Keeps an event until it can be told, with no lock held.
+#[cold]
+fn keep(event: MemoryEvent) {
+    let kept = (OBSERVATION.load(Ordering::Relaxed), event);
+    let _ = KEPT.try_with(|events| events.try_borrow_mut().map(|mut events| events.push_back(kept)));
+}
+
+/// Tells of the thread's events, in order. The observer may cause more.
+fn tell_kept() {
+    let next = || KEPT.try_with(|events| events.try_borrow_mut().ok()?.pop_front()).ok().flatten();
+    while let Some((observation, event)) = next() {
+        if let Some(tell) = TELL.get()
+            && observation == OBSERVATION.load(Ordering::Relaxed)
+        {
+            tell(&event);
+        }
+    }
+}
+
+/// Has every event told from now on, once it is said that there is an observer.
+pub(in crate::memory) fn observe(tell: Tell) {
+    let _ = TELL.set(tell);
+    OBSERVATION.fetch_add(1, Ordering::Relaxed);
+    delivery::set_deliver(tell_kept);
+    recording::start_clock();
 }
 
 /// Records that memory ran out for a request on this stream of the device, whose driver has `free` bytes left.
 #[cold]
 pub(in crate::memory) fn note_oom(device: Device, stream: usize, pool: PoolId, requested: u64, free: u64) {
     let (action, stack) = (MemoryAction::Oom, recording::stack_if(Settings::get().has_alloc_stacks));
-    note(MemoryEvent { time: 0, thread: 0, stack, action, device, address: free, bytes: requested, stream, pool });
+    note(
+        MemoryEvent { time: 0, thread: 0, stack, action, device, address: free, bytes: requested, stream, pool },
+        To::Both,
+    );
 }
 
 /// Records that a snapshot is taken of a device of which so many bytes are live, and returns the event.
 pub(in crate::memory) fn note_snapshot(device: Device, active: u64) -> Option<MemoryEvent> {
     let (action, stack, pool) = (MemoryAction::Snapshot, Stack::NONE, PoolId::NONE);
-    note(MemoryEvent { time: 0, thread: 0, stack, action, device, address: 0, bytes: active, stream: 0, pool })
+    note(
+        MemoryEvent { time: 0, thread: 0, stack, action, device, address: 0, bytes: active, stream: 0, pool },
+        To::Both,
+    )
 }
 
 /// Returns the recorded events, in order.
@@ -146,18 +211,12 @@ pub(in crate::memory) fn events() -> Vec<MemoryEvent> {
     if Settings::get().has_events { RING.newest(recording::most()) } else { Vec::new() }
 }
 
-/// Forgets the recorded events.
-pub(crate) fn clear() {
-    RING.clear();
-}
-
 /// Looks at every recorded event.
-#[cfg(feature = "python")]
 pub(in crate::memory) fn visit_events(see: impl FnMut(&MemoryEvent)) {
     RING.visit(see);
 }
 
-/// Returns whether memory is recorded.
+/// Returns whether memory is recorded, or observed.
 #[inline]
 pub(in crate::memory) fn is_recorded() -> bool {
     process::state().is_recorded()

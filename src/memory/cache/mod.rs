@@ -13,14 +13,16 @@ mod thread_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;
-pub(crate) use event::clear as clear_events;
-#[cfg(feature = "python")]
-pub(in crate::memory) use event::visit_events;
 pub use event::{MemoryAction, MemoryEvent};
-pub(in crate::memory) use event::{events, is_recorded, note_oom, note_snapshot};
-pub(in crate::memory) use heap::{BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid};
+pub(in crate::memory) use event::{Tell, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
+pub(in crate::memory) use heap::{
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid, Misfit, Piece, Restoration,
+    SMALL_BLOCK_BYTES,
+};
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(in crate::memory) use service::{Service, normalized};
-pub(in crate::memory) use thread::{CacheKey, add, forget, forget_some, known, last, remember};
+pub(in crate::memory) use thread::{
+    CacheKey, GivenKey, add, forget, forget_some, known, last, last_given, remember, remember_given,
+};
 pub(in crate::memory) use thread_cache::ThreadCache;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
-use super::event::{MemoryAction, MemoryEvent, note};
+use super::event::{MemoryAction, MemoryEvent, To, note};
 use super::heap::HeapBlock;
 use super::thread_cache::ThreadCache;
 use crate::memory::pool::PoolId;
@@ -76,9 +76,9 @@ impl RecordedBlocks {
         self.blocks = blocks.collect();
     }
 
-    fn note(&self, cache: &ThreadCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack) {
+    fn note(&self, cache: &ThreadCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack, to: To) {
         let (device, address, stream) = (cache.memory.device, cache.memory.address(offset), cache.stream_address());
-        note(MemoryEvent { time: 0, thread: 0, stack, action, device, address, bytes, stream, pool: self.pool });
+        note(MemoryEvent { time: 0, thread: 0, stack, action, device, address, bytes, stream, pool: self.pool }, to);
     }
 }
 
@@ -90,7 +90,8 @@ impl ThreadCache {
         let mut recorded = self.recording.lock();
         let stack = recording::stack_if(settings.has_live_stacks);
         recorded.blocks.insert(offset, RecordedBlock { requested, stack, freed: None });
-        recorded.note(self, MemoryAction::Alloc, offset, requested, recording::stack_if(settings.has_alloc_stacks));
+        let stack = recording::stack_if(settings.has_alloc_stacks);
+        recorded.note(self, MemoryAction::Alloc, offset, requested, stack, To::Both);
     }
 
     /// Records the free of a live block, before the block can be had again.
@@ -102,36 +103,47 @@ impl ThreadCache {
         let Some(block) = recorded.blocks.get_mut(&offset).filter(|block| block.freed.is_none()) else { return };
         block.freed = Some(stack);
         let requested = block.requested;
-        recorded.note(self, MemoryAction::FreeRequested, offset, requested, stack);
+        recorded.note(self, MemoryAction::FreeRequested, offset, requested, stack, To::Both);
         if is_completed {
             recorded.blocks.remove(&offset);
-            recorded.note(self, MemoryAction::FreeCompleted, offset, requested, stack);
+            recorded.note(self, MemoryAction::FreeCompleted, offset, requested, stack, To::Both);
         }
     }
 
-    /// Records that a freed block's streams are done; with the heap's lock held, before the block is free.
+    /// Has the observer told that a freed block's streams are done, before the block is free.
+    #[cold]
+    pub(in crate::memory) fn observe_completed(&self, offset: u64) {
+        let recorded = self.recording.lock();
+        if let Some(block) = recorded.blocks.get(&offset) {
+            let stack = block.freed.unwrap_or(Stack::NONE);
+            recorded.note(self, MemoryAction::FreeCompleted, offset, block.requested, stack, To::Observer);
+        }
+    }
+
+    /// Records that a freed block's streams are done; with the heap's lock held, before the block is free. The observer was
+    /// told.
     #[cold]
     pub(in crate::memory) fn record_completed(&self, offset: u64) {
         let mut recorded = self.recording.lock();
         if let Some(block) = recorded.blocks.remove(&offset) {
-            recorded.note(
-                self,
-                MemoryAction::FreeCompleted,
-                offset,
-                block.requested,
-                block.freed.unwrap_or(Stack::NONE),
-            );
+            let stack = block.freed.unwrap_or(Stack::NONE);
+            recorded.note(self, MemoryAction::FreeCompleted, offset, block.requested, stack, To::Recording);
         }
     }
 
     /// Records pages, or a segment, that came or go; with the heap's lock held.
     #[cold]
     pub(in crate::memory) fn record_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
-        self.recording.lock().note(self, action, start, bytes, recording::stack_if(Settings::get().has_alloc_stacks));
+        self.record_segment_for(To::Both, action, start, bytes);
+    }
+
+    #[cold]
+    pub(super) fn record_segment_for(&self, to: To, action: MemoryAction, start: u64, bytes: u64) {
+        let stack = recording::stack_if(Settings::get().has_alloc_stacks);
+        self.recording.lock().note(self, action, start, bytes, stack, to);
     }
 }
 
-#[cfg(feature = "python")]
 impl RecordedBlocks {
     /// Returns the stacks that the blocks were allocated and freed under.
     pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
@@ -140,6 +152,14 @@ impl RecordedBlocks {
 }
 
 impl CacheRecording {
+    /// Forgets the stacks of every block.
+    pub(in crate::memory) fn forget_stacks(&self) {
+        for block in self.lock().blocks.values_mut() {
+            block.stack = Stack::NONE;
+            block.freed = block.freed.map(|_| Stack::NONE);
+        }
+    }
+
     /// Forgets every block.
     pub(in crate::memory) fn clear(&self) {
         let forgotten = std::mem::take(&mut self.lock().blocks);

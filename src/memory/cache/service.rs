@@ -53,6 +53,11 @@ impl Service {
             && !(self.is_lender || other.is_lender)
     }
 
+    /// Returns whether a cache that serves one can serve the other.
+    pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {
+        self.is_in_order_with(other) && self.is_captured == other.is_captured && self.is_feed == other.is_feed
+    }
+
     /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a
     /// caller has just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
     pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Stream>) -> bool {

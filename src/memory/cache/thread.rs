@@ -26,6 +26,16 @@ pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) stream: usize,
 }
 
+/// A request for one pool, by which a thread finds the cache that served the last one of the same kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct GivenKey {
+    /// The pool's number.
+    pub(in crate::memory) pool: u32,
+    /// Scopes entered later than this go before the pool.
+    pub(in crate::memory) ticket: u64,
+    pub(in crate::memory) is_captured: bool,
+}
+
 /// The cache that served last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
@@ -86,29 +96,62 @@ impl Owned {
 thread_local! {
     // Apart, without a destructor, so that a hit reads one place.
     static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+    // The same of requests for one pool.
+    static LAST_GIVEN: Cell<Option<(GivenKey, Last)>> = const { Cell::new(None) };
     static OWNED: OwnedCaches = const { OwnedCaches(RefCell::new(Owned::new())) };
 }
 
 impl Drop for OwnedCaches {
     fn drop(&mut self) {
-        LAST.set(None);
+        forget_last();
         let thread = ThisThread::get();
         self.0.get_mut().caches.iter().for_each(|(_, cache)| cache.give_up(thread));
+    }
+}
+
+impl Last {
+    /// Returns the cache if it serves the stream by the routes that the thread has now.
+    #[inline]
+    fn serving(self, stream: &Stream) -> Option<(&'static ThreadCache, ThisThread)> {
+        let is_same = self.stream == normalized(stream.raw())
+            && self.device == stream.device()
+            && self.changes == pool::changes();
+        is_same.then_some((self.cache, self.thread))
     }
 }
 
 /// Returns the cache that served this thread last, if it serves the stream by the routes that the thread has now.
 #[inline]
 pub(in crate::memory) fn last(stream: &Stream) -> Option<(&'static ThreadCache, ThisThread)> {
-    let last = LAST.get()?;
-    let is_same =
-        last.stream == normalized(stream.raw()) && last.device == stream.device() && last.changes == pool::changes();
-    is_same.then_some((last.cache, last.thread))
+    LAST.get()?.serving(stream)
 }
 
 /// Notes the cache that serves this thread, by routes that had changed so often.
 pub(in crate::memory) fn remember(key: CacheKey, changes: u32, thread: ThisThread, cache: &'static ThreadCache) {
     LAST.set(Some(Last { device: key.device, stream: key.stream, changes, thread, cache }));
+}
+
+/// As [`last`], of requests for one pool.
+#[inline]
+pub(in crate::memory) fn last_given(stream: &Stream, given: GivenKey) -> Option<(&'static ThreadCache, ThisThread)> {
+    let (key, last) = LAST_GIVEN.get()?;
+    last.serving(stream).filter(|_| key == given)
+}
+
+/// As [`remember`], of a request for one pool.
+pub(in crate::memory) fn remember_given(
+    given: GivenKey,
+    key: CacheKey,
+    changes: u32,
+    thread: ThisThread,
+    cache: &'static ThreadCache,
+) {
+    LAST_GIVEN.set(Some((given, Last { device: key.device, stream: key.stream, changes, thread, cache })));
+}
+
+fn forget_last() {
+    LAST.set(None);
+    LAST_GIVEN.set(None);
 }
 
 fn owned<R>(f: impl FnOnce(&mut Owned) -> R) -> Result<R> {
@@ -141,7 +184,7 @@ pub(in crate::memory) fn add(key: CacheKey, cache: &'static ThreadCache) -> Resu
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn forget(thread: ThisThread, key: CacheKey, cache: &'static ThreadCache) -> Result<()> {
-    LAST.set(None);
+    forget_last();
     owned(|owned| {
         let place = owned.places.get(&key).copied();
         if let Some(place) = place.filter(|&place| std::ptr::eq(owned.caches[place].1, cache)) {
@@ -158,14 +201,14 @@ pub(in crate::memory) fn forget(thread: ThisThread, key: CacheKey, cache: &'stat
 pub(in crate::memory) fn forget_some(
     thread: ThisThread,
     most: usize,
-    mut is_gone: impl FnMut(&'static ThreadCache) -> bool,
+    mut is_gone: impl FnMut(CacheKey, &'static ThreadCache) -> bool,
 ) -> Result<()> {
-    LAST.set(None);
+    forget_last();
     owned(|owned| {
         for _ in 0..most.min(owned.caches.len()) {
             owned.next = if owned.next < owned.caches.len() { owned.next } else { 0 };
             match owned.caches.get(owned.next) {
-                Some((_, cache)) if is_gone(cache) => owned.remove(owned.next).give_up(thread),
+                Some(&(key, cache)) if is_gone(key, cache) => owned.remove(owned.next).give_up(thread),
                 _ => owned.next += 1,
             }
         }

@@ -1,5 +1,8 @@
 //! A thread cache: the memory of one pool and one stream that one thread cuts blocks from, without waiting for others.
 //!
+//! Those of a pool for graphs are shared: all threads that work on the stream cut blocks from one, under its lock, so that
+//! what one thread frees serves the others.
+//!
 //! Other threads leave what they free in the inbox. When the thread ends, its caches wait for the next thread that
 //! works on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
 
@@ -11,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
-use super::event::{MemoryAction, is_recorded};
+use super::event::{MemoryAction, To, is_recorded};
 use super::heap::{Heap, HeapLedger, Invalid};
 use super::last_work::LastWork;
 use super::page_traffic::PageTraffic;
@@ -19,11 +22,16 @@ use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, Entry, LENT, Mapping, PAGE, Reserve, Run};
+use crate::observe::delivery;
+use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
     write,
 };
+
+/// In place of an owner's number: all threads share the cache.
+const SHARED: u64 = u64::MAX;
 
 /// The pool was closed or dropped, so what is freed leaves at once.
 const CLOSING: u32 = 1;
@@ -36,7 +44,7 @@ const LENDER: u32 = 4;
 pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
-    /// The number of the thread that allocates from it; 0 for none. Only that thread gives it up.
+    /// The number of the thread that allocates from it; 0 for none, [`SHARED`] for all. Only that thread gives it up.
     owner: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
@@ -101,7 +109,7 @@ impl ThreadCache {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
         {
             let mut heap = self.heap.lock();
-            service.number = heap.restart(!service.pool.rules.no_split, Some(ledger));
+            service.number = heap.restart(service.pool.begin_cutting(), Some(ledger));
             if service.is_lender {
                 heap.begin_lending();
             }
@@ -153,9 +161,30 @@ impl ThreadCache {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
-    /// Returns the thread that allocates from it, if any does.
+    /// Returns the thread that allocates from it, if one alone does.
     pub(in crate::memory) fn owner(&self) -> Option<ThreadNumber> {
-        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed))
+        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed)).filter(|owner| owner.get() != SHARED)
+    }
+
+    /// Returns whether all threads share it.
+    pub(in crate::memory) fn is_shared(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == SHARED
+    }
+
+    /// Makes a cache that no thread owns one that all threads share, for as long as the process lives.
+    pub(super) fn share(&self) {
+        self.owner.store(SHARED, Ordering::Relaxed);
+    }
+
+    /// Returns whether both serve the same.
+    pub(in crate::memory) fn serves_as(&self, other: &Self) -> bool {
+        let (own, others) = (read(&self.service), read(&other.service));
+        own.as_ref().zip(others.as_ref()).is_some_and(|(own, other)| own.is_as(other))
+    }
+
+    /// Returns whether it serves the pool with this number.
+    pub(in crate::memory) fn serves_pool(&self, number: u32) -> bool {
+        read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)
     }
 
     /// Makes the calling thread the owner if the cache has none.
@@ -275,8 +304,15 @@ impl ThreadCache {
         bytes: u64,
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
-        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
-        self.add_span(&mut heap, start, bytes)?;
+        // The observer is told before any thread can have the memory.
+        self.observe_segment(self.coming(start), start, bytes);
+        let mut heap = match self.add_span_in(service, thread, start, bytes) {
+            Ok(heap) => heap,
+            Err(not_added) => {
+                self.observe_segment(self.going(start), start, bytes);
+                return Err(not_added);
+            }
+        };
         if self.is_lender() {
             return Ok(Some(start));
         }
@@ -289,24 +325,76 @@ impl ThreadCache {
         Ok(offset)
     }
 
+    /// Locks the heap and adds free memory to it, of which the observer was told.
+    fn add_span_in(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+    ) -> Result<OwnerGuard<'_, Heap>, NotAdded> {
+        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
+        self.add_span_for(To::Recording, &mut heap, start, bytes)?;
+        Ok(heap)
+    }
+
     /// Adds free memory to this cache's heap.
     ///
     /// # Errors
     /// [`NotAdded`] if its service has ended, or there are too many blocks.
     pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        self.add_span_for(To::Both, heap, start, bytes)
+    }
+
+    /// Gives free memory back to this cache's heap, if it is still in the service. Returns what cannot be added.
+    #[must_use]
+    pub(in crate::memory) fn put_back(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        mappings: Vec<Mapping>,
+    ) -> Vec<Mapping> {
+        let add = |mapping: &Mapping| {
+            let (start, bytes) = (mapping.start(), mapping.bytes());
+            self.observe_segment(self.coming(start), start, bytes);
+            let is_added = self.add_span_in(service, thread, start, bytes).is_ok();
+            if !is_added {
+                self.observe_segment(self.going(start), start, bytes);
+            }
+            is_added
+        };
+        mappings.into_iter().filter(|mapping| !add(mapping)).collect()
+    }
+
+    fn add_span_for(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
         if !heap.add_span(start, bytes) {
             return Err(NotAdded);
         }
         self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
         if is_recorded() {
-            let is_mapped = start < self.memory.range.bytes();
-            self.record_segment(
-                if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc },
-                start,
-                bytes,
-            );
+            self.record_segment_for(to, self.coming(start), start, bytes);
         }
         Ok(())
+    }
+
+    /// Returns what it is when memory at the offset comes.
+    fn coming(&self, start: u64) -> MemoryAction {
+        let is_mapped = start < self.memory.range.bytes();
+        if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
+    }
+
+    /// Returns what it is when memory at the offset goes.
+    fn going(&self, start: u64) -> MemoryAction {
+        let is_mapped = start < self.memory.range.bytes();
+        if is_mapped { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
+    }
+
+    /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
+    fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
+        if process::state().is_observed() {
+            self.record_segment_for(To::Observer, action, start, bytes);
+            delivery::deliver();
+        }
     }
 
     /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
@@ -477,6 +565,25 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn has_uses(&self) -> bool {
         !self.uses.is_empty()
+    }
+
+    /// Returns the further streams that use each block.
+    pub(in crate::memory) fn all_uses(&self) -> Vec<(u64, Vec<BlockUser>)> {
+        let copy = |(offset, users): (&u64, &Vec<BlockUser>)| (*offset, users.clone());
+        self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
+    }
+
+    /// Forgets the further streams that use blocks, but for those at the offsets that are kept, whose streams may be gone
+    /// by the time they are freed. Returns what was forgotten: the last clone of a stream destroys it, which is for a time
+    /// without locks.
+    #[must_use]
+    pub(in crate::memory) fn keep_uses(&self, is_kept: impl Fn(u64) -> bool) -> HashMap<u64, Vec<BlockUser>> {
+        self.uses.change(|uses| {
+            let (kept, forgotten) = std::mem::take(uses).into_iter().partition(|(offset, _)| is_kept(*offset));
+            *uses = kept;
+            uses.values_mut().for_each(|users| users.iter_mut().for_each(BlockUser::become_fleeting));
+            (uses.len(), forgotten)
+        })
     }
 
     /// Returns the further streams that use a block, which end with it.

@@ -10,6 +10,7 @@ use super::address_space::AddressSpace;
 use super::event_pool::EventPool;
 use super::live_peak::LivePeak;
 use super::pages::{PAGE, Pages};
+use super::pieces::Pieces;
 use super::retired::Retired;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, Source};
@@ -37,6 +38,12 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) live: LivePeak,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
+    /// The pieces of physical memory of all pools together.
+    pub(in crate::memory) pieces: Pieces,
+    /// Requests for which memory was given back to the driver, and that were tried again.
+    pub(in crate::memory) retries: AtomicU64,
+    /// Requests that failed for want of memory.
+    pub(in crate::memory) failures: AtomicU64,
 }
 
 impl DeviceMemory {
@@ -60,6 +67,9 @@ impl DeviceMemory {
             budget: Budget::new(None),
             live: LivePeak::default(),
             moved_pages: AtomicU64::new(0),
+            pieces: Pieces::default(),
+            retries: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             range,
         }
     }

@@ -10,6 +10,7 @@ use super::pages::Mapping;
 use super::supply::{Run, Source, Supply};
 use super::until::Until;
 use crate::error::Result;
+use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -42,12 +43,17 @@ pub(super) struct Retired {
 }
 
 impl DeviceMemory {
-    /// Unmaps or gives back what remains of memory that was `supply`'s, once `until` is done.
+    /// Unmaps or gives back what remains of memory that was `supply`'s, once `until` is done. An observer is told before, so
+    /// no lock is held, but for pages of a reserve.
     ///
     /// # Safety
     /// The memory is in no cache and on no other list any more, and all work that uses it at these addresses is done
     /// when `until` is.
     pub(in crate::memory) unsafe fn retire(&self, remains: Remains, until: Until, supply: &Arc<Supply>) {
+        // What stays where it is may be retired with its cache's lock held.
+        if !matches!(remains, Remains::Reserve(_)) {
+            deliver();
+        }
         let mut entries = lock(&self.retired.entries);
         entries.push(Entry { remains, until, supply: Arc::clone(supply) });
         self.retired.len.store(entries.len(), Ordering::Release);
@@ -137,6 +143,7 @@ impl DeviceMemory {
 
     /// Counts physical memory that has gone.
     fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
+        self.pieces.go(bytes);
         self.budget.release(bytes);
         supply.budget.release(bytes);
         *released += bytes;

@@ -1,6 +1,6 @@
 //! How other programs take memory from here: C functions, feeds of other allocators, libraries' handles, PyTorch.
 
-mod c_api;
+pub mod c_api;
 mod feed;
 #[cfg(feature = "python")]
 mod fence;

@@ -10,6 +10,7 @@ use crate::sync::lock;
 
 /// What identifies a pool in the process: `(0, n)` for pools made by users, `(n, 0)` for those made for graph capture,
 /// `(0, 0)` for none, which is the device's default pool. An id is never used twice.
+#[repr(C)] // gpupool_pool_id
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolId(pub u64, pub u64);
 

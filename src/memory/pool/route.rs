@@ -7,8 +7,8 @@
 //! [`changes`] says.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 #[cfg(feature = "python")]
 use super::context_scope::of_context;
@@ -19,6 +19,7 @@ use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 /// A pool that the thread's requests on its device go to.
 #[derive(Debug)]
@@ -59,6 +60,14 @@ pub(in crate::memory) struct Destination {
     pub(in crate::memory) is_captured: bool,
     /// Whether it is another allocator's, which cuts it further.
     pub(in crate::memory) is_feed: bool,
+}
+
+impl Destination {
+    fn new(pool: Arc<Pool>, is_captured: bool, is_feed: bool) -> Self {
+        // All memory of a pool for graphs is part of graphs.
+        let is_captured = is_captured || pool.is_for_graphs();
+        Self { pool, is_captured, is_feed }
+    }
 }
 
 #[derive(Debug)]
@@ -106,7 +115,7 @@ fn note_change() {
 }
 
 /// Returns a number for a new route, larger than those of all before.
-pub(super) fn next_ticket() -> u64 {
+pub(in crate::memory) fn next_ticket() -> u64 {
     TICKETS.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -145,55 +154,111 @@ impl Routes {
         None
     }
 
-    fn destination(&self, stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
-        if !self.has_followed.get() && !is_rerouted {
+    fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
+        if !self.has_followed.get() && !is_rerouted && given.is_none() {
             return Ok(None);
         }
         let (device, first) = (stream.device(), self.first_ticket.get());
+        let given = given.filter(|given| given.ticket >= first);
         // Before the routes are borrowed, for Python may come here again.
         let of_context = if is_rerouted { self.of_context(device) } else { None };
         let mut routes = self.all.borrow_mut();
         let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.device == device;
         let mut followed = routes.iter_mut().rev().filter(is_followed).peekable();
         let own = followed.peek().map_or(0, |own| own.ticket);
-        let (pool, kind) = match of_context.filter(|(ticket, _)| *ticket > own) {
-            Some((_, pool)) => (pool, RouteKind::Scope),
-            None => match followed.next() {
+        let of_context = of_context.filter(|(ticket, _)| *ticket > own);
+        let innermost = of_context.as_ref().map_or(own, |(ticket, _)| *ticket);
+        // The pool that a caller gives stands among the scopes as if it had been entered at its ticket.
+        let is_given = given.is_some_and(|given| given.ticket > innermost);
+        let outer = given.filter(|_| !is_given);
+        let (pool, kind) = match (given.filter(|_| is_given), of_context) {
+            (Some(given), _) => (Arc::clone(given.pool), given.kind()),
+            (None, Some((_, pool))) => (pool, RouteKind::Scope),
+            (None, None) => match followed.next() {
                 Some(own) => (Arc::clone(&own.pool), own.kind),
                 None => {
                     // A pool's own allocator follows no route around it.
                     let shared = if is_rerouted && first == 0 { of_all_threads(device) } else { None };
-                    return Ok(shared.map(|pool| Destination { pool, is_captured: false, is_feed: false }));
+                    return Ok(shared.map(|pool| Destination::new(pool, false, false)));
                 }
             },
         };
-        let to = |is_captured| {
-            let is_feed = matches!(kind, RouteKind::Feed { .. });
-            Ok(Some(Destination { pool: Arc::clone(&pool), is_captured, is_feed }))
-        };
-        if kind.is_captured() {
+        let is_feed = matches!(kind, RouteKind::Feed { .. });
+        let to = |is_captured| Ok(Some(Destination::new(Arc::clone(&pool), is_captured, is_feed)));
+        if kind.is_captured() && !is_given {
             return to(true);
         }
         // On a captured stream the graph of a capture further out uses this pool as its own.
-        let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
-        let Some(capture) = followed.find(captures) else { return to(false) };
-        if capture.kind != RouteKind::Capture(Some(stream.raw())) && stream.capture_status()? == CaptureStatus::None {
-            return to(false);
+        if let Some(outer) = outer
+            && outer.is_of_graph(stream)?
+        {
+            outer.keep(&pool)?;
+            return to(true);
         }
-        if capture.uses.iter().all(|used| used.pool().number != pool.number) {
+        if let Some(given) = given.filter(|_| is_given && kind.is_captured()) {
+            given.keep(&pool)?;
+        }
+        let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
+        let Some(capture) = followed.find(captures) else { return to(kind.is_captured()) };
+        let is_captured = kind.is_captured()
+            || capture.kind == RouteKind::Capture(Some(stream.raw()))
+            || stream.capture_status()? != CaptureStatus::None;
+        if is_captured && capture.uses.iter().all(|used| used.pool().number != pool.number) {
             capture.uses.push(PoolUse::new(&pool, true)?);
         }
-        to(true)
+        to(is_captured)
     }
 }
 
-/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one; with
-/// `is_rerouted` also that of its context, or of all threads, which the thread's own changes do not tell of.
+/// A pool that a caller gives for a request, unless the thread is in a scope that it entered later.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory) struct Given<'a> {
+    pub(in crate::memory) pool: &'a Arc<Pool>,
+    /// As [`next_ticket`] returned it.
+    pub(in crate::memory) ticket: u64,
+    /// Whether the request is of a captured stream.
+    pub(in crate::memory) is_captured: bool,
+    /// The uses of further pools that the pool's graphs have.
+    pub(in crate::memory) further: &'a Mutex<Vec<PoolUse>>,
+}
+
+impl Given<'_> {
+    fn kind(&self) -> RouteKind {
+        if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope }
+    }
+
+    /// Returns whether a request on the stream is of a graph: all are captured of a pool for graphs, but those of inner
+    /// scopes only where the stream is.
+    fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
+        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.capture_status()? != CaptureStatus::None))
+    }
+
+    /// Notes that graphs use memory of this pool.
+    fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
+        if pool.number == self.pool.number && pool.is_for_graphs() {
+            return Ok(());
+        }
+        let mut further = lock(self.further);
+        if further.iter().all(|used| used.pool().number != pool.number) {
+            further.push(PoolUse::new(pool, true)?);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one, where the pool
+/// that a caller gives stands among them; with `is_rerouted` also that of its context, or of all threads, which the
+/// thread's own changes do not tell of.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` while the thread ends; what the driver refuses when it is asked about a capture.
-pub(in crate::memory) fn destination(stream: &Stream, is_rerouted: bool) -> Result<Option<Destination>> {
-    ROUTES.try_with(|routes| routes.destination(stream, is_rerouted)).unwrap_or_else(|_| Err(ending()))
+/// `ErrorKind::InvalidValue` while the thread ends, or if the pool of an inner scope is closed; what the driver refuses
+/// when it is asked about a capture.
+pub(in crate::memory) fn destination(
+    stream: &Stream,
+    given: Option<&Given>,
+    is_rerouted: bool,
+) -> Result<Option<Destination>> {
+    ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
 /// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned; with

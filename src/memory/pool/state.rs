@@ -2,20 +2,30 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use super::id::PoolId;
 use super::ledger::Ledger;
+use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 
-/// How a pool behaves, fixed when it is made.
+/// How a new pool behaves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::memory) struct Rules {
     pub(in crate::memory) use_on_oom: bool,
     pub(in crate::memory) no_split: bool,
     /// Whether its maker said where its memory comes from.
     pub(in crate::memory) has_own_source: bool,
+    /// Whether all its memory is part of graphs, whatever it was allocated for.
+    pub(in crate::memory) is_for_graphs: bool,
 }
+
+/// What it has free serves other pools when memory is short.
+const USE_ON_OOM: u8 = 1;
+/// Each segment serves one block at a time.
+const NO_SPLIT: u8 = 2;
+/// A cache has begun to cut its memory, as [`NO_SPLIT`] said then.
+const CUT: u8 = 4;
 
 /// When the memory of a pool goes whose last use has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,8 +45,13 @@ pub(in crate::memory) struct Pool {
     /// Its number in the process, by which threads find their caches; 0 for every default pool.
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
-    pub(in crate::memory) rules: Rules,
+    /// What its maker calls it.
+    pub(in crate::memory) name: Option<String>,
     pub(in crate::memory) supply: Arc<Supply>,
+    has_own_source: bool,
+    is_for_graphs: bool,
+    /// The rules that can change: [`USE_ON_OOM`], [`NO_SPLIT`] and, for the latter, [`CUT`].
+    rules: AtomicU8,
     end: EndPool,
     /// How many use the pool: its owner, scopes, captures.
     uses: AtomicU32,
@@ -69,15 +84,20 @@ impl Pool {
         number: u32,
         memory: &'static DeviceMemory,
         rules: Rules,
+        name: Option<String>,
         supply: Supply,
         end: EndPool,
     ) -> Self {
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         Self {
             id,
             number,
             memory,
-            rules,
+            name,
             supply: Arc::new(supply),
+            has_own_source: rules.has_own_source,
+            is_for_graphs: rules.is_for_graphs,
+            rules: AtomicU8::new(bit(rules.use_on_oom, USE_ON_OOM) | bit(rules.no_split, NO_SPLIT)),
             end,
             uses: AtomicU32::new(1),
             uses_by_id: AtomicU32::new(0),
@@ -100,16 +120,75 @@ impl Pool {
         self.number == 0
     }
 
+    /// Returns how messages name the pool: by its id, and by what its maker calls it.
+    pub(in crate::memory) fn label(&self) -> String {
+        self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} \"{name}\"", self.id))
+    }
+
+    /// Returns whether all its memory is part of graphs.
+    pub(in crate::memory) fn is_for_graphs(&self) -> bool {
+        self.is_for_graphs
+    }
+
+    fn has_rule(&self, rule: u8) -> bool {
+        self.rules.load(Ordering::Acquire) & rule != 0
+    }
+
+    /// Returns whether what it has free serves other pools when memory is short.
+    pub(in crate::memory) fn use_on_oom(&self) -> bool {
+        self.has_rule(USE_ON_OOM)
+    }
+
+    /// Sets whether what it has free serves other pools when memory is short. Blocks that others hold stay theirs.
+    pub(in crate::memory) fn set_use_on_oom(&self, use_on_oom: bool) {
+        if use_on_oom {
+            self.rules.fetch_or(USE_ON_OOM, Ordering::AcqRel);
+        } else {
+            self.rules.fetch_and(!USE_ON_OOM, Ordering::AcqRel);
+        }
+    }
+
+    /// Returns whether each segment serves one block at a time.
+    pub(in crate::memory) fn no_split(&self) -> bool {
+        self.has_rule(NO_SPLIT)
+    }
+
+    /// Has each segment serve one block at a time.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if memory of the pool was cut already, or it has a reserve.
+    pub(in crate::memory) fn set_no_split(&self) -> Result<()> {
+        let (label, device) = (self.label(), self.memory.device);
+        if self.supply.reserve().is_some() {
+            return Err(Error::invalid_value(format!(
+                "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"
+            )));
+        }
+        let is_open = |rules: u8| (rules & (CUT | NO_SPLIT) != CUT).then_some(rules | NO_SPLIT);
+        match self.rules.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::invalid_value(format!(
+                "pool {label} on {device} has cut segments into blocks already: set no_split before anything is \
+                 allocated from it, or make another pool"
+            ))),
+        }
+    }
+
+    /// Begins to cut memory, after which [`Pool::no_split`] stays as it is. Returns whether segments are split.
+    pub(in crate::memory) fn begin_cutting(&self) -> bool {
+        self.rules.fetch_or(CUT, Ordering::AcqRel) & NO_SPLIT == 0
+    }
+
     /// Returns whether what the pool has free serves other pools when memory is short: the default pool's, that of pools
     /// made for it, and that of pools without a use. Any other pool keeps what it has.
     pub(in crate::memory) fn helps_others(&self) -> bool {
-        self.is_default() || self.rules.use_on_oom || self.is_closed()
+        self.is_default() || self.use_on_oom() || self.is_closed()
     }
 
     /// Returns whether the pool's segments may be registered with a network card or a library, so that they stay where
     /// they are until the pool's trim or its end.
     pub(in crate::memory) fn keeps_segments(&self) -> bool {
-        (self.rules.no_split || self.rules.has_own_source) && !self.is_closed()
+        (self.no_split() || self.has_own_source) && !self.is_closed()
     }
 
     /// Returns whether free memory of the pool goes back to the driver for another pool's request.

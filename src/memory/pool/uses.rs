@@ -88,7 +88,7 @@ impl Drop for PoolUse {
 /// Returns the error of a request to a pool that serves none any more.
 #[cold]
 pub(in crate::memory) fn closed(pool: &Pool) -> Error {
-    let (id, device) = (pool.id, pool.memory.device);
+    let (id, device) = (pool.label(), pool.memory.device);
     Error::invalid_value(if pool.use_count() > 0 {
         format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
     } else {
@@ -101,5 +101,5 @@ pub(in crate::memory) fn closed(pool: &Pool) -> Error {
 
 /// Returns the error of a call for a pool whose last use has ended.
 pub(in crate::memory) fn gone(pool: &Pool) -> Error {
-    Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.id))
+    Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.label()))
 }

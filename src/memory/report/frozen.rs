@@ -9,18 +9,18 @@ use crate::sync::{OwnerGuard, lock};
 
 /// A cache from which nothing is allocated as long as this lives.
 #[derive(Debug)]
-pub(super) struct FrozenCache {
-    pub(super) cache: &'static ThreadCache,
-    pub(super) recorded: RecordedGuard<'static>,
-    pub(super) heap: OwnerGuard<'static, Heap>,
+pub(in crate::memory) struct FrozenCache {
+    pub(in crate::memory) cache: &'static ThreadCache,
+    pub(in crate::memory) recorded: RecordedGuard<'static>,
+    pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
 }
 
 /// Caches from which nothing is allocated as long as this lives. It is to be short: their threads wait.
 #[derive(Debug)]
-pub(super) struct Frozen {
-    pub(super) caches: Vec<FrozenCache>,
+pub(in crate::memory) struct Frozen {
+    pub(in crate::memory) caches: Vec<FrozenCache>,
     /// The moment. A cache that is not among them had nothing before it.
-    pub(super) time: u64,
+    pub(in crate::memory) time: u64,
     /// Only the holder of this locks two caches at once, so that no threads wait in a circle.
     _alone: MutexGuard<'static, ()>,
 }
@@ -29,7 +29,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 impl Frozen {
     /// Stops the caches that `list` returns, also those that are made meanwhile.
-    pub(super) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
+    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
         let alone = lock(&ALONE);
         let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
         let mut known = HashSet::new();

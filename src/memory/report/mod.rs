@@ -1,14 +1,20 @@
 //! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
 
+mod device_stats;
 mod frozen;
+mod largest_block;
+mod live_block;
 mod recording;
 mod snapshot;
 mod stats;
 mod summary;
 
-#[cfg(feature = "python")]
-pub(crate) use recording::stacks_in_use;
-pub(crate) use recording::{begin_recording, end_recording};
+pub(in crate::memory) use device_stats::{Stat, Stats, device_stats};
+pub(in crate::memory) use frozen::{Frozen, FrozenCache};
+pub(in crate::memory) use largest_block::largest_block;
+pub(in crate::memory) use live_block::{LiveBlock, live_block};
+pub(in crate::memory) use recording::{begin_observing, end_observing};
+pub(crate) use recording::{begin_recording, end_recording, stacks_in_use};
 pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};

@@ -1,37 +1,57 @@
-//! Beginning and ending to record memory.
+//! Beginning and ending to record memory, or to have it observed.
 
-#[cfg(feature = "python")]
 use std::collections::HashSet;
 
 use super::frozen::{Frozen, FrozenCache};
-#[cfg(feature = "python")]
-use crate::memory::cache::visit_events;
-use crate::memory::cache::{DeviceCaches, ThreadCache, clear_events};
-#[cfg(feature = "python")]
-use crate::observe::recording::Stack;
-use crate::observe::recording::{self, Settings};
+use crate::memory::cache::{DeviceCaches, Tell, ThreadCache, observe, visit_events};
+use crate::observe::recording::{self, Settings, Stack};
+use crate::process;
 
 fn caches() -> Vec<&'static ThreadCache> {
     DeviceCaches::all().flat_map(DeviceCaches::serving).collect()
 }
 
-/// Records from now on, with room for `most` events.
-pub(crate) fn begin_recording(settings: Settings, most: usize) {
+/// Has the blocks known that there are at one moment, that of `begin`.
+fn begin_with_blocks(begin: impl FnOnce()) {
     let mut frozen = Frozen::new(caches);
-    recording::start(settings, most);
+    begin();
     for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
         recorded.begin(heap.views(&cache.memory.pages).into_iter().flatten());
     }
 }
 
-/// Forgets what was recorded, once recording has stopped.
+/// Records from now on, with room for `most` events. Under [`recording::lock_changes`].
+pub(crate) fn begin_recording(settings: Settings, most: usize) {
+    begin_with_blocks(|| recording::start(settings, most));
+}
+
+/// Records no more, and forgets what was recorded, of handles too. Under [`recording::lock_changes`].
 pub(crate) fn end_recording() {
-    clear_events();
-    caches().into_iter().for_each(|cache| cache.recording.clear());
+    recording::stop();
+    recording::forget_events();
+    for cache in caches() {
+        // An observer is told of what these blocks are when they are freed.
+        if process::state().is_observed() { cache.recording.forget_stacks() } else { cache.recording.clear() }
+    }
+}
+
+/// Has each event told from now on. Under [`recording::lock_changes`].
+pub(in crate::memory) fn begin_observing(tell: Tell) {
+    begin_with_blocks(|| {
+        observe(tell);
+        process::set_observed(true);
+    });
+}
+
+/// Has no event told any more. Under [`recording::lock_changes`].
+pub(in crate::memory) fn end_observing() {
+    process::set_observed(false);
+    if !process::state().is_recorded() {
+        caches().into_iter().for_each(|cache| cache.recording.clear());
+    }
 }
 
 /// Returns the stacks that events and live blocks name.
-#[cfg(feature = "python")]
 pub(crate) fn stacks_in_use() -> HashSet<Stack> {
     let mut stacks = HashSet::new();
     visit_events(|event| {

@@ -9,6 +9,7 @@ use crate::memory::cache::{
     DeviceCaches, HeapBlock, MemoryAction, MemoryEvent, ThreadCache, events, is_recorded, note_snapshot,
 };
 use crate::memory::pool::{Pool, PoolId};
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Stack};
 use crate::process;
 
@@ -125,6 +126,7 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
 /// `ErrorKind::Forked` in a forked child.
 pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     process::refuse_forked()?;
+    let _delivery = Delivery::at_end();
     let frozen = Frozen::new(|| caches(device));
     let mut segments = segments(&frozen);
     if !is_recorded() {

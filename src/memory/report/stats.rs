@@ -3,7 +3,7 @@
 use super::summary::{self, PoolSummary};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::device::Budget;
 use crate::memory::pool::Pool;
 use crate::memory::serve::device_caches;
@@ -60,6 +60,15 @@ impl PoolStats {
         PoolSummary::of(pool).stats
     }
 
+    /// Notes what caches have counted.
+    pub(in crate::memory) fn set_counts(&mut self, counts: &Counts) {
+        let now = counts.now[ALL];
+        (self.live_bytes, self.requested_bytes, self.live_blocks) = (now.bytes, now.requested, now.blocks);
+        self.waiting_blocks = counts.waiting[ALL].blocks;
+        self.peak_live_bytes = counts.peak[ALL].bytes;
+        (self.allocations, self.frees) = (counts.allocations(), counts.frees());
+    }
+
     /// Notes what is reserved. Never less than what was found in use, where both change meanwhile.
     pub(in crate::memory) fn set_reserved(&mut self, budget: &Budget) {
         let in_use = self.live_bytes + self.cached_bytes;
@@ -85,6 +94,8 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
 pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
     let caches = device_caches(device)?;
     caches.memory.budget.reset_peak();
+    caches.memory.pieces.reset_peaks();
+    caches.reset_free_beside_held();
     caches.pools().iter().for_each(|pool| reset_pool_peaks(pool));
     caches.reset_past_peaks();
     caches.memory.live.reset();

@@ -2,11 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::stats::{MemoryStats, PoolStats};
 use crate::ids::Device;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::pool::{Pool, PoolId};
 use crate::sync::ThisThread;
 
@@ -35,6 +36,8 @@ pub struct StreamStats {
 pub struct PoolSummary {
     /// The pool's id; [`PoolId::NONE`] for the device's default pool.
     pub id: PoolId,
+    /// What its maker calls it, if anything.
+    pub name: Option<String>,
     /// Whether the pool was closed or has no use any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
     /// The most bytes that it may reserve, if there is a limit.
@@ -49,43 +52,35 @@ pub struct PoolSummary {
 impl PoolSummary {
     /// Sums up a pool. Locks one cache at a time, each for a few additions.
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
+        Self::with_counts(pool).0
+    }
+
+    /// Sums up a pool, with all that its caches have counted.
+    fn with_counts(pool: &Pool) -> (Self, Counts) {
         let thread = ThisThread::get();
-        let (caches, past) = DeviceCaches::caches_and_past_of(pool);
-        let mut stats = PoolStats {
-            allocations: past.allocations,
-            frees: past.frees,
-            // If each cache was at its peak at the same time.
-            peak_live_bytes: past.peak,
-            ..PoolStats::default()
-        };
+        let (caches, mut total) = DeviceCaches::caches_and_past_of(pool);
+        let mut stats = PoolStats::default();
         let mut streams = HashMap::new();
         for cache in caches {
             let (counts, cached) = {
                 let heap = cache.lock(thread);
                 (heap.counts(), heap.unused())
             };
-            let blocks = counts.allocations - counts.frees;
-            stats.live_bytes += counts.live;
-            stats.requested_bytes += counts.requested;
+            total.add(counts);
             stats.cached_bytes += cached;
-            stats.live_blocks += blocks;
-            stats.allocations += counts.allocations;
-            stats.frees += counts.frees;
-            stats.peak_live_bytes = stats.peak_live_bytes.saturating_add(counts.peak);
-            if !cache.is_lender() {
-                stats.waiting_blocks += cache.waiting.change(|waiting| (waiting.len(), waiting.len())) as u64;
-            }
 
             let address = cache.stream_address();
             let is_feed = cache.service().is_some_and(|service| service.is_feed);
             let new = StreamStats { stream: address, is_feed, ..StreamStats::default() };
             let stream = streams.entry(address).or_insert(new);
-            stream.live_bytes += counts.live;
-            stream.requested_bytes += counts.requested;
+            let live = counts.now[ALL];
+            stream.live_bytes += live.bytes;
+            stream.requested_bytes += live.requested;
             stream.cached_bytes += cached;
-            stream.live_blocks += blocks;
+            stream.live_blocks += live.blocks;
         }
-        stats.peak_live_bytes = stats.peak_live_bytes.min(pool.ledger.live().peak());
+        total.bound_peaks(pool.ledger.live().peak());
+        stats.set_counts(&total);
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
@@ -95,48 +90,46 @@ impl PoolSummary {
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
         streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
-        Self { id: pool.id, is_closed: pool.is_closed(), limit: pool.budget().limit(), stats, streams }
+        let summary = Self {
+            id: pool.id,
+            name: pool.name.clone(),
+            is_closed: pool.is_closed(),
+            limit: pool.budget().limit(),
+            stats,
+            streams,
+        };
+        (summary, total)
     }
 }
 
 /// Returns the statistics of a device's memory and of each of its pools, the default one first; none where no memory
 /// was used.
 pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSummary>)> {
-    DeviceCaches::known(device).map(summarize)
+    DeviceCaches::known(device).map(summarize).map(|(stats, pools, _)| (stats, pools))
 }
 
-/// Returns the statistics of a device's memory and of each of its pools, the default one first.
-pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>) {
-    let (pools, past) = caches.pools_and_past();
-    let pools: Vec<_> = pools.iter().map(|pool| PoolSummary::of(pool)).collect();
-    let mut total = PoolStats {
-        allocations: past.allocations,
-        frees: past.frees,
-        // If each pool was at its peak at the same time.
-        peak_live_bytes: past.peak,
-        ..PoolStats::default()
+/// Returns the statistics of a device's memory and of each of its pools, the default one first, with all that their caches
+/// have counted.
+pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>, Counts) {
+    let (pools, mut counts) = caches.pools_and_past();
+    let mut total = PoolStats::default();
+    let sum_up = |pool: &Arc<Pool>| {
+        let (summary, of_pool) = PoolSummary::with_counts(pool);
+        total.cached_bytes += summary.stats.cached_bytes;
+        counts.add(of_pool);
+        summary
     };
-    for PoolSummary { stats, .. } in &pools {
-        total.live_bytes += stats.live_bytes;
-        total.peak_live_bytes = total.peak_live_bytes.saturating_add(stats.peak_live_bytes);
-        total.requested_bytes += stats.requested_bytes;
-        total.cached_bytes += stats.cached_bytes;
-        total.live_blocks += stats.live_blocks;
-        total.waiting_blocks += stats.waiting_blocks;
-        total.allocations += stats.allocations;
-        total.frees += stats.frees;
-    }
-    total.peak_live_bytes = total.peak_live_bytes.min(caches.memory.live.peak());
+    let pools: Vec<_> = pools.iter().map(sum_up).collect();
+    counts.bound_peaks(caches.memory.live.peak());
+    total.set_counts(&counts);
     total.set_reserved(&caches.memory.budget);
-    // A cache that began to serve another stream between two looks was counted nowhere, and no counter goes back.
-    let never_less = |reported: &AtomicU64, now: u64| reported.fetch_max(now, Ordering::Relaxed).max(now);
-    total.allocations = never_less(&caches.reported_allocations, total.allocations);
-    total.frees = never_less(&caches.reported_frees, total.frees);
+    let (out, back) = caches.report(counts.ever, counts.back());
+    (total.allocations, total.frees) = (out[ALL].blocks, back[ALL].blocks);
     let stats = MemoryStats {
         total,
         driver_calls: caches.memory.range.driver_calls(),
         moved_pages: caches.memory.moved_pages.load(Ordering::Relaxed),
         pools: pools.len() as u64,
     };
-    (stats, pools)
+    (stats, pools, counts)
 }

@@ -1,9 +1,11 @@
 //! Allocation: a free block of the thread's cache, or what is left to do to get one.
 
-use super::find_cache::{cache_for, rerouted_cache_for};
+use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
 use super::request::Allocation;
 use crate::error::Result;
-use crate::memory::cache::ThreadCache;
+use crate::memory::cache::{self, GivenKey, ThreadCache};
+use crate::memory::pool::Given;
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
@@ -16,6 +18,17 @@ pub(in crate::memory) enum Attempt {
     Ready(Allocation),
     /// None was; what is left to do may ask the driver, and may wait.
     Miss(Miss),
+}
+
+impl Attempt {
+    /// Does what is left to do.
+    #[inline]
+    fn serve(self) -> Result<Allocation> {
+        match self {
+            Self::Ready(block) => Ok(block),
+            Self::Miss(miss) => miss.serve(),
+        }
+    }
 }
 
 /// A request that found no free block in its cache. [`Miss::serve`] goes on with it, on the same thread.
@@ -33,10 +46,29 @@ pub(crate) struct Miss {
 /// bytes or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
-    match try_allocate(bytes, stream)? {
-        Attempt::Ready(block) => Ok(block),
-        Attempt::Miss(miss) => miss.serve(),
-    }
+    try_allocate(bytes, stream)?.serve()
+}
+
+/// Allocates on the stream from the cache that served the thread's last request for one pool, if that was of this kind
+/// and nothing is out of the ordinary.
+#[inline]
+pub(in crate::memory) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
+    let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
+    Some(take(found, bytes, false).and_then(Attempt::serve))
+}
+
+/// Allocates on the stream from a pool, unless the calling thread is in a scope that it entered later.
+///
+/// # Errors
+/// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
+#[cold]
+pub(in crate::memory) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
+    process::refuse_forked()?;
+    let state = process::state();
+    let _delivery = Delivery::at_end();
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    let found = given_cache_for(given, stream, state.is_rerouted())?;
+    take(found, bytes, state.is_recorded())?.serve()
 }
 
 /// Takes a block that the thread's cache has ready.
@@ -53,6 +85,7 @@ pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Att
 fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
     process::refuse_forked()?;
     let state = process::state();
+    let _delivery = Delivery::at_end();
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };

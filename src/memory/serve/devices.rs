@@ -37,7 +37,7 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
-    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), supply, end_pool)));
+    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply, end_pool)));
     // A call that sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
     let limit = lock_limit();
     memory.budget.set_limit(limit.on(memory.total));
@@ -56,8 +56,8 @@ fn used(device: Device) -> Vec<MemoryUse> {
     let describe = |pool: Arc<Pool>| {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =
-            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.id) };
-        let live_blocks = counts.allocations - counts.frees;
+            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
+        let live_blocks = counts.allocations() - counts.frees();
         MemoryUse { pool: name, count: live_blocks as usize, bytes: pool.budget().reserved() }
     };
     caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()

@@ -7,8 +7,8 @@ use super::abandoned::{LOOKED_AT, end_abandoned};
 use super::devices::device_caches;
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Service, ThreadCache, normalized};
-use crate::memory::pool::{self, Destination};
+use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, GivenKey, Service, ThreadCache, normalized};
+use crate::memory::pool::{self, Destination, Given};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
@@ -27,7 +27,7 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
 #[cold]
 fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
     let changes = pool::changes();
-    let (key, cache, thread) = find_now(stream, false)?;
+    let (key, cache, thread) = find_now(stream, None, false)?;
     cache::remember(key, changes, thread, cache);
     Ok((cache, thread))
 }
@@ -35,13 +35,37 @@ fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
 /// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
 /// may not serve the next.
 pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (_, cache, thread) = find_now(stream, true)?;
+    let (_, cache, thread) = find_now(stream, None, true)?;
     Ok((cache, thread))
 }
 
-fn find_now(stream: &Stream, is_rerouted: bool) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
+/// Returns this thread's cache for requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
+///
+/// # Errors
+/// As [`cache_for`].
+pub(super) fn given_cache_for(
+    given: &Given,
+    stream: &Stream,
+    is_rerouted: bool,
+) -> Result<(&'static ThreadCache, ThisThread)> {
+    let changes = pool::changes();
+    let (key, cache, thread) = find_now(stream, Some(given), is_rerouted)?;
+    // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
+    if key.pool == given.pool.number {
+        let Given { pool, ticket, is_captured, .. } = given;
+        let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
+        cache::remember_given(given, key, changes, thread, cache);
+    }
+    Ok((cache, thread))
+}
+
+fn find_now(
+    stream: &Stream,
+    given: Option<&Given>,
+    is_rerouted: bool,
+) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
     let (thread, device) = (ThisThread::get(), stream.device());
-    let destination = pool::destination(stream, is_rerouted)?;
+    let destination = pool::destination(stream, given, is_rerouted)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
     let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
     let cache = match cache::known(key)? {
@@ -68,7 +92,11 @@ fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()
         // One that was adopted just to be ended.
         cache.give_up(thread);
     }
-    let is_gone = |cache: &'static ThreadCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
+    let is_gone = |key: CacheKey, cache: &'static ThreadCache| {
+        // One that threads share may serve another pool by now.
+        let is_another = cache.is_shared() && !cache.serves_pool(key.pool);
+        is_another || (cache.is_closing() && cache.lock(thread).mapped() == 0)
+    };
     outcome.and(cache::forget_some(thread, LOOKED_AT, is_gone))
 }
 
@@ -87,25 +115,28 @@ fn acquire(
     let service =
         Service { number: 0, pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
     for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
-        let serves = cache.service().is_some_and(|other| {
-            other.is_in_order_with(&service) && other.is_captured == is_captured && other.is_feed == is_feed
-        });
-        if serves && cache.adopt(thread) {
+        let serves = cache.service().is_some_and(|other| other.is_as(&service));
+        if serves && (cache.is_shared() || cache.adopt(thread)) {
             return Ok(cache);
         }
     }
     let pool = Arc::clone(&service.pool);
     let cache = caches.new_cache(service, thread)?;
-    let is_added = caches.add_cache(&pool, cache);
+    let added = caches.add_cache(&pool, cache);
+    if let Some(first) = added.filter(|first| !std::ptr::eq(*first, cache)) {
+        cache.end_service();
+        caches.put_spare_of(&pool, [cache]);
+        return Ok(first);
+    }
     if pool.marks_work() {
         cache.mark_work_if_foreign();
     }
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
-    if !is_added || pool.is_closed() {
+    if added.is_none() || pool.is_closed() {
         // Unless the end of the pool has done it.
-        if !is_added || caches.remove_cache(&pool, cache, Counts::default()) {
+        if added.is_none() || caches.remove_cache(&pool, cache, Counts::default()) {
             cache.end_service();
-            caches.put_spare([cache]);
+            caches.put_spare_of(&pool, [cache]);
         }
         cache.give_up(thread);
         return Err(pool::closed(&pool));

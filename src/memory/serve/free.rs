@@ -5,6 +5,7 @@ use super::{settle, trim, work_marks};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting, is_recorded};
+use crate::observe::delivery::deliver;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -61,7 +62,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-        settle::wait(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread));
+        settle::wait_with_block(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread), thread);
     }
     if cache.is_closing() {
         trim::leave_closed(cache, thread)?;
@@ -74,6 +75,7 @@ fn record_free(block: Allocation, is_completed: bool) {
     if is_recorded() {
         let _stack = recording::hold_stack(Purpose::Free);
         block.cache.record_free(block.offset, is_completed);
+        deliver();
     }
 }
 
@@ -87,8 +89,8 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let users = cache.take_uses(offset);
     record_free(block, false);
     cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-    settle::wait(cache, Waiting::for_all_work(offset, &users, &cache.memory.events));
     let thread = ThisThread::get();
+    settle::wait_with_block(cache, Waiting::for_all_work(offset, &users, &cache.memory.events), thread);
     if cache.is_closing() {
         return trim::leave_closed(cache, thread);
     }
@@ -97,7 +99,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
 }
 
 /// Refuses in a forked child, and where no caller holds the block.
-fn check_live(block: Allocation) -> Result<()> {
+pub(in crate::memory) fn check_live(block: Allocation) -> Result<()> {
     process::refuse_forked()?;
     block.cache.check_live(block.offset).map_err(|reason| refuse(block, reason))
 }
@@ -165,6 +167,15 @@ pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Al
     }
 }
 
+/// Returns whether an address lies in memory of gpupool's; in a forked child only of what is in no segment.
+pub(in crate::memory) fn owns(address: u64) -> bool {
+    DeviceCaches::all().any(|caches| {
+        let in_pages = block_in_pages(caches, address).is_some();
+        // In a forked child the segments' lock may be held for ever.
+        in_pages || (!process::is_forked() && caches.memory.segments.offset(address).is_some())
+    })
+}
+
 #[inline]
 fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocation> {
     let offset = caches.memory.range.offset(address)?;
@@ -173,6 +184,7 @@ fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocat
 
 #[cold]
 fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
+    process::refuse_forked()?;
     for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device)) {
         if let Some(offset) = caches.memory.segments.offset(address)
             && let Some(cache) = caches.cache_at(offset)

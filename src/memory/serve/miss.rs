@@ -3,6 +3,7 @@
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use log::info;
 
@@ -17,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache, is_recorded};
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
+use crate::observe::delivery::Delivery;
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
@@ -47,6 +50,8 @@ impl Miss {
     #[cold]
     pub(in crate::memory) fn serve(self) -> Result<Allocation> {
         let Self { cache, bytes } = self;
+        let _delivery = Delivery::at_end();
+        let _stack = hold_stack(Purpose::Allocation);
         if bytes == 0 {
             return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
         }
@@ -198,6 +203,7 @@ impl Climb {
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
+        self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
         self.grow(Effort::Device)
     }
 

@@ -21,17 +21,18 @@ pub(crate) use allocate::Miss;
 pub(crate) use allocate::allocate;
 #[cfg(feature = "python")]
 pub(in crate::memory) use allocate::{Attempt, try_allocate};
+pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
 pub(in crate::memory) use devices::device_caches;
 pub(crate) use free::free;
+pub(in crate::memory) use free::{check_live, find, free_after_all_work, owns, record_stream};
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::{check_stream, record_consumer};
-pub(in crate::memory) use free::{find, free_after_all_work, record_stream};
 pub(in crate::memory) use out_of_memory::without_callbacks;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use peers::enable_peer;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
-pub(in crate::memory) use pools::{close_pool, make_pool, pool_of_id};
+pub(in crate::memory) use pools::{PoolOptions, close_pool, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
-pub(in crate::memory) use settle::Patience;
+pub(in crate::memory) use settle::{Patience, settle};
 pub(in crate::memory) use trim::{trim, trim_pools};

@@ -1,6 +1,7 @@
 //! Memory that ran out: the user's callbacks, and the error that says what holds the memory.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
@@ -9,6 +10,7 @@ use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::pool::Pool;
 use crate::memory_users;
+use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::lock;
@@ -104,22 +106,25 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
         let device = pool.memory.device;
         note_oom(device, stream, pool.id, bytes, memory_info(device).free);
+        deliver();
     }
 }
 
-/// Returns the error that says what holds the memory; a refusal for another reason as it is.
+/// Counts a request that failed, and returns the error that says what holds the memory; a refusal for another reason as
+/// it is.
 #[cold]
 pub(super) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
     if !is_no_memory(&refused) {
         return refused;
     }
     let device = pool.memory.device;
+    pool.memory.failures.fetch_add(1, Ordering::Relaxed);
     let MemoryInfo { free, total } = memory_info(device);
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let wanted = Wanted::Memory { bytes, pool: pool.id.to_string(), limit: pool.budget().limit() };
+    let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
     let users = memory_users::all(device);
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

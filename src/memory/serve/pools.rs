@@ -20,24 +20,31 @@ use crate::sync::ThisThread;
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
-/// Makes a pool, known to its device. With no source its memory comes from where the device's does. It keeps `reserve`
-/// bytes from now on.
+/// What a new pool is like.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct PoolOptions {
+    pub(in crate::memory) rules: Rules,
+    /// Where its memory comes from; where the device's does if there is none.
+    pub(in crate::memory) source: Option<Source>,
+    /// The most bytes that it may reserve.
+    pub(in crate::memory) limit: Option<u64>,
+    /// The bytes that it keeps from its birth to its end.
+    pub(in crate::memory) reserve: u64,
+    /// What messages call it beside its id.
+    pub(in crate::memory) name: Option<String>,
+}
+
+/// Makes a pool, known to its device.
 ///
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
 /// `ErrorKind::InvalidValue` if the pool can have none.
-pub(in crate::memory) fn make_pool(
-    device: Device,
-    id: PoolId,
-    rules: Rules,
-    source: Option<Source>,
-    limit: Option<u64>,
-    reserve: u64,
-) -> Result<Arc<Pool>> {
+pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Result<Arc<Pool>> {
+    let PoolOptions { rules, source, limit, reserve, name } = options;
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
-    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, supply, end_pool));
+    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply, end_pool));
     if reserve > 0 {
         make_reserve_from_what_there_is(caches, &pool, reserve)?;
     }
@@ -57,6 +64,7 @@ fn make_reserve_from_what_there_is(caches: &DeviceCaches, pool: &Pool, bytes: u6
     let try_again = || {
         // What cannot be given back leaves the rest to help.
         let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
+        caches.memory.retries.fetch_add(1, Ordering::Relaxed);
         make_reserve(pool, bytes)
     };
     let lacks = |outcome: &Result<()>| has_room && outcome.as_ref().is_err_and(is_no_memory);

@@ -4,6 +4,8 @@
 
 use crate::error::Result;
 use crate::memory::cache::{ThreadCache, Waiting, is_recorded};
+use crate::observe::delivery::deliver;
+use crate::process;
 use crate::sync::ThisThread;
 
 /// Whether a call waits for the GPU.
@@ -15,7 +17,14 @@ pub(in crate::memory) enum Patience {
     Wait,
 }
 
-/// Keeps a freed block back until what it waits for is done.
+/// Keeps a block that a caller freed, and that is marked as waiting, back until what it waits for is done.
+pub(super) fn wait_with_block(cache: &ThreadCache, block: Waiting, thread: ThisThread) {
+    // Before it can be released.
+    cache.lock(thread).begin_waiting(&cache.memory.pages, block.offset);
+    wait(cache, block);
+}
+
+/// Keeps what is marked as waiting back until what it waits for is done.
 pub(super) fn wait(cache: &ThreadCache, block: Waiting) {
     cache.waiting.change(|waiting| {
         waiting.push(block);
@@ -27,7 +36,7 @@ pub(super) fn wait(cache: &ThreadCache, block: Waiting) {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
-pub(super) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     if cache.waiting.is_empty() {
         return Ok(false);
     }
@@ -47,6 +56,11 @@ pub(super) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience
     });
     let has_settled = !done.is_empty();
     if has_settled {
+        if process::state().is_observed() {
+            // Before any thread can have the blocks.
+            done.iter().for_each(|&offset| cache.observe_completed(offset));
+            deliver();
+        }
         let mut heap = cache.lock(thread);
         for offset in done {
             if is_recorded() {

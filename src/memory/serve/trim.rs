@@ -11,6 +11,7 @@ use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
 use crate::memory::device::{Remains, Until};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
+use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
@@ -93,6 +94,7 @@ pub(in crate::memory) fn trim(
     patience: Patience,
 ) -> Result<u64> {
     let activity = Activity::begin(format_args!("trim memory pool"));
+    let _delivery = Delivery::at_end();
     let mut outcome = Ok(());
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle(cache, thread, patience).map(drop));

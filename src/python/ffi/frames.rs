@@ -156,7 +156,7 @@ fn add(py: Python<'_>, key: &Key) -> Stack {
     let places: Vec<Place> = key.iter().map(place).collect();
     let mut stacks = stacks_taken();
     let stacks = stacks.get_or_insert_default();
-    stacks.last = stacks.last.wrapping_add(1).max(1);
+    stacks.last = stacks.last % Stack::LAST + 1;
     stacks.numbers.insert(key.clone(), stacks.last);
     stacks.places.insert(stacks.last, places);
     Stack(stacks.last)

@@ -69,17 +69,17 @@ def _adapter(name: str) -> ModuleType | None:
 
 
 def _ask_torch(torch: Any, devices: range) -> _Allocator:
-    adapter = _adapter("torch")
-    if adapter is not None and adapter._has_allocator:
-        return _GPUPOOL
+    place, pools = (_adapter(f"_torch.{name}") for name in ("place", "pools"))
+    if place is not None and (way := place.way()) is not None:
+        return _GPUPOOL if way == "full" else ("gpupool, as PyTorch's pluggable allocator", True)
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)
     if backend is None:
         return ("none: PyTorch was built without CUDA", False)
     name = str(backend())
     own = {"native": "PyTorch's own (native)", "cudaMallocAsync": "the driver's pool (cudaMallocAsync)"}
     text = own.get(name, f"{name}, which is not gpupool's")
-    if adapter is not None and adapter._inside:
-        return (f"{text}; gpupool in {adapter._inside} block(s) of gpupool.torch.using", False)
+    if pools is not None and (blocks := pools.blocks()):
+        return (f"{text}; gpupool in {blocks} block(s) of gpupool.torch.using", False)
     return (text, False)
 
 

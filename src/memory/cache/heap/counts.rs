@@ -1,83 +1,300 @@
-//! What a heap has handed out and taken back.
+//! What a heap has handed out and taken back: of all blocks, and of small and large ones apart.
+//!
+//! A block that was freed and waits for streams is handed out still, and held no more. Peaks of what is handed out are
+//! kept as blocks go out. Those of what is held are the same as long as nothing waits; only while something does is it
+//! counted apart.
 
-/// What a heap holds and has done.
+/// Blocks of at most so many bytes, as cut, are small, as PyTorch has it.
+pub(in crate::memory) const SMALL_BLOCK_BYTES: u64 = 1 << 20;
+
+/// Of all blocks; of small ones; of large ones.
+pub(in crate::memory) const ALL: usize = 0;
+pub(in crate::memory) const SMALL: usize = 1;
+pub(in crate::memory) const LARGE: usize = 2;
+
+/// Returns which kind a block of this size is of.
+#[inline]
+pub(in crate::memory) const fn kind_of(bytes: u64) -> usize {
+    SMALL + (bytes > SMALL_BLOCK_BYTES) as usize
+}
+
+/// A number of blocks.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Amount {
+    /// Their bytes, as cut.
+    pub(in crate::memory) bytes: u64,
+    /// The bytes that callers asked for.
+    pub(in crate::memory) requested: u64,
+    pub(in crate::memory) blocks: u64,
+}
+
+impl Amount {
+    const ZERO: Self = Self { bytes: 0, requested: 0, blocks: 0 };
+
+    #[inline]
+    const fn one(bytes: u64, requested: u64) -> Self {
+        Self { bytes, requested, blocks: 1 }
+    }
+
+    #[inline]
+    pub(in crate::memory) const fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            requested: self.requested + other.requested,
+            blocks: self.blocks + other.blocks,
+        }
+    }
+
+    #[inline]
+    pub(in crate::memory) const fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes - other.bytes,
+            requested: self.requested - other.requested,
+            blocks: self.blocks - other.blocks,
+        }
+    }
+
+    /// Returns the more of each.
+    #[inline]
+    pub(in crate::memory) fn max(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.max(other.bytes),
+            requested: self.requested.max(other.requested),
+            blocks: self.blocks.max(other.blocks),
+        }
+    }
+}
+
+/// Amounts by kind.
+pub(in crate::memory) type Amounts = [Amount; 3];
+
+fn each(one: Amounts, other: Amounts, with: impl Fn(Amount, Amount) -> Amount) -> Amounts {
+    [with(one[ALL], other[ALL]), with(one[SMALL], other[SMALL]), with(one[LARGE], other[LARGE])]
+}
+
+/// Returns the more of each.
+pub(in crate::memory) fn most(one: Amounts, other: Amounts) -> Amounts {
+    each(one, other, Amount::max)
+}
+
+/// What heaps hold and have done.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Counts {
-    /// Bytes of blocks that callers hold, as cut.
-    pub(in crate::memory) live: u64,
-    /// The most they ever were.
-    pub(in crate::memory) peak: u64,
-    /// Bytes that callers asked for, of the same blocks.
-    pub(in crate::memory) requested: u64,
-    /// Blocks handed out so far.
-    pub(in crate::memory) allocations: u64,
-    /// Blocks that came back.
-    pub(in crate::memory) frees: u64,
+    /// Blocks that are handed out.
+    pub(in crate::memory) now: Amounts,
+    /// Those among them that were freed and wait for streams.
+    pub(in crate::memory) waiting: Amounts,
+    /// Blocks that were handed out so far.
+    pub(in crate::memory) ever: Amounts,
+    /// The most that were handed out at once.
+    pub(in crate::memory) peak: Amounts,
+    /// The most that callers held at once.
+    pub(in crate::memory) held_peak: Amounts,
 }
 
 impl Counts {
-    /// Takes over what a heap that is gone has counted. Nothing is live in it.
-    pub(in crate::memory) fn add(&mut self, gone: Self) {
-        self.allocations += gone.allocations;
-        self.frees += gone.frees;
-        self.peak = self.peak.saturating_add(gone.peak);
+    /// Bytes of blocks that are handed out.
+    #[cfg(test)]
+    pub(in crate::memory) const fn live(&self) -> u64 {
+        self.now[ALL].bytes
     }
+
+    /// Blocks handed out so far.
+    pub(in crate::memory) const fn allocations(&self) -> u64 {
+        self.ever[ALL].blocks
+    }
+
+    /// Blocks that came back so far.
+    pub(in crate::memory) const fn frees(&self) -> u64 {
+        self.ever[ALL].blocks - self.now[ALL].blocks
+    }
+
+    /// Returns the blocks that came back so far.
+    pub(in crate::memory) fn back(&self) -> Amounts {
+        each(self.ever, self.now, Amount::minus)
+    }
+
+    /// Returns what callers hold.
+    pub(in crate::memory) fn held(&self) -> Amounts {
+        each(self.now, self.waiting, Amount::minus)
+    }
+
+    /// Takes over what another heap has counted, as if both were at their peaks at the same time.
+    pub(in crate::memory) fn add(&mut self, other: Self) {
+        self.now = each(self.now, other.now, Amount::plus);
+        self.waiting = each(self.waiting, other.waiting, Amount::plus);
+        self.ever = each(self.ever, other.ever, Amount::plus);
+        self.peak = each(self.peak, other.peak, Amount::plus);
+        self.held_peak = each(self.held_peak, other.held_peak, Amount::plus);
+    }
+
+    /// Lowers the peaks of bytes to what was live at most, but to no less than what is.
+    pub(in crate::memory) fn bound_peaks(&mut self, bytes: u64) {
+        let bound = |peaks: &mut Amounts, now: Amounts| {
+            for (peak, now) in peaks.iter_mut().zip(now) {
+                peak.bytes = peak.bytes.min(bytes).max(now.bytes);
+                peak.requested = peak.requested.min(bytes).max(now.requested);
+            }
+        };
+        let held = self.held();
+        bound(&mut self.peak, self.now);
+        bound(&mut self.held_peak, held);
+    }
+
+    /// Starts the peaks anew, of what nothing is live in.
+    pub(in crate::memory) fn forget_peaks(&mut self) {
+        (self.peak, self.held_peak) = (Amounts::default(), Amounts::default());
+    }
+}
+
+/// Blocks of one kind.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    now: Amount,
+    ever: Amount,
+    /// The most since the peaks began.
+    peak: Amount,
 }
 
 /// The counts of a heap at work, and what was told of them.
 #[derive(Debug)]
 pub(super) struct RunningCounts {
-    counts: Counts,
-    /// The most that was live before it was last told how much is.
-    past_peak: u64,
+    /// Small blocks, and large ones.
+    kinds: [Running; 2],
+    /// The most of both since the peaks began.
+    peak: Amount,
+    /// Whether blocks wait for streams.
+    has_waiting: bool,
     /// What was told to be live at most: no less than what is, or `u64::MAX` where none is told.
     told: u64,
     /// The allocations when it was told.
     told_at: u64,
+    waiting: [Amount; 2],
+    /// The peaks before the present ones began.
+    past_peak: Amounts,
+    /// The most that was held before the present peaks began, and since then if blocks wait.
+    held_peak: Amounts,
+}
+
+const fn all(kinds: [Amount; 2]) -> Amounts {
+    [kinds[0].plus(kinds[1]), kinds[0], kinds[1]]
 }
 
 impl RunningCounts {
     /// Makes counts of which none are told.
     pub(super) fn new() -> Self {
-        Self { counts: Counts::default(), past_peak: 0, told: u64::MAX, told_at: 0 }
+        let zero = Running { now: Amount::ZERO, ever: Amount::ZERO, peak: Amount::ZERO };
+        Self {
+            kinds: [zero; 2],
+            peak: Amount::ZERO,
+            has_waiting: false,
+            told: u64::MAX,
+            told_at: 0,
+            waiting: [Amount::ZERO; 2],
+            past_peak: Amounts::default(),
+            held_peak: Amounts::default(),
+        }
+    }
+
+    fn now(&self) -> Amounts {
+        all(self.kinds.map(|kind| kind.now))
+    }
+
+    /// Returns the most since the peaks began.
+    fn present_peak(&self) -> Amounts {
+        [self.peak, self.kinds[0].peak, self.kinds[1].peak]
     }
 
     /// Returns what was counted.
     pub(super) fn get(&self) -> Counts {
-        Counts { peak: self.counts.peak.max(self.past_peak), ..self.counts }
+        let peak = most(self.past_peak, self.present_peak());
+        let held_peak = if self.has_waiting { self.held_peak } else { most(self.held_peak, self.present_peak()) };
+        Counts {
+            now: self.now(),
+            waiting: all(self.waiting),
+            ever: all(self.kinds.map(|kind| kind.ever)),
+            peak,
+            held_peak,
+        }
     }
 
     #[inline]
     pub(super) const fn live(&self) -> u64 {
-        self.counts.live
+        self.kinds[0].now.bytes + self.kinds[1].now.bytes
     }
 
     pub(super) const fn allocations(&self) -> u64 {
-        self.counts.allocations
+        self.kinds[0].ever.blocks + self.kinds[1].ever.blocks
     }
 
-    /// Counts a block handed out, and returns whether more is live than was told.
+    /// Counts a block of a kind that is handed out, and returns whether more is live than was told.
     #[inline]
     #[must_use]
-    pub(super) fn allocate(&mut self, bytes: u64, requested: u64) -> bool {
-        let counts = &mut self.counts;
-        counts.live += bytes;
-        counts.requested += requested;
-        counts.allocations += 1;
+    pub(super) fn allocate(&mut self, kind: usize, bytes: u64, requested: u64) -> bool {
+        let one = Amount::one(bytes, requested);
+        let running = &mut self.kinds[kind - SMALL];
+        running.now = running.now.plus(one);
+        running.ever = running.ever.plus(one);
+        running.peak = running.peak.max(running.now);
+        let now = self.kinds[0].now.plus(self.kinds[1].now);
+        self.peak.requested = self.peak.requested.max(now.requested);
+        self.peak.blocks = self.peak.blocks.max(now.blocks);
+        if self.has_waiting {
+            self.raise_held();
+        }
         // What was told is no less than this peak, which begins where it was told.
-        counts.live > counts.peak && {
-            counts.peak = counts.live;
-            counts.live > self.told
+        now.bytes > self.peak.bytes && {
+            self.peak.bytes = now.bytes;
+            now.bytes > self.told
         }
     }
 
     /// Counts a block that came back.
     #[inline]
-    pub(super) fn free(&mut self, bytes: u64, requested: u64) {
-        let counts = &mut self.counts;
-        counts.live -= bytes;
-        counts.requested -= requested;
-        counts.frees += 1;
+    pub(super) fn free(&mut self, kind: usize, bytes: u64, requested: u64) {
+        let running = &mut self.kinds[kind - SMALL];
+        running.now = running.now.minus(Amount::one(bytes, requested));
+    }
+
+    #[cold]
+    fn raise_held(&mut self) {
+        self.held_peak = most(self.held_peak, each(self.now(), all(self.waiting), Amount::minus));
+    }
+
+    /// Counts a block that was freed and waits.
+    pub(super) fn begin_waiting(&mut self, bytes: u64, requested: u64) {
+        if !self.has_waiting {
+            self.held_peak = most(self.held_peak, self.present_peak());
+            self.has_waiting = true;
+        }
+        let waiting = &mut self.waiting[kind_of(bytes) - SMALL];
+        *waiting = waiting.plus(Amount::one(bytes, requested));
+    }
+
+    /// Counts a block that waited and has come back, as [`RunningCounts::free`] has counted.
+    pub(super) fn end_waiting(&mut self, bytes: u64, requested: u64) {
+        let waiting = &mut self.waiting[kind_of(bytes) - SMALL];
+        *waiting = waiting.minus(Amount::one(bytes, requested));
+        if self.waiting == [Amount::ZERO; 2] {
+            self.begin_peaks();
+            self.has_waiting = false;
+        }
+    }
+
+    /// Begins the present peaks anew, and keeps what they were.
+    fn begin_peaks(&mut self) {
+        self.past_peak = most(self.past_peak, self.present_peak());
+        if !self.has_waiting {
+            self.held_peak = most(self.held_peak, self.present_peak());
+        }
+        self.set_peaks();
+    }
+
+    /// Sets the present peaks to what is live.
+    fn set_peaks(&mut self) {
+        let [all, small, large] = self.now();
+        self.peak = all;
+        (self.kinds[0].peak, self.kinds[1].peak) = (small, large);
     }
 
     /// Returns what was told to be live at most.
@@ -87,19 +304,78 @@ impl RunningCounts {
 
     /// Returns how many allocations there were since it was told.
     pub(super) const fn allocations_since_told(&self) -> u64 {
-        self.counts.allocations - self.told_at
+        self.allocations() - self.told_at
     }
 
     /// Notes that it is told that so much is live at most, and returns what was told before. No less than what is live.
     pub(super) fn tell(&mut self, live: u64) -> u64 {
-        self.past_peak = self.past_peak.max(self.counts.peak);
-        self.counts.peak = self.counts.live;
-        self.told_at = self.counts.allocations;
+        self.begin_peaks();
+        self.told_at = self.allocations();
         std::mem::replace(&mut self.told, live)
     }
 
     pub(super) fn reset_peak(&mut self) {
-        self.past_peak = 0;
-        self.counts.peak = self.counts.live;
+        self.past_peak = Amounts::default();
+        self.held_peak = each(self.now(), all(self.waiting), Amount::minus);
+        self.set_peaks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn take(counts: &mut RunningCounts, bytes: u64) {
+        let _ = counts.allocate(kind_of(bytes), bytes, bytes - 1);
+    }
+
+    fn give(counts: &mut RunningCounts, bytes: u64) {
+        counts.free(kind_of(bytes), bytes, bytes - 1);
+    }
+
+    #[test]
+    fn small_and_large_blocks_have_peaks_of_their_own() {
+        let mut counts = RunningCounts::new();
+        take(&mut counts, MIB);
+        take(&mut counts, 2 * MIB);
+        give(&mut counts, MIB);
+        take(&mut counts, 3 * MIB);
+        let counts = counts.get();
+        let amounts = |bytes, blocks| Amount { bytes, requested: bytes - blocks, blocks };
+        assert_eq!(counts.now, [amounts(5 * MIB, 2), amounts(0, 0), amounts(5 * MIB, 2)]);
+        assert_eq!(counts.ever, [amounts(6 * MIB, 3), amounts(MIB, 1), amounts(5 * MIB, 2)]);
+        assert_eq!(counts.peak, [amounts(5 * MIB, 2), amounts(MIB, 1), amounts(5 * MIB, 2)]);
+        assert_eq!(counts.held_peak, counts.peak);
+        assert_eq!(counts.frees(), 1);
+    }
+
+    #[test]
+    fn what_waits_is_live_and_held_no_more() {
+        let mut counts = RunningCounts::new();
+        take(&mut counts, 4 * MIB);
+        counts.begin_waiting(4 * MIB, 4 * MIB - 1);
+        take(&mut counts, 5 * MIB);
+        assert_eq!((counts.get().live(), counts.get().held()[ALL].bytes), (9 * MIB, 5 * MIB));
+        give(&mut counts, 4 * MIB);
+        counts.end_waiting(4 * MIB, 4 * MIB - 1);
+        take(&mut counts, MIB);
+        let counts = counts.get();
+        assert_eq!((counts.peak[ALL].bytes, counts.held_peak[ALL].bytes), (9 * MIB, 6 * MIB));
+        assert_eq!((counts.peak[LARGE].blocks, counts.held_peak[LARGE].blocks), (2, 1));
+        assert_eq!(counts.waiting, Amounts::default());
+    }
+
+    #[test]
+    fn a_peak_outlives_what_is_told_and_ends_where_it_is_reset() {
+        let mut counts = RunningCounts::new();
+        take(&mut counts, 4 * MIB);
+        give(&mut counts, 4 * MIB);
+        let _ = counts.tell(0);
+        take(&mut counts, MIB);
+        assert_eq!((counts.get().peak[ALL].bytes, counts.get().held_peak[ALL].bytes), (4 * MIB, 4 * MIB));
+        counts.reset_peak();
+        assert_eq!((counts.get().peak[ALL].bytes, counts.get().held_peak[ALL].bytes), (MIB, MIB));
     }
 }

@@ -7,6 +7,7 @@ mod block;
 mod counts;
 mod free_index;
 mod lending;
+mod restore;
 mod slots;
 mod span;
 mod telling;
@@ -16,9 +17,10 @@ mod view;
 use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, PAGE, Pages, SMALL_MAX, SizeClass, Slab};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
-pub(in crate::memory) use counts::Counts;
-use counts::RunningCounts;
+pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, SMALL_BLOCK_BYTES, most};
+use counts::{RunningCounts, kind_of};
 use free_index::FreeIndex;
+pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
 use span::Spans;
 pub(in crate::memory) use telling::HeapLedger;
 pub(in crate::memory) use view::HeapBlock;
@@ -206,8 +208,8 @@ impl Heap {
     }
 
     #[inline]
-    fn count_allocation(&mut self, bytes: u64, requested: u64) {
-        if self.counts.allocate(bytes, requested) {
+    fn count_allocation(&mut self, kind: usize, bytes: u64, requested: u64) {
+        if self.counts.allocate(kind, bytes, requested) {
             self.tell_rise();
         }
     }
@@ -238,7 +240,7 @@ impl Heap {
         block.state = BlockState::Live;
         block.set_requested(bytes);
         pages.set_block(start, id);
-        self.count_allocation(size, bytes);
+        self.count_allocation(kind_of(size), size, bytes);
         Some(start)
     }
 
@@ -368,8 +370,32 @@ impl Heap {
         }
     }
 
-    /// Frees a block that waited for streams.
+    /// Counts a block that was marked as waiting for streams.
+    pub(in crate::memory) fn begin_waiting(&mut self, pages: &'static Pages, offset: u64) {
+        if let Some((bytes, requested)) = self.freed_block(pages, offset) {
+            self.counts.begin_waiting(bytes, requested);
+        }
+    }
+
+    /// Returns the bytes of a block that was marked as freed, or of a slot, and the bytes that were asked for.
+    fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(u64, u64)> {
+        match pages.entry(offset) {
+            Entry::Freed(id) => {
+                let block = self.blocks.get(id as usize)?;
+                Some((block.size(), block.requested()))
+            }
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number)?;
+                let slot = slab.slot_at(offset)?;
+                Some((slab.class().bytes().into(), slab.requested(slot).into()))
+            }
+            Entry::Block(_) | Entry::Nothing => None,
+        }
+    }
+
+    /// Frees a block that waited for streams, as [`Heap::begin_waiting`] has counted.
     pub(in crate::memory) fn release(&mut self, pages: &'static Pages, offset: u64) {
+        let Some((bytes, requested)) = self.freed_block(pages, offset) else { return };
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
@@ -378,15 +404,17 @@ impl Heap {
                 slab.end_waiting(slot);
                 self.free_slot(pages, slab, slot);
             }
-            Entry::Block(_) | Entry::Nothing => {}
+            Entry::Block(_) | Entry::Nothing => return,
         }
+        self.counts.end_waiting(bytes, requested);
     }
 
     #[inline]
     fn free_block(&mut self, pages: &'static Pages, id: u32) {
         let block = &self.blocks[id as usize];
         pages.clear(block.start);
-        self.counts.free(block.size(), block.requested());
+        let size = block.size();
+        self.counts.free(kind_of(size), size, block.requested());
         self.join(id);
     }
 

@@ -2,6 +2,7 @@
 
 use super::Heap;
 use super::block::BlockState;
+use super::counts::SMALL;
 use crate::memory::device::Pages;
 use crate::memory::device::Slab;
 use crate::memory::device::{CLASSES, SMALL_MAX, SizeClass};
@@ -19,7 +20,7 @@ impl Heap {
             self.slabs[class.index()].pop();
             slab.set_listed(false);
         }
-        self.count_allocation(u64::from(class.bytes()), bytes);
+        self.count_allocation(SMALL, u64::from(class.bytes()), bytes);
         Some(slab.offset_of(slot))
     }
 
@@ -46,7 +47,7 @@ impl Heap {
     pub(super) fn free_slot(&mut self, pages: &'static Pages, slab: &'static Slab, slot: usize) {
         let class = slab.class();
         let requested = slab.put_back(slot);
-        self.counts.free(u64::from(class.bytes()), requested.into());
+        self.counts.free(SMALL, u64::from(class.bytes()), requested.into());
         let listed = &mut self.slabs[class.index()];
         if !slab.is_listed() {
             slab.set_listed(true);

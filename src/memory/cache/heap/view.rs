@@ -1,9 +1,11 @@
 //! A heap as a snapshot sees it: every span, block by block.
 
+use std::ops::Range;
+
 use super::Heap;
-use super::block::BlockState;
-use crate::memory::device::Slab;
-use crate::memory::device::{Entry, Pages};
+use super::block::{BlockState, EDGE};
+use super::counts::{LARGE, SMALL, kind_of};
+use crate::memory::device::{ALIGNMENT, Entry, PAGE, Pages, Slab};
 
 /// A block as a snapshot finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +19,64 @@ pub(in crate::memory) struct HeapBlock {
 }
 
 impl Heap {
+    /// Returns the block that a caller holds at the offset, and the memory without a gap around it.
+    pub(in crate::memory) fn live_block(&self, pages: &'static Pages, offset: u64) -> Option<(HeapBlock, Range<u64>)> {
+        let (block, borrowed) = match pages.entry(offset) {
+            Entry::Block(id) => {
+                let block = self.blocks.get(id as usize)?;
+                (held(block.start, block.size(), block.requested(), false), None)
+            }
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number)?;
+                let (start, size, requested, _) = slab.live_slots().find(|(start, ..)| *start == offset)?;
+                let bytes = slab.class().slab_bytes();
+                (held(start, size, requested, false), slab.borrower().map(|_| slab.start()..slab.start() + bytes))
+            }
+            Entry::Freed(_) | Entry::Nothing => return None,
+        };
+        let span = || self.spans.iter().find(|(_, span)| (span.start..span.end).contains(&offset));
+        Some((block, borrowed.or_else(|| span().map(|(_, span)| span.start..span.end))?))
+    }
+
+    /// Returns how many free blocks there are beside ones that are held, and their bytes, small and large ones apart. What
+    /// is free in whole pages is none of them, for it can go elsewhere; the free slots of a slab are one.
+    pub(in crate::memory) fn free_beside_held(&self, pages: &'static Pages) -> [(u64, u64); 2] {
+        let mut found = [(0, 0); 2];
+        let mut whole = 0;
+        for id in self.free.at_least(&self.blocks, ALIGNMENT) {
+            let block = &self.blocks[id as usize];
+            let is_span = block.previous & EDGE != 0 && block.next & EDGE != 0;
+            let in_pages = if is_span {
+                block.size()
+            } else if pages.mapping(block.start).is_some() {
+                (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
+            } else {
+                0
+            };
+            whole += in_pages;
+            let beside = block.size() - in_pages;
+            if beside > 0 {
+                let (blocks, bytes) = &mut found[kind_of(beside) - SMALL];
+                *blocks += 1;
+                *bytes += beside;
+            }
+        }
+        let slabs = self.slabs.iter().flatten().filter(|slab| slab.unused_bytes() > 0);
+        found[0].0 += slabs.count() as u64;
+        found[0].1 = self.unused() - whole - found[LARGE - SMALL].1;
+        found
+    }
+
+    /// Returns the largest free block, and all that is free in whole pages, in bytes.
+    pub(in crate::memory) fn free_bytes(&self) -> (u64, u64) {
+        let largest = self.free.at_least(&self.blocks, ALIGNMENT).into_iter().map(|id| self.blocks[id as usize].size());
+        let pages = self.free.at_least(&self.blocks, PAGE).into_iter().map(|id| {
+            let block = &self.blocks[id as usize];
+            (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
+        });
+        (largest.max().unwrap_or(0), pages.sum())
+    }
+
     /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
     /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
@@ -55,6 +115,11 @@ impl Heap {
     }
 }
 
+/// Bytes that a caller holds.
+const fn held(start: u64, size: u64, requested: u64, is_waiting: bool) -> HeapBlock {
+    HeapBlock { start, size, requested, is_live: true, is_waiting }
+}
+
 /// Bytes that no caller holds.
 const fn gap(start: u64, end: u64) -> HeapBlock {
     HeapBlock { start, size: end - start, requested: 0, is_live: false, is_waiting: false }
@@ -66,7 +131,7 @@ fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Sl
         if start > at {
             span.push(gap(at, start));
         }
-        span.push(HeapBlock { start, size, requested, is_live: true, is_waiting });
+        span.push(held(start, size, requested, is_waiting));
         at = start + size;
     }
     if end > at {

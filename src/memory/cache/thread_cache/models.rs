@@ -7,7 +7,6 @@ use loom::thread::{self, JoinHandle};
 
 use super::*;
 use crate::ids::Device;
-use crate::memory::cache::heap::Counts;
 use crate::memory::device::PAGE;
 use crate::sync::{AtomicBool, Ordering};
 
@@ -68,8 +67,8 @@ impl Made {
 
     /// Returns what the owner counts as live and as freed once it has locked.
     fn counts(&self) -> (u64, u64) {
-        let Counts { live, frees, .. } = self.lock(owner()).counts();
-        (live, frees)
+        let counts = self.lock(owner()).counts();
+        (counts.live(), counts.frees())
     }
 }
 
@@ -167,7 +166,7 @@ fn what_a_wrong_free_tells_late_does_not_touch_another_cache_s_block() {
         // with a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
         cache.leave(offset);
         assert_eq!(cache.counts(), (0, 1));
-        assert_eq!(other.lock(owner()).counts().live, LARGE);
+        assert_eq!(other.lock(owner()).counts().live(), LARGE);
     });
 }
 
@@ -179,7 +178,7 @@ fn a_thread_that_takes_an_ended_one_s_cache_collects_what_was_freed() {
         let other = Made::freeing(&cache, first);
         let next = {
             let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.adopt(next_owner()).then(|| cache.lock(next_owner()).counts().live))
+            thread::spawn(move || cache.adopt(next_owner()).then(|| cache.lock(next_owner()).counts().live()))
         };
         cache.free(owner(), second).unwrap();
         cache.give_up(owner());

@@ -143,6 +143,14 @@ impl Slab {
         None
     }
 
+    /// Takes this slot, which is free; for the owner.
+    pub(in crate::memory) fn take_at(&self, slot: usize, requested: u32) {
+        let live = &self.live[slot / 64];
+        self.requested[slot].store(requested, Ordering::Relaxed);
+        // Release: as in `take`.
+        live.store(live.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
+    }
+
     /// Returns whether a caller holds the slot.
     #[inline]
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
@@ -157,6 +165,17 @@ impl Slab {
         let live = &self.live[slot / 64];
         live.store(live.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Relaxed);
         self.requested[slot].load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that were asked for, of a slot that a caller holds, or held last.
+    pub(in crate::memory) fn requested(&self, slot: usize) -> u32 {
+        self.requested[slot].load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that no slot in use takes.
+    pub(in crate::memory) fn unused_bytes(&self) -> u64 {
+        let live: u32 = self.live.iter().map(|live| live.load(Ordering::Relaxed).count_ones()).sum();
+        self.class().slab_bytes() - u64::from(live) * u64::from(self.class().bytes())
     }
 
     /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits

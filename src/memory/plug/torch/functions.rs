@@ -13,7 +13,7 @@ use super::{exception, stream};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
 use crate::memory::plug::c_api::{C_API, address_of, guard, stream_of};
-use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, Rules, only_in};
+use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, only_in};
 use crate::memory::serve;
 use crate::memory::{empty_cache, set_per_process_memory_fraction};
 use crate::process;
@@ -143,7 +143,7 @@ fn device_of(ordinal: c_int) -> Result<Device> {
 
 /// Returns a use for a graph of PyTorch's, of a new pool.
 fn new_pool(device: Device) -> Result<PoolUse> {
-    let pool = serve::make_pool(device, PoolId::next(false), Rules::default(), None, None, 0)?;
+    let pool = serve::make_pool(device, PoolId::next(false), serve::PoolOptions::default())?;
     Ok(PoolUse::first(pool, true))
 }
 

@@ -17,10 +17,10 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
 }
 
 pub(super) fn limit_reached(pool: &Pool) -> Error {
-    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.id))
+    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.label()))
 }
 
-/// Returns physical memory that `supply` gives, within the limits of the pool and the process.
+/// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process.
 pub(super) fn claimed<R>(
     memory: &DeviceMemory,
     pool: &Pool,
@@ -35,6 +35,9 @@ pub(super) fn claimed<R>(
         return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
     }
     let supplied = supply();
+    if supplied.is_ok() {
+        memory.pieces.come(bytes);
+    }
     for budget in [pool.budget(), &memory.budget] {
         if supplied.is_ok() { budget.settle(bytes) } else { budget.withdraw(bytes) }
     }

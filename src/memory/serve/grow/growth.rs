@@ -34,13 +34,7 @@ impl Gathered {
     /// has ended its service meanwhile.
     pub(super) fn put_back(self, memory: &DeviceMemory, thread: ThisThread) {
         let Self { cache, service, mappings, until } = self;
-        let left = match cache.lock_in(&service, thread) {
-            Some(mut heap) => {
-                let mut add = |mapping: &Mapping| cache.add_span(&mut heap, mapping.start(), mapping.bytes());
-                mappings.into_iter().filter(|mapping| add(mapping).is_err()).collect()
-            }
-            None => mappings,
-        };
+        let left = cache.put_back(&service, thread, mappings);
         if left.is_empty() {
             return;
         }

@@ -14,6 +14,7 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::trim::take_out;
 use crate::observe::Activity;
+use crate::observe::delivery::deliver;
 use crate::sync::{ThisThread, lock};
 
 /// The most pages of an extent of a reserve: 128 MiB. Creating and mapping cost by the extent, and after the pool's end a
@@ -153,6 +154,8 @@ fn collect_from(
     if runs.is_empty() {
         return Ok(false);
     }
+    // Before any thread can have them.
+    deliver();
     if other.is_in_order_with(service) && !other.is_captured {
         put_back(asker, service, thread, runs);
         return Ok(true);
@@ -211,6 +214,7 @@ pub(in crate::memory::serve) fn retire_reserve(
         }
         return Ok(());
     }
+    deliver();
     // SAFETY: these pages were taken out of the cache, and `until` is all work on the stream that it serves.
     unsafe { memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
     Ok(())

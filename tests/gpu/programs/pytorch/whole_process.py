@@ -1,4 +1,4 @@
-"""gpupool as PyTorch's allocator of the whole process: training, streams, threads, and what cannot be had."""
+"""gpupool as PyTorch's allocator of the whole process: training, streams, threads, settings."""
 
 import gc
 import importlib
@@ -174,19 +174,10 @@ def follows_pytorchs_settings():
     live = totals().live_bytes
     torch.cuda.caching_allocator_delete(pointer)
     assert totals().live_bytes == live - MIB, "memory by its address is not gpupool's"
-    for refused in (torch.cuda.memory_allocated, torch.cuda.memory_snapshot, torch.cuda.MemPool):
-        raised(RuntimeError, refused)
-    assert_says(raised(gpupool.Error, gpupool.torch.mem_pool), "no pools of its own")
     if gpupool.cublas.available:
         assert gpupool.cublas.handle() != 0, "no handle of cuBLAS"
     b = torch.ones(256, 256, device="cuda")
     assert float((b @ b).sum()) == 256**3, "the product is wrong"
-    torch.backends.cudnn.benchmark = True
-    try:
-        torch.nn.functional.conv2d(torch.ones(4, 8, 32, 32, device="cuda"), torch.ones(8, 8, 3, 3, device="cuda"))
-        print("torch: cudnn benchmark: works")
-    except RuntimeError as error:
-        print("torch: cudnn benchmark:", str(error).splitlines()[0])
 
 
 if __name__ == "__main__":

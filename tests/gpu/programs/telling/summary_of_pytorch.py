@@ -37,6 +37,7 @@ def on_gpupool():
     kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     found = device()
     assert found.frameworks == (), f"on gpupool PyTorch has memory of its own: {found.frameworks}"
+    assert torch.cuda.memory_reserved(0) >= 64 << 20, "PyTorch does not tell of gpupool's memory"
     assert found.live_bytes >= 64 << 20, f"the tensor is not in gpupool's memory: {found}"
     del kept
 

@@ -1,0 +1,180 @@
+"""The library that is gpupool's allocator for the PyTorch that runs: found, or compiled at first use, and loaded."""
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpupool import _native
+from gpupool._torch import compiler
+
+# The headers that the allocator's own class is made from; a library is of use for these alone.
+_INTERFACE = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h")
+
+
+class NoLibrary(Exception):
+    """No library for this PyTorch is there, and none could be made; the message says why, and what mends it."""
+
+
+class _PoolId(ctypes.Structure):
+    """gpupool_pool_id."""
+
+    _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
+
+
+class Library:
+    """The functions of ``allocator.cpp``, loaded into the process."""
+
+    def __init__(self, path: Path, version: str) -> None:
+        """Load it.
+
+        Args:
+            path: The file.
+            version: The major and minor version of PyTorch that it must be for, such as "2.11".
+
+        Raises:
+            NoLibrary: It cannot be loaded, or is for another version.
+        """
+        try:
+            # ctypes resolves all symbols at once, so what PyTorch no longer has is missed here.
+            functions = ctypes.CDLL(str(path))
+            tell, self._install, self._uninstall, self._adopt = (
+                functions[f"gpupool_torch_{name}"] for name in ("version", "install", "uninstall", "adopt")
+            )
+        except (OSError, AttributeError) as error:
+            raise NoLibrary(f"{path} cannot be loaded: {error}") from error
+        for function in (tell, self._install, self._uninstall, self._adopt):
+            function.restype = ctypes.c_char_p
+        self._install.argtypes = [ctypes.c_void_p]
+        self._adopt.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, _PoolId]
+        told = _text(tell())
+        if told != version:
+            raise NoLibrary(f"{path} is for PyTorch {told}, not for {version}")
+        self.path = path
+
+    def install(self) -> None:
+        """Make it PyTorch's allocator; a second call does nothing.
+
+        Raises:
+            gpupool.Error: It refuses.
+        """
+        _check(self._install(_table()), f"{self.path} could not become PyTorch's allocator")
+
+    def uninstall(self) -> None:
+        """Give the place back to the allocator that was there.
+
+        Raises:
+            gpupool.Error: It refuses.
+        """
+        _check(self._uninstall(), f"{self.path} could not give PyTorch's allocator its place back")
+
+    def adopt(self, device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
+        """Make a pool that PyTorch has just made one of gpupool's.
+
+        Raises:
+            gpupool.Error: One of them is gone.
+        """
+        _check(self._adopt(device, *torch_id, _PoolId(*own_id)), f"pool {own_id} could not be used in PyTorch")
+
+
+def _text(answer: bytes | None) -> str:
+    return (answer or b"").decode(errors="replace")
+
+
+def _check(answer: bytes | None, what: str) -> None:
+    if answer is not None:
+        raise _native.Error(f"{what}: {_text(answer)}")
+
+
+def _table() -> int:
+    """Return the address of gpupool's table of C functions."""
+    point = ctypes.pythonapi.PyCapsule_GetPointer
+    point.restype, point.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(point(_native.c_api.capsule, b"gpupool.c_api") or 0)
+
+
+def load(torch: Any) -> Library:
+    """Load the library for the PyTorch that runs: one that came with gpupool, one of the cache, or one made now.
+
+    Raises:
+        NoLibrary: There is none, and none could be made.
+    """
+    release = re.match(r"(\d+\.\d+)", str(torch.__version__))
+    version = release[1] if release else ""
+    reasons = []
+    for find in (_shipped, _cached, _compiled):
+        try:
+            path = find(torch, version)
+            if path is not None:
+                return Library(path, version)
+        except (NoLibrary, compiler.CompilationFailed) as error:
+            reasons.append(str(error))
+    raise NoLibrary("; ".join(reasons))
+
+
+def _shipped(torch: Any, version: str) -> Path | None:
+    """Return the library that came with gpupool for this version.
+
+    Releases of a version share one interface; what was built between releases may have any.
+    """
+    path = compiler.FOLDER / f"allocator-{version}.so"
+    is_release = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", str(torch.__version__))
+    return path if is_release and path.is_file() else None
+
+
+def _cached(torch: Any, version: str) -> Path | None:
+    """Return the library that was compiled before."""
+    path = cache_path(torch)
+    return path if path.is_file() else None
+
+
+def _compiled(torch: Any, version: str) -> Path:
+    """Compile the library into the cache."""
+    if torch.version.cuda is None:
+        raise NoLibrary(f"PyTorch {torch.__version__} is not built for CUDA, which alone gpupool's allocator is for")
+    path, began = cache_path(torch), time.monotonic()
+    cuda = compiler.cuda_headers(str(torch.version.cuda))
+    options = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    with _replacing(path) as made:
+        compiler.compile_library(Path(torch.__file__).parent, cuda, made, options=options)
+        # A library that cannot be used is not kept.
+        Library(made, version)
+    logging.getLogger("gpupool.library").info(
+        "allocator for PyTorch %s: compiled to %s in %.1f s", torch.__version__, path, time.monotonic() - began
+    )
+    return path
+
+
+def cache_path(torch: Any) -> Path:
+    """Return the file that a library compiled for this PyTorch has: another for each that could differ."""
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    # The variable counts only if it is an absolute path, as its specification says.
+    base = Path(caches) if os.path.isabs(caches) else Path("~/.cache").expanduser()
+    versions = (torch.__version__, torch.version.cuda, _native.__version__, torch._C._GLIBCXX_USE_CXX11_ABI)
+    digest = hashlib.sha256(repr(versions).encode())
+    headers = Path(torch.__file__).parent / "include"
+    for file in (*compiler.sources(), *(headers / name for name in _INTERFACE)):
+        with contextlib.suppress(OSError):
+            digest.update(file.read_bytes())
+    return base / "gpupool" / "torch" / f"allocator-{torch.__version__}-{digest.hexdigest()[:16]}.so"
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a file to make, which becomes the one of this path at once: another process never sees half of it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=path.parent)
+    except OSError as error:
+        raise NoLibrary(f"{path.parent} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
+    with folder as name:
+        made = Path(name) / path.name
+        yield made
+        made.replace(path)

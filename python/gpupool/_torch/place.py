@@ -1,0 +1,96 @@
+"""Who is PyTorch's allocator: gpupool takes the place, and gives it back."""
+
+import threading
+import warnings
+from typing import Any
+
+from gpupool import _native
+from gpupool._torch import library, pluggable
+
+# An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
+_lock = threading.RLock()
+# The library of `allocator.cpp`, once it was loaded; it is loaded once, for it stays in the process.
+_library: library.Library | None = None
+# How gpupool is PyTorch's allocator: None, "full", or "pluggable", which is for good.
+_way: str | None = None
+
+
+def way() -> str | None:
+    """Return how gpupool is PyTorch's allocator: "full", "pluggable", or None where it is not."""
+    return _way
+
+
+def take(torch: Any) -> None:
+    """Make gpupool PyTorch's allocator; a second call does nothing.
+
+    Raises:
+        gpupool.Error: Another allocator has the place, or it is too late for the pluggable one.
+        gpupool.LibraryNotFound: PyTorch lacks what is needed.
+    """
+    global _library, _way
+    with _lock:
+        if _way is not None:
+            return
+        _refuse_others(torch)
+        try:
+            if _library is None:
+                _library = library.load(torch)
+        except library.NoLibrary as reason:
+            lost = _take_pluggable(torch, reason)
+            _way = "pluggable"
+            warnings.warn(lost, RuntimeWarning, stacklevel=3)
+            return
+        _library.install()
+        _way = "full"
+
+
+def give_back() -> None:
+    """Give the place back to the allocator that was there. The pluggable allocator stays: PyTorch has no way back.
+
+    Raises:
+        gpupool.Error: The library refuses.
+    """
+    global _way
+    with _lock:
+        if _way == "full" and _library is not None:
+            _library.uninstall()
+            _way = None
+
+
+def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
+    """Make a pool that PyTorch has just made one of gpupool's, which is its allocator.
+
+    Raises:
+        gpupool.Error: One of them is gone.
+    """
+    if _library is not None:
+        _library.adopt(device, torch_id, own_id)
+
+
+def _refuse_others(torch: Any) -> None:
+    """Refuse to take the place of an allocator that somebody chose."""
+    ask = getattr(torch._C, "_cuda_getAllocatorBackend", None)
+    backend = "native" if ask is None else str(ask())
+    if backend == "cudaMallocAsync":
+        raise _native.Error(
+            "PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) asks PyTorch for the allocator cudaMallocAsync, and "
+            "gpupool.torch.enable() for gpupool: take `backend:cudaMallocAsync` out of the variable"
+        )
+    if backend == "pluggable":
+        raise _native.Error(
+            "PyTorch's allocator was changed already, by torch.cuda.memory.change_current_allocator or a library that "
+            "calls it: leave that out, or use gpupool.torch.using(pool) beside it"
+        )
+
+
+def _take_pluggable(torch: Any, reason: library.NoLibrary) -> str:
+    """Do with what every PyTorch has, and return what is lost by that and how to mend it."""
+    why = f"gpupool has no library for PyTorch {torch.__version__} and could not make one: {reason}"
+    try:
+        pluggable.install(torch)
+    except _native.Error as error:
+        raise type(error)(f"{error}. At any time it could be done by gpupool's own library, but {why}") from reason
+    return (
+        f"{why}. PyTorch takes its memory from gpupool as a pluggable allocator, so it has no memory statistics, "
+        "snapshots, torch.cuda.MemPool and graph trees; mend the above, or install a gpupool made for this PyTorch"
+    )

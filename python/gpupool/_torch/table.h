@@ -1,0 +1,137 @@
+// What the other files share: gpupool's table, PyTorch's own allocator, and errors in PyTorch's kinds.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
+
+#include <atomic>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "gpupool.h"
+
+#define PYTORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+namespace gpupool_torch {
+
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+// A copy, so that a call needs one load and not two. Written once, before the allocator takes its place.
+inline gpupool_api api{};
+// The allocator whose place was taken. What it has handed out goes back to it.
+inline CUDAAllocator *native = nullptr;
+
+// Why a request or a free may need more than gpupool's next block. All are 0 for most programs at all times.
+enum Detour : uint32_t {
+  PASSING = 1,  // gpupool was uninstalled: what is new comes from PyTorch's own allocator
+  UNCACHED = 2, // PyTorch was told not to cache
+  ROUTED = 4,   // some requests are to come from a pool
+  OBSERVED = 8, // trackers are called, and may throw
+  PROFILED = 16, // a profiler of memory has been on; of frees alone
+};
+constexpr uint32_t OF_REQUESTS = PASSING | UNCACHED | ROUTED | OBSERVED;
+constexpr uint32_t OF_FREES = OBSERVED | PROFILED;
+inline std::atomic<uint32_t> detours{0};
+
+inline bool has_detour(uint32_t which) { return detours.load(std::memory_order_relaxed) & which; }
+
+inline void set_detour(Detour detour, bool is_on) {
+  if (is_on)
+    detours.fetch_or(detour);
+  else
+    detours.fetch_and(~uint32_t{detour});
+}
+
+// What a function of PyTorch's threw while gpupool called it, as no exception may pass through gpupool's own frames.
+// (Not an exception_ptr: that needs a newer libstdc++ than some machines with PyTorch have.)
+struct Thrown {
+  bool is_set = false;
+  bool is_out_of_memory = false;
+  std::string why;
+};
+inline thread_local Thrown thrown;
+
+inline void keep(const char *why, bool is_out_of_memory = false) {
+  if (!thrown.is_set) thrown = {true, is_out_of_memory, why};
+}
+
+// Calls PyTorch's function and keeps what it throws for the caller on the other side of gpupool.
+template <typename Function> void guarded(Function function) noexcept {
+  try {
+    function();
+  } catch (const c10::OutOfMemoryError &error) {
+    keep(error.what_without_backtrace(), true);
+  } catch (const c10::Error &error) {
+    keep(error.what_without_backtrace());
+  } catch (const std::exception &error) {
+    keep(error.what());
+  } catch (...) {
+    keep("an exception of an unknown kind");
+  }
+}
+
+// The same, where nothing can be told to a caller.
+template <typename Function> void warned(Function function) noexcept {
+  try {
+    function();
+  } catch (const std::exception &error) {
+    try {
+      TORCH_WARN(error.what());
+    } catch (...) { // warnings may be errors
+    }
+  } catch (...) {
+  }
+}
+
+inline void rethrow() {
+  if (C10_LIKELY(!thrown.is_set)) return;
+  auto what = std::exchange(thrown, {});
+  TORCH_CHECK_WITH(OutOfMemoryError, !what.is_out_of_memory, what.why);
+  TORCH_CHECK(false, what.why);
+}
+
+[[noreturn]] inline void fail(int status) {
+  std::string why = api.last_error();
+  rethrow();
+  TORCH_CHECK_WITH(OutOfMemoryError, status != GPUPOOL_ERROR_OUT_OF_MEMORY, why);
+  TORCH_CHECK(false, why);
+}
+
+inline void check(int status) {
+  if (C10_UNLIKELY(status != GPUPOOL_SUCCESS)) fail(status);
+  rethrow();
+}
+
+// Structs of the table say their size.
+template <typename Struct> Struct sized() {
+  Struct value{};
+  value.size = sizeof value;
+  return value;
+}
+
+// PyTorch never destroys the streams of its own pools, which an odd id tells, so that gpupool may ask about them later.
+inline cudaStream_t lasting(const c10::cuda::CUDAStream &stream) {
+  static thread_local std::pair<DeviceIndex, cudaStream_t> last{-1, nullptr};
+  auto handle = stream.stream();
+  if (stream.id() & 1)
+    if (std::pair now(stream.device_index(), handle); C10_UNLIKELY(now != last)) {
+      api.declare_lasting(now.first, handle);
+      last = now;
+    }
+  return handle;
+}
+
+inline bool is_ours(const void *pointer) { return api.owns(pointer); }
+
+// Whether a block of gpupool's starts there, and which.
+inline bool find_block(const void *pointer, gpupool_block &block) {
+  block = sized<gpupool_block>();
+  return is_ours(pointer) && api.find_block(pointer, &block) == GPUPOOL_SUCCESS;
+}
+
+} // namespace gpupool_torch

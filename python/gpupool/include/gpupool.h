@@ -1,0 +1,270 @@
+/* gpupool.h: gpupool's device memory for C and C++.
+ *
+ * All functions are in one table, whose address gpupool.c_api gives. Its layout only grows: `version` is 2 for what is
+ * here, `size` is the table's bytes in the gpupool that runs, so a program may use what lies within `size`.
+ *
+ * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
+ * GPUPOOL_SUCCESS or another gpupool_status; after a failure `last_error` says what failed, and what to do. Devices are
+ * ordinals as the runtime numbers them. Streams are cudaStream_t or hipStream_t; null is the legacy default stream.
+ */
+#ifndef GPUPOOL_H
+#define GPUPOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GPUPOOL_API_VERSION 2
+
+typedef enum gpupool_status {
+  GPUPOOL_SUCCESS = 0,
+  GPUPOOL_ERROR_OUT_OF_MEMORY = 1,  /* also where a limit is reached */
+  GPUPOOL_ERROR_INVALID_VALUE = 2,  /* an argument is wrong: no block of gpupool's, an unknown device or pool */
+  GPUPOOL_ERROR_DRIVER = 3,         /* the driver refused a call */
+  GPUPOOL_ERROR_FORKED = 4,         /* this process was forked from one that had used a GPU */
+  GPUPOOL_ERROR_OTHER = 5
+} gpupool_status;
+
+/* The id of a pool: (0, n) of one made by a user, (n, 0) of one made for graphs, (0, 0) of a device's default pool. */
+typedef struct gpupool_pool_id {
+  uint64_t first;
+  uint64_t second;
+} gpupool_pool_id;
+
+/* A use of a pool, which keeps it. */
+typedef struct gpupool_pool gpupool_pool;
+/* Which blocks of a pool were live at a moment. */
+typedef struct gpupool_checkpoint gpupool_checkpoint;
+
+/* Where a pool's memory comes from, and goes back to, if not from the driver. `allocate` returns null where there is
+ * none. Called without any lock of gpupool's held. `release` is called once, when the pool is gone and all its memory
+ * was freed. */
+typedef struct gpupool_source {
+  void *context;
+  void *(*allocate)(void *context, uint64_t bytes, int device, void *stream);
+  void (*free)(void *context, void *pointer, uint64_t bytes, int device, void *stream);
+  void (*release)(void *context);
+} gpupool_source;
+
+/* How a pool behaves. */
+typedef struct gpupool_pool_options {
+  uint64_t size;                /* of this struct */
+  int for_graphs;               /* its memory is part of graphs, whether a stream is captured or not */
+  int use_on_oom;               /* what it has free serves other pools when memory is short */
+  int no_split;                 /* each segment serves one block at a time */
+  const char *name;             /* what statistics and errors say of it beside its id, or null; copied */
+  const gpupool_source *source; /* or null; copied */
+} gpupool_pool_options;
+
+/* A block that a caller holds, and the memory without a gap that it is cut from. */
+typedef struct gpupool_block {
+  uint64_t size; /* of this struct */
+  void *address;
+  uint64_t bytes;     /* as cut */
+  uint64_t requested; /* as asked for; 0 if it is free */
+  int is_live;        /* a caller holds it */
+  int is_waiting;     /* it was freed and waits for streams */
+  int device;
+  void *stream;
+  gpupool_pool_id pool;
+  void *segment;
+  uint64_t segment_bytes;
+  uint32_t stack; /* under which it was allocated, where that was recorded; else 0 */
+} gpupool_block;
+
+/* Memory without a gap, of one pool and one stream. */
+typedef struct gpupool_segment {
+  uint64_t size; /* of this struct */
+  int device;
+  void *address;
+  uint64_t bytes;
+  void *stream;
+  gpupool_pool_id pool;
+  int is_movable; /* of pages that can be mapped elsewhere; else one allocation of the driver's, or the pool's source */
+  int is_small;   /* all its blocks are of at most a MiB */
+  uint32_t stack; /* of the request for which it came, where that was recorded; else 0 */
+} gpupool_segment;
+
+/* Actions as PyTorch's snapshots number them. */
+typedef enum gpupool_action {
+  GPUPOOL_ALLOC = 0,
+  GPUPOOL_FREE_REQUESTED = 1,
+  GPUPOOL_FREE_COMPLETED = 2,
+  GPUPOOL_SEGMENT_ALLOC = 3,
+  GPUPOOL_SEGMENT_FREE = 4,
+  GPUPOOL_SEGMENT_MAP = 5,
+  GPUPOOL_SEGMENT_UNMAP = 6,
+  GPUPOOL_SNAPSHOT = 7,
+  GPUPOOL_OOM = 8 /* `address` is the bytes that the driver still had */
+} gpupool_action;
+
+/* One thing that the allocator did. */
+typedef struct gpupool_event {
+  uint64_t size; /* of this struct */
+  int action;
+  int device;
+  uint64_t address;
+  uint64_t bytes;
+  void *stream;
+  gpupool_pool_id pool;
+  uint64_t unix_micros;
+  uint32_t stack; /* 0 for none */
+} gpupool_event;
+
+/* What snapshot calls, in this order: each segment with its blocks by address, then events from the first to the last. */
+typedef struct gpupool_snapshot_visitor {
+  uint64_t size; /* of this struct */
+  void *context;
+  void (*segment)(void *context, const gpupool_segment *segment);
+  void (*block)(void *context, const gpupool_block *block);
+  void (*event)(void *context, const gpupool_event *event); /* or null: no events */
+} gpupool_snapshot_visitor;
+
+/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held: 0 for none, else
+ * a number whose highest bit is set, for the others are those of Python's stacks, which are 0 here. */
+typedef struct gpupool_recording {
+  uint64_t size; /* of this struct */
+  uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
+  int live_stacks;                /* the stack of each live block */
+  int alloc_stacks;               /* of each allocation among the events */
+  int free_stacks;                /* of each free among them */
+  uint32_t skipped_actions;       /* a bit, 1 << action, for each that is left out */
+  uint32_t (*take_stack)(int is_free); /* for a free, 1, or else 0; or null: no stacks */
+  int forget;                     /* the events before */
+} gpupool_recording;
+
+/* As torch.cuda.memory_stats has it. `allocated` and `freed` are sums since the process began. */
+typedef struct gpupool_stat {
+  int64_t current;
+  int64_t peak;
+  int64_t allocated;
+  int64_t freed;
+} gpupool_stat;
+
+/* Of all requests; of those of at most a MiB; of those of more. */
+enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
+
+/* Statistics of a device, all pools together. Peaks are exact where one thread works on one stream; else never less than
+ * what was, nor more than what was reserved. Of inactive_split they are of what was found when device_stats was called. A
+ * piece of at most 2 MiB counts as small among `segment` and `reserved_bytes`, whatever stands in it. */
+typedef struct gpupool_device_stats {
+  uint64_t size; /* of this struct */
+  gpupool_stat allocation[3];         /* blocks that callers hold */
+  gpupool_stat segment[3];            /* pieces of memory that the driver gave */
+  gpupool_stat active[3];             /* blocks held, or freed and waiting for streams */
+  gpupool_stat inactive_split[3];     /* free blocks beside ones that are held */
+  gpupool_stat allocated_bytes[3];
+  gpupool_stat reserved_bytes[3];
+  gpupool_stat active_bytes[3];
+  gpupool_stat inactive_split_bytes[3];
+  gpupool_stat requested_bytes[3];
+  int64_t alloc_retries; /* requests for which memory was given back to the driver, and that were tried again */
+  int64_t ooms;          /* requests that failed for want of memory */
+  int64_t device_allocs; /* calls of the driver that brought memory */
+  int64_t device_frees;  /* calls of the driver that gave memory back */
+} gpupool_device_stats;
+
+typedef struct gpupool_api {
+  uint64_t version;
+  uint64_t size;
+
+  /* For PyTorch's pluggable allocators: null where there is no memory. */
+  void *(*malloc)(ptrdiff_t bytes, int device, void *stream);
+  void (*free)(void *pointer, ptrdiff_t bytes, int device, void *stream);
+  /* For cupy.cuda.CFunctionAllocator, on gpupool's current stream. */
+  void *(*cupy_malloc)(void *unused, size_t bytes, int device);
+  void (*cupy_free)(void *unused, void *pointer, int device);
+  /* For handlers of device memory, as cuDSS and cuQuantum take them: 0 on success. */
+  int (*handler_alloc)(void *unused, void **pointer, size_t bytes, void *stream);
+  int (*handler_free)(void *unused, void *pointer, size_t bytes, void *stream);
+
+  /* Why the calling thread's last call failed. Valid until its next one that fails; never null. */
+  const char *(*last_error)(void);
+
+  /* Memory on a stream of the device, which is alive, of the pool that the calling thread's scope says. A null pointer for
+   * 0 bytes, and where it fails. */
+  int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
+  /* Frees a block, in the order of the stream that it was allocated on. A null pointer does nothing. */
+  int (*deallocate)(void *pointer);
+  /* Keeps a block, once freed, from use before the stream's work at that time is done. */
+  int (*record_stream)(void *pointer, int device, void *stream);
+  /* Whether an address lies in memory of gpupool's, 0 or 1; never fails. */
+  int (*owns)(const void *pointer);
+  /* The live block that starts at an address. The caller sets `size`. */
+  int (*find_block)(const void *pointer, gpupool_block *block);
+  /* Gives back to the driver what is free, of one device, or of all for -1; `bytes` may be null. */
+  int (*empty_cache)(int device, uint64_t *bytes);
+  int (*get_memory_fraction)(int device, double *fraction);
+  int (*set_memory_fraction)(int device, double fraction);
+  /* The largest block that could be had without giving anything back, as far as is known: what is free of the default
+   * pool, and what the driver has. */
+  int (*largest_block)(int device, uint64_t *bytes);
+  /* Lets the device read and write the memory of the peer, what there is and what comes. */
+  int (*enable_peer_access)(int device, int peer);
+  /* Asks this for memory before a request fails, whatever else was tried: returns whether any was freed. Called with no
+   * lock held, on the requesting thread. `remove_oom_callback` with the same two ends it. */
+  int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
+  int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
+
+  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. A
+   * pool that was released is refused by every call. */
+  int (*pool_create)(int device, const gpupool_pool_options *options, gpupool_pool **pool);
+  int (*pool_release)(gpupool_pool *pool);
+  int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
+  int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
+  /* Refused once memory of the pool was cut into blocks. */
+  int (*pool_set_no_split)(gpupool_pool *pool);
+  /* Gives back to the driver what the pool has free and no graph uses; `bytes` may be null. */
+  int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
+  /* A number larger than that of every scope entered before, on any thread. */
+  uint64_t (*ticket)(void);
+  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. What
+   * a captured stream gets is a graph's, and serves nothing else until the pool is released. */
+  int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
+  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live again,
+   * at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are freed. What
+   * other streams were recorded to do with blocks is waited for; both calls are refused while such a stream is captured.
+   * `freed` is called for each block that was live before, `allocated` for each that is after; either may be null. Nothing
+   * has changed where it fails. */
+  int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
+  int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
+                      void (*freed)(void *context, void *pointer),
+                      void (*allocated)(void *context, void *pointer, uint64_t requested));
+  void (*checkpoint_release)(gpupool_checkpoint *checkpoint);
+
+  /* The caller sets `size`. */
+  int (*device_stats)(int device, gpupool_device_stats *stats);
+  int (*reset_peak_stats)(int device);
+  /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations wait
+   * while it is taken, not while the visitor is called. */
+  int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
+  /* Begins to record, with these settings from now on if something is recorded already, by gpupool's own calls too; null
+   * ends it and forgets what was recorded. */
+  int (*record)(const gpupool_recording *recording);
+  /* Calls `visit` with the number of each stack that an event or a live block still names. */
+  int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
+  /* Calls the observer for every event from now on, with no lock of gpupool's held, on the thread that the event is of:
+   * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it, but for calls
+   * under way on other threads. */
+  int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
+
+  /* Takes one more use of the pool with an id, which pool_release ends. */
+  int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
+
+  /* Says that a stream is never destroyed, so that gpupool may ask about it and record its work at any time. Others it
+   * touches only in calls that name them. */
+  int (*declare_lasting)(int device, void *stream);
+  /* Between the two a stream of the device may be captured that gpupool was not told of, so that it records no work of the
+   * whole device, which would spoil the capture. They count. */
+  int (*expect_captures)(int device);
+  int (*end_expecting_captures)(int device);
+} gpupool_api;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,279 @@
+//! A heap made anew with blocks at given places: how a checkpoint of a pool for graphs is restored.
+//!
+//! What is live is noted block by block and slab by slab. To restore it, everything is taken down and built again within
+//! the spans that the heap has now, which hold all that they held then and more.
+
+use super::Heap;
+use super::block::{Block, BlockState, EDGE, NONE};
+use super::counts::{SMALL, kind_of};
+use super::free_index::FreeIndex;
+use super::span::Span;
+use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, Entry, PAGE, Pages, SizeClass, Slab};
+
+/// What is live in one piece of a heap.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Piece {
+    /// A block: where it starts, its bytes, and those that were asked for.
+    Block { start: u64, size: u64, requested: u64 },
+    /// A slab with slots that are live: each one's place, and the bytes that were asked for.
+    Slab { start: u64, class: SizeClass, slots: Vec<(usize, u32)> },
+}
+
+impl Piece {
+    pub(in crate::memory) fn start(&self) -> u64 {
+        match self {
+            Self::Block { start, .. } | Self::Slab { start, .. } => *start,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        match self {
+            Self::Block { start, size, .. } => start + size,
+            Self::Slab { start, class, .. } => start + class.slab_bytes(),
+        }
+    }
+
+    /// Returns the blocks that callers hold: where each starts, and the bytes that were asked for.
+    pub(in crate::memory) fn blocks(&self) -> Vec<(u64, u64)> {
+        match self {
+            Self::Block { start, requested, .. } => vec![(*start, *requested)],
+            Self::Slab { start, class, slots } => {
+                let offset = |slot: usize| start + slot as u64 * u64::from(class.bytes());
+                slots.iter().map(|&(slot, requested)| (offset(slot), requested.into())).collect()
+            }
+        }
+    }
+}
+
+/// Why pieces cannot be made live in a heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Misfit {
+    /// The heap has not got the memory at this offset.
+    Gone(u64),
+    /// There are more blocks or slabs than can be numbered.
+    TooMany,
+}
+
+/// What is made ready to restore a heap, so that it cannot fail once it has begun.
+#[derive(Debug)]
+pub(in crate::memory) struct Restoration {
+    /// By address.
+    pieces: Vec<Piece>,
+    /// One for each slab among them.
+    slabs: Vec<&'static Slab>,
+}
+
+impl Restoration {
+    /// Gives back what was made ready.
+    pub(in crate::memory) fn give_up(self, pages: &'static Pages) {
+        self.slabs.into_iter().for_each(|slab| pages.slabs.release(slab));
+    }
+}
+
+impl Heap {
+    /// Returns what is live, by address. Blocks that wait for streams count as live.
+    pub(in crate::memory) fn pieces(&self, pages: &'static Pages) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (_, span) in self.spans.iter() {
+            let mut id = span.first;
+            while let Some(block) = self.blocks.get(id as usize) {
+                match block.state {
+                    BlockState::Live => pieces.push(Piece::Block {
+                        start: block.start,
+                        size: block.size(),
+                        requested: block.requested(),
+                    }),
+                    BlockState::Slab => pieces.extend(pages.slabs.get(block.number()).and_then(piece_of)),
+                    BlockState::Free | BlockState::Vacant => {}
+                }
+                id = block.next;
+            }
+        }
+        pieces.sort_unstable_by_key(Piece::start);
+        pieces
+    }
+
+    /// Returns whether a block was freed and is not free yet: it waits for streams, or another thread is just freeing it.
+    pub(in crate::memory) fn has_waiting(&self, pages: &'static Pages) -> bool {
+        self.pieces(pages).iter().any(|piece| match piece {
+            Piece::Block { start, .. } => matches!(pages.entry(*start), Entry::Freed(_)),
+            Piece::Slab { start, slots, .. } => match pages.entry(*start) {
+                Entry::Slab(number) => {
+                    let slab = pages.slabs.get(number);
+                    slab.is_some_and(|slab| slots.iter().any(|&(slot, _)| !slab.is_live(slot)))
+                }
+                _ => false,
+            },
+        })
+    }
+
+    /// Makes ready to have these pieces live, which are in the order of their addresses, and nothing else.
+    pub(in crate::memory) fn prepare(&self, pages: &'static Pages, pieces: Vec<Piece>) -> Result<Restoration, Misfit> {
+        // Each piece, a gap before each, and one at the end of each span.
+        if 2 * pieces.len() + self.spans.iter().count() >= BLOCKS_MAX as usize {
+            return Err(Misfit::TooMany);
+        }
+        let spans = self.spans_by_address();
+        for piece in &pieces {
+            let place = spans.partition_point(|(_, span)| span.start <= piece.start());
+            let span = place.checked_sub(1).and_then(|place| spans.get(place));
+            if span.is_none_or(|(_, span)| span.end < piece.end()) {
+                return Err(Misfit::Gone(piece.start()));
+            }
+        }
+        let mut restoration = Restoration { pieces, slabs: Vec::new() };
+        let wanted = restoration.pieces.iter().filter(|piece| matches!(piece, Piece::Slab { .. })).count();
+        for _ in 0..wanted {
+            let Some(slab) = pages.slabs.acquire() else {
+                restoration.give_up(pages);
+                return Err(Misfit::TooMany);
+            };
+            restoration.slabs.push(slab);
+        }
+        Ok(restoration)
+    }
+
+    fn spans_by_address(&self) -> Vec<(u32, Span)> {
+        let mut spans: Vec<_> = self.spans.iter().collect();
+        spans.sort_unstable_by_key(|(_, span)| span.start);
+        spans
+    }
+
+    /// Frees everything and makes the pieces live that were made ready.
+    pub(in crate::memory) fn restore(&mut self, pages: &'static Pages, restoration: Restoration) {
+        self.free_all(pages);
+        let mut slabs = restoration.slabs.into_iter();
+        let mut pieces = restoration.pieces.into_iter().peekable();
+        for (number, span) in self.spans_by_address() {
+            let mut builder = SpanBuilder { number, at: span.start, last: EDGE | number };
+            while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
+                builder.add_gap(self, piece.start());
+                let id = builder.add(self, piece.end());
+                match piece {
+                    Piece::Block { start, requested, .. } => self.revive(pages, id, start, requested),
+                    Piece::Slab { start, class, slots } => {
+                        if let Some(slab) = slabs.next() {
+                            self.revive_slab(pages, id, slab, (start, class), &slots);
+                        }
+                    }
+                }
+            }
+            builder.add_gap(self, span.end);
+            builder.end(self);
+        }
+        self.turnover += 1;
+        self.tell_live();
+        if self.told_from <= PAGE && self.has_free_page() {
+            self.tell_after_free(PAGE);
+        }
+    }
+
+    /// Frees every block and forgets that memory was cut.
+    fn free_all(&mut self, pages: &'static Pages) {
+        for (_, span) in self.spans.iter() {
+            let mut id = span.first;
+            while let Some(block) = self.blocks.get(id as usize) {
+                match block.state {
+                    BlockState::Live => {
+                        pages.clear(block.start);
+                        self.counts.free(kind_of(block.size()), block.size(), block.requested());
+                    }
+                    BlockState::Slab => {
+                        pages.set_slab(block.start, block.size(), None);
+                        if let Some(slab) = pages.slabs.get(block.number()) {
+                            for (_, size, requested, _) in slab.live_slots() {
+                                self.counts.free(SMALL, size, requested);
+                            }
+                            pages.slabs.release(slab);
+                        }
+                    }
+                    BlockState::Free | BlockState::Vacant => {}
+                }
+                id = block.next;
+            }
+        }
+        self.blocks.clear();
+        self.vacant = NONE;
+        self.free = FreeIndex::new();
+        self.slabs.iter_mut().for_each(Vec::clear);
+    }
+
+    fn revive(&mut self, pages: &'static Pages, id: u32, start: u64, requested: u64) {
+        let block = &mut self.blocks[id as usize];
+        block.state = BlockState::Live;
+        block.set_requested(requested);
+        let size = block.size();
+        pages.set_block(start, id);
+        self.count_allocation(kind_of(size), size, requested);
+    }
+
+    fn revive_slab(
+        &mut self,
+        pages: &'static Pages,
+        id: u32,
+        slab: &'static Slab,
+        (start, class): (u64, SizeClass),
+        slots: &[(usize, u32)],
+    ) {
+        let block = &mut self.blocks[id as usize];
+        block.state = BlockState::Slab;
+        block.set_number(slab.number());
+        slab.reset(start, class, id);
+        for &(slot, requested) in slots {
+            slab.take_at(slot, requested);
+            self.count_allocation(SMALL, class.bytes().into(), requested.into());
+        }
+        pages.set_slab(start, class.slab_bytes(), Some(slab.number()));
+        if !slab.is_full() {
+            slab.set_listed(true);
+            self.slabs[class.index()].push(slab);
+        }
+    }
+}
+
+/// Returns what is live in a slab, if anything is.
+fn piece_of(slab: &Slab) -> Option<Piece> {
+    let slots: Vec<_> = slab
+        .live_slots()
+        .filter_map(|(offset, _, requested, _)| Some((slab.slot_at(offset)?, requested as u32)))
+        .collect();
+    (!slots.is_empty()).then(|| Piece::Slab { start: slab.start(), class: slab.class(), slots })
+}
+
+/// A span whose blocks are made in a row.
+struct SpanBuilder {
+    number: u32,
+    /// Where the next block starts.
+    at: u64,
+    /// The last block, or the edge that the span begins with.
+    last: u32,
+}
+
+impl SpanBuilder {
+    /// Adds a block that ends at an offset and is not free.
+    fn add(&mut self, heap: &mut Heap, end: u64) -> u32 {
+        let id = heap.blocks.len() as u32;
+        let mut block = Block::free(self.at, end - self.at);
+        block.previous = self.last;
+        heap.blocks.push(block);
+        heap.set_next(self.last, id);
+        self.last = id;
+        self.at = end;
+        id
+    }
+
+    /// Adds a free block up to an offset, if that is not where it stands.
+    fn add_gap(&mut self, heap: &mut Heap, end: u64) {
+        debug_assert!(end.is_multiple_of(ALIGNMENT));
+        if end > self.at {
+            let id = self.add(heap, end);
+            heap.free.insert(&mut heap.blocks, id);
+        }
+    }
+
+    fn end(self, heap: &mut Heap) {
+        let edge = EDGE | self.number;
+        heap.set_next(self.last, edge);
+        heap.set_previous(edge, self.last);
+    }
+}

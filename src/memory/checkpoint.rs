@@ -1,0 +1,201 @@
+//! Checkpoints of a pool for graphs: which of its blocks are live, to be made live again later at the same addresses.
+//!
+//! A graph that is replayed writes to blocks that were live when it was captured, and the allocator is told by a
+//! checkpoint what is live after it, so that the next capture allocates around it. The memory of such a pool stays
+//! mapped, and in the cache of its stream, as long as the pool has a use: so what was live then fits in what there is.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, ThreadCache, Waiting, is_recorded};
+use super::pool::{Pool, closed};
+use super::report::{Frozen, FrozenCache};
+use super::serve::{Patience, settle};
+use crate::error::{Error, Result};
+use crate::observe::delivery::Delivery;
+use crate::observe::recording::{self, Purpose};
+use crate::process;
+use crate::sync::ThisThread;
+
+/// Which blocks of a pool were live at a moment.
+#[derive(Debug)]
+pub(in crate::memory) struct PoolCheckpoint {
+    /// The pool's number.
+    pool: u32,
+    label: String,
+    /// By address.
+    pieces: Vec<Piece>,
+}
+
+/// What restoring a checkpoint has changed.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Restored {
+    /// The addresses of the blocks that were live before.
+    pub(in crate::memory) freed: Vec<u64>,
+    /// Those of the blocks that are live after, with the bytes that were asked for.
+    pub(in crate::memory) allocated: Vec<(u64, u64)>,
+}
+
+impl PoolCheckpoint {
+    /// Notes which blocks of the pool are live, once those that were freed and waited for streams are free.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool was not made for graphs or is closed, or a block waits for a stream that is
+    /// captured; `ErrorKind::Library` if the driver refuses.
+    pub(in crate::memory) fn take(pool: &Pool) -> Result<Self> {
+        refuse_others(pool)?;
+        settle_all(pool)?;
+        let frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
+        refuse_waiting(pool, &frozen)?;
+        let heaps = frozen.caches.iter();
+        let mut pieces: Vec<_> = heaps.flat_map(|frozen| frozen.heap.pieces(&frozen.cache.memory.pages)).collect();
+        pieces.sort_unstable_by_key(Piece::start);
+        Ok(Self { pool: pool.number, label: pool.label(), pieces })
+    }
+
+    /// Makes exactly those blocks live again that were live then, at the same addresses: all that are live now are freed.
+    /// What further streams have done with them is waited for. Nothing else works on the pool meanwhile.
+    ///
+    /// # Errors
+    /// As [`PoolCheckpoint::take`]; `ErrorKind::InvalidValue` if it is another pool's, or memory of it is the pool's no
+    /// more. Nothing has changed then.
+    pub(in crate::memory) fn restore(&self, pool: &Arc<Pool>) -> Result<Restored> {
+        refuse_others(pool)?;
+        if pool.number != self.pool {
+            return Err(Error::invalid_value(format!(
+                "the checkpoint is of pool {}, not of pool {}: restore each in its own pool",
+                self.label,
+                pool.label()
+            )));
+        }
+        settle_all(pool)?;
+        wait_for_users(pool)?;
+        let _delivery = Delivery::at_end();
+        // Taken with no lock held.
+        let _stack = recording::hold_stack(Purpose::Allocation);
+        let mut frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
+        refuse_waiting(pool, &frozen)?;
+        let restorations = self.prepare(pool, &frozen)?;
+        let mut restored = Restored::default();
+        let mut forgotten = Vec::new();
+        for (frozen, restoration) in frozen.caches.drain(..).zip(restorations) {
+            forgotten.push(apply(frozen, restoration, &mut restored));
+        }
+        drop(frozen);
+        drop(forgotten);
+        Ok(restored)
+    }
+
+    /// Makes ready to restore each cache.
+    fn prepare(&self, pool: &Pool, frozen: &Frozen) -> Result<Vec<Restoration>> {
+        let pages = &pool.memory.pages;
+        let mut pieces: Vec<Vec<Piece>> = frozen.caches.iter().map(|_| Vec::new()).collect();
+        let mut outcome = Ok(());
+        for piece in &self.pieces {
+            let number = pages.cache(piece.start());
+            match frozen.caches.iter().position(|frozen| Some(frozen.cache.number) == number) {
+                Some(place) => pieces[place].push(piece.clone()),
+                None => outcome = Err(Misfit::Gone(piece.start())),
+            }
+        }
+        let mut ready = Vec::new();
+        for (frozen, pieces) in frozen.caches.iter().zip(pieces) {
+            outcome = outcome.and_then(|()| frozen.heap.prepare(pages, pieces)).map(|one| ready.push(one));
+        }
+        outcome.map_err(|misfit| {
+            ready.drain(..).for_each(|restoration| restoration.give_up(pages));
+            refuse(pool, misfit)
+        })?;
+        Ok(ready)
+    }
+}
+
+/// Restores one cache, and notes what was live before and is after. Returns the users of blocks that are gone, whose work
+/// was waited for.
+fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) -> HashMap<u64, Vec<BlockUser>> {
+    let FrozenCache { cache, recorded, mut heap } = frozen;
+    let memory = cache.memory;
+    drop(recorded);
+    let is_recorded = is_recorded();
+    let blocks = |pieces: Vec<Piece>| pieces.into_iter().flat_map(|piece| piece.blocks());
+    for (offset, _) in blocks(heap.pieces(&memory.pages)) {
+        if is_recorded {
+            cache.record_free(offset, true);
+        }
+        restored.freed.push(memory.address(offset));
+    }
+    heap.restore(&memory.pages, restoration);
+    let live: BTreeMap<u64, u64> = blocks(heap.pieces(&memory.pages)).collect();
+    for (&offset, &requested) in &live {
+        if is_recorded {
+            cache.record_alloc(offset, requested);
+        }
+        restored.allocated.push((memory.address(offset), requested));
+    }
+    // A block that is live before and after may be used further by the same streams before it is freed.
+    cache.keep_uses(|offset| live.contains_key(&offset))
+}
+
+/// Refuses a pool that has no checkpoints.
+fn refuse_others(pool: &Pool) -> Result<()> {
+    process::refuse_forked()?;
+    if pool.is_closed() {
+        return Err(closed(pool));
+    }
+    if !pool.is_for_graphs() {
+        return Err(Error::invalid_value(format!(
+            "pool {} on {} was not made for graphs, and only those have checkpoints: make it with for_graphs",
+            pool.label(),
+            pool.memory.device
+        )));
+    }
+    Ok(())
+}
+
+/// Frees what was freed and waits for streams, whose work is waited for.
+fn settle_all(pool: &Pool) -> Result<()> {
+    let settle = |cache| settle(cache, ThisThread::get(), Patience::Wait).map(drop);
+    DeviceCaches::caches_of(pool).into_iter().try_for_each(settle)
+}
+
+/// Waits for what further streams have done with blocks that are live.
+fn wait_for_users(pool: &Pool) -> Result<()> {
+    let events = &pool.memory.events;
+    for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(ThreadCache::all_uses) {
+        let users: Vec<BlockUser> = users;
+        let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, ThisThread::get());
+        if !until.is_done(events, true)? {
+            return Err(waiting(pool));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_waiting(pool: &Pool, frozen: &Frozen) -> Result<()> {
+    let has_waiting = |frozen: &FrozenCache| frozen.heap.has_waiting(&frozen.cache.memory.pages);
+    if frozen.caches.iter().any(has_waiting) { Err(waiting(pool)) } else { Ok(()) }
+}
+
+#[cold]
+fn waiting(pool: &Pool) -> Error {
+    Error::invalid_value(format!(
+        "a block of pool {} on {} waits for work of a stream that is captured, or is just being freed: end the capture, \
+         and let nothing else use the pool meanwhile",
+        pool.label(),
+        pool.memory.device
+    ))
+}
+
+#[cold]
+fn refuse(pool: &Pool, misfit: Misfit) -> Error {
+    let (label, device) = (pool.label(), pool.memory.device);
+    match misfit {
+        Misfit::Gone(offset) => Error::invalid_value(format!(
+            "{:#x}, which was live at the checkpoint, is memory of pool {label} on {device} no more",
+            pool.memory.address(offset)
+        )),
+        Misfit::TooMany => Error::unavailable(format!(
+            "pool {label} on {device} has more blocks than gpupool can number; free some of other pools"
+        )),
+    }
+}

@@ -1,0 +1,116 @@
+//! Pieces of physical memory, as the driver or a pool's own source gives them, counted.
+//!
+//! A piece of one page is what PyTorch calls small: its segments for small blocks are as large. What stands in it says
+//! nothing of its size here, as pages go where they are needed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::pages::PAGE;
+
+/// What came, what went, and the most that there was at once.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Flow {
+    pub(in crate::memory) came: u64,
+    pub(in crate::memory) went: u64,
+    pub(in crate::memory) peak: u64,
+}
+
+impl Flow {
+    /// Notes how much was found, of what is not counted as it comes and goes.
+    pub(in crate::memory) const fn find(&mut self, now: u64) {
+        let before = self.now();
+        if now > before {
+            self.came += now - before;
+        } else {
+            self.went += before - now;
+        }
+        if now > self.peak {
+            self.peak = now;
+        }
+    }
+
+    /// Starts the peak anew.
+    pub(in crate::memory) const fn reset_peak(&mut self) {
+        self.peak = self.now();
+    }
+
+    /// Returns what there is.
+    pub(in crate::memory) const fn now(self) -> u64 {
+        self.came.saturating_sub(self.went)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    came: AtomicU64,
+    went: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Counter {
+    fn come(&self, many: u64) {
+        let came = self.came.fetch_add(many, Ordering::Relaxed) + many;
+        self.peak.fetch_max(came.saturating_sub(self.went.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
+
+    fn go(&self, many: u64) {
+        self.went.fetch_add(many, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Flow {
+        // What went is read first: it came before.
+        let went = self.went.load(Ordering::Relaxed);
+        let came = self.came.load(Ordering::Relaxed);
+        Flow { came, went, peak: self.peak.load(Ordering::Relaxed).max(came.saturating_sub(went)) }
+    }
+
+    fn reset_peak(&self) {
+        self.peak.store(self.get().now(), Ordering::Relaxed);
+    }
+}
+
+/// Pieces and their bytes.
+#[derive(Debug, Default)]
+struct Kind {
+    pieces: Counter,
+    bytes: Counter,
+}
+
+/// All pieces of a device; those of one page; larger ones.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Pieces([Kind; 3]);
+
+impl Pieces {
+    fn of_size(&self, bytes: u64) -> [&Kind; 2] {
+        [&self.0[0], &self.0[if bytes <= PAGE { 1 } else { 2 }]]
+    }
+
+    /// Counts a piece that came.
+    pub(in crate::memory) fn come(&self, bytes: u64) {
+        for kind in self.of_size(bytes) {
+            kind.pieces.come(1);
+            kind.bytes.come(bytes);
+        }
+    }
+
+    /// Counts a piece that went.
+    pub(in crate::memory) fn go(&self, bytes: u64) {
+        for kind in self.of_size(bytes) {
+            kind.pieces.go(1);
+            kind.bytes.go(bytes);
+        }
+    }
+
+    /// Returns the numbers of pieces, and their bytes.
+    pub(in crate::memory) fn get(&self) -> [(Flow, Flow); 3] {
+        let [all, small, large] = &self.0;
+        [all, small, large].map(|kind| (kind.pieces.get(), kind.bytes.get()))
+    }
+
+    pub(in crate::memory) fn reset_peaks(&self) {
+        for kind in &self.0 {
+            kind.pieces.reset_peak();
+            kind.bytes.reset_peak();
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What is known of an address.
+
+use std::ffi::{c_int, c_void};
+
+use super::call::{pointer, run};
+use super::recording::number_of;
+use super::sized::{SizedStruct, write};
+use crate::memory::pool::PoolId;
+use crate::memory::report::{self, LiveBlock};
+use crate::memory::serve;
+
+/// `gpupool_block`: a block that a caller holds, and the memory without a gap that it is cut from.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Of this struct.
+    pub size: u64,
+    /// Where it starts.
+    pub address: *mut c_void,
+    /// As cut.
+    pub bytes: u64,
+    /// As asked for; 0 if it is free.
+    pub requested: u64,
+    /// A caller holds it.
+    pub is_live: c_int,
+    /// It was freed and waits for streams.
+    pub is_waiting: c_int,
+    /// Its device.
+    pub device: c_int,
+    /// The stream that it was allocated on.
+    pub stream: *mut c_void,
+    /// Its pool.
+    pub pool: PoolId,
+    /// Where the memory without a gap starts.
+    pub segment: *mut c_void,
+    /// Its bytes.
+    pub segment_bytes: u64,
+    /// Under which it was allocated, where that was recorded; else 0.
+    pub stack: u32,
+}
+
+// SAFETY: numbers and pointers alone, the size first.
+unsafe impl SizedStruct for Block {
+    const NAME: &'static str = "gpupool_block";
+}
+
+/// Returns 1 if an address lies in memory of gpupool's, else 0.
+pub(super) unsafe extern "C" fn owns(pointer: *const c_void) -> c_int {
+    c_int::from(serve::owns(pointer.addr() as u64))
+}
+
+/// Says what the live block at an address is.
+pub(super) unsafe extern "C" fn find_block(address: *const c_void, block: *mut Block) -> c_int {
+    run(|| {
+        let LiveBlock { address, bytes, requested, device, stream, pool, segment, segment_bytes, stack } =
+            report::live_block(address.addr() as u64)?;
+        let found = Block {
+            size: size_of::<Block>() as u64,
+            address: pointer(address),
+            bytes,
+            requested,
+            is_live: 1,
+            is_waiting: 0,
+            device: device.ordinal() as c_int,
+            stream: pointer(stream as u64),
+            pool,
+            segment: pointer(segment),
+            segment_bytes,
+            stack: number_of(stack),
+        };
+        // SAFETY: the caller passes a block of its version, whose size it has set, or null.
+        unsafe { write(block, found) }
+    })
+}

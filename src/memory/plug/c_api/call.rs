@@ -1,0 +1,148 @@
+//! How a call from C ends: with a status, and the reason that `last_error` tells; no panic crosses it.
+//!
+//! A call that succeeds writes nothing but its result.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::ids::Device;
+use crate::memory::serve::Allocation;
+use crate::process;
+use crate::runtime::{self, Stream};
+
+/// `GPUPOOL_SUCCESS`.
+pub(super) const SUCCESS: c_int = 0;
+const OUT_OF_MEMORY: c_int = 1;
+const INVALID_VALUE: c_int = 2;
+const DRIVER: c_int = 3;
+const FORKED: c_int = 4;
+const OTHER: c_int = 5;
+
+thread_local! {
+    /// Why the thread's last call failed.
+    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+/// Returns why the calling thread's last call failed.
+pub(super) unsafe extern "C" fn last_error() -> *const c_char {
+    let text = LAST.try_with(|last| last.try_borrow().ok()?.as_ref().map(|text| text.as_ptr()));
+    text.ok().flatten().unwrap_or(c"no call of this thread has failed".as_ptr())
+}
+
+fn status(error: &Error) -> c_int {
+    match error.kind() {
+        ErrorKind::OutOfMemory(_) => OUT_OF_MEMORY,
+        ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => OUT_OF_MEMORY,
+        ErrorKind::Library(_) => DRIVER,
+        ErrorKind::InvalidValue(_) => INVALID_VALUE,
+        ErrorKind::Forked => FORKED,
+        _ => OTHER,
+    }
+}
+
+/// Keeps the error for [`last_error`], and returns its status.
+#[cold]
+fn fail(error: &Error) -> c_int {
+    // A text has no null bytes but those of other code's errors.
+    let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+    // While the thread ends nothing is kept.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(text)));
+    status(error)
+}
+
+#[cold]
+fn panicked() -> c_int {
+    fail(&Error::internal("a call from C panicked"))
+}
+
+/// Runs a call, and returns its status.
+#[inline]
+pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => SUCCESS,
+        Ok(Err(error)) => fail(&error),
+        Err(_) => panicked(),
+    }
+}
+
+/// Runs what must neither panic nor fail across C.
+pub(in crate::memory::plug) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + UnwindSafe) -> R {
+    if process::is_forked() {
+        return otherwise;
+    }
+    match catch_unwind(run) {
+        Ok(Ok(result)) => result,
+        _ => otherwise,
+    }
+}
+
+/// Returns the device with this number.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none.
+pub(super) fn device_of(ordinal: c_int) -> Result<Device> {
+    process::refuse_forked()?;
+    runtime::device(ordinal.into())
+}
+
+/// Returns the stream of a device, which is looked up where the stream is used.
+///
+/// # Safety
+/// The stream is alive while it is used, and of the device.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a negative number.
+#[inline]
+pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    let device = match u32::try_from(device) {
+        Ok(ordinal) => Device::from_ordinal(ordinal),
+        Err(_) => device_of(device)?,
+    };
+    // SAFETY: the caller promises that the stream is alive and of the device.
+    Ok(unsafe { Stream::from_raw_on(stream, device) })
+}
+
+/// Returns the stream that a caller names; -1 for whichever device it belongs to.
+///
+/// # Safety
+/// The stream is alive while it is used, and of the device if one is named, which is looked up where it is used.
+#[inline]
+pub(in crate::memory::plug) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    match u32::try_from(device) {
+        // SAFETY: the caller promises that the stream is alive and of the device.
+        Ok(ordinal) => Ok(unsafe { Stream::from_raw_on(stream, Device::from_ordinal(ordinal)) }),
+        // SAFETY: the caller promises that the stream is alive.
+        Err(_) => unsafe { Stream::from_raw(stream) },
+    }
+}
+
+/// Returns a place that a caller passes for a result.
+///
+/// # Safety
+/// The place is null, or one that may be written.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if it is null; `name` is what the header calls it.
+#[inline]
+pub(super) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<&'a mut T> {
+    // SAFETY: the caller promises that it may be written unless it is null.
+    unsafe { place.as_mut() }.ok_or_else(|| null(name))
+}
+
+#[cold]
+pub(super) fn null(name: &str) -> Error {
+    Error::invalid_value(format!("{name} is a null pointer; give the address of one"))
+}
+
+/// Returns the address of a block as C takes it.
+pub(in crate::memory::plug) fn address_of(block: Result<Allocation>) -> Result<*mut c_void> {
+    block.map(|block| pointer(block.address()))
+}
+
+#[inline]
+pub(in crate::memory::plug) fn pointer(address: u64) -> *mut c_void {
+    ptr::without_provenance_mut(address as usize)
+}

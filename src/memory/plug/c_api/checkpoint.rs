@@ -1,0 +1,65 @@
+//! Checkpoints of a pool, for C.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::call::{null, place, pointer, run};
+use super::pools::{PoolHandle, pool_of};
+use crate::memory::checkpoint::PoolCheckpoint;
+
+/// `gpupool_checkpoint`.
+#[derive(Debug)]
+pub struct Checkpoint(PoolCheckpoint);
+
+/// Is told of a block that was live before.
+pub type FreedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void);
+/// Is told of a block that is live after.
+pub type AllocatedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, u64);
+
+/// Notes which blocks of the pool are live.
+pub(super) unsafe extern "C" fn pool_checkpoint(pool: *mut PoolHandle, checkpoint: *mut *mut Checkpoint) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for a pointer.
+        let place = unsafe { place(checkpoint, "checkpoint") }?;
+        *place = ptr::null_mut();
+        let taken = PoolCheckpoint::take(&*pool_of(pool)?)?;
+        *place = Box::into_raw(Box::new(Checkpoint(taken)));
+        Ok(())
+    })
+}
+
+/// Makes exactly those live again. Either function may be null.
+pub(super) unsafe extern "C" fn pool_restore(
+    pool: *mut PoolHandle,
+    checkpoint: *const Checkpoint,
+    context: *mut c_void,
+    freed: Option<FreedFunction>,
+    allocated: Option<AllocatedFunction>,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a checkpoint that was not released, or null.
+        let checkpoint = unsafe { checkpoint.as_ref() }.ok_or_else(|| null("checkpoint"))?;
+        let restored = checkpoint.0.restore(&pool_of(pool)?)?;
+        // With no lock held: they may do what they like.
+        if let Some(freed) = freed {
+            // SAFETY: the caller promises that the function may be called so.
+            restored.freed.into_iter().for_each(|address| unsafe { freed(context, pointer(address)) });
+        }
+        if let Some(allocated) = allocated {
+            let tell = |(address, requested)| {
+                // SAFETY: as above.
+                unsafe { allocated(context, pointer(address), requested) };
+            };
+            restored.allocated.into_iter().for_each(tell);
+        }
+        Ok(())
+    })
+}
+
+/// Ends a checkpoint.
+pub(super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) {
+    if !checkpoint.is_null() {
+        // SAFETY: `pool_checkpoint` made it by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(checkpoint) });
+    }
+}

@@ -1,0 +1,96 @@
+//! Events: what the allocator did, as C sees it, and who is told of each while it happens.
+
+use std::ffi::{c_int, c_void};
+use std::sync::RwLock;
+
+use super::call::{pointer, run};
+use super::recording::number_of;
+use crate::memory::cache::MemoryEvent;
+use crate::memory::pool::PoolId;
+use crate::memory::report;
+use crate::observe::recording;
+use crate::process;
+use crate::sync::{read, write};
+
+/// `gpupool_event`: one thing that the allocator did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Of this struct.
+    pub size: u64,
+    /// A `gpupool_action`.
+    pub action: c_int,
+    /// The device.
+    pub device: c_int,
+    /// Where the block or the pages start; of an OOM the bytes that the driver still had.
+    pub address: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The stream whose requests the memory serves.
+    pub stream: *mut c_void,
+    /// The pool.
+    pub pool: PoolId,
+    /// Microseconds since 1970.
+    pub unix_micros: u64,
+    /// 0 for none.
+    pub stack: u32,
+}
+
+/// Is told of an event.
+pub type Observer = unsafe extern "C" fn(*mut c_void, *const Event);
+
+impl From<&MemoryEvent> for Event {
+    fn from(event: &MemoryEvent) -> Self {
+        Self {
+            size: size_of::<Self>() as u64,
+            action: event.action as c_int,
+            device: event.device.ordinal() as c_int,
+            address: event.address,
+            bytes: event.bytes,
+            stream: pointer(event.stream as u64),
+            pool: event.pool,
+            unix_micros: event.unix_micros(),
+            stack: number_of(event.stack),
+        }
+    }
+}
+
+/// A function and what it is called with.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    observer: Observer,
+    context: *mut c_void,
+}
+
+// SAFETY: the program that gives the two promises that the function may be called so from any thread.
+unsafe impl Send for Told {}
+// SAFETY: as above.
+unsafe impl Sync for Told {}
+
+static TOLD: RwLock<Option<Told>> = RwLock::new(None);
+
+/// Tells the observer of an event, with no lock held.
+fn tell(event: &MemoryEvent) {
+    let told = *read(&TOLD);
+    if let Some(Told { observer, context }) = told {
+        let event = Event::from(event);
+        // SAFETY: the program promises that the function may be called so until it has ended the observation.
+        unsafe { observer(context, &raw const event) };
+    }
+}
+
+/// Tells the observer of every event from now on; none ends it.
+pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mut c_void) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        let _changes = recording::lock_changes();
+        let told = observer.map(|observer| Told { observer, context });
+        *write(&TOLD) = told;
+        if told.is_some() {
+            report::begin_observing(tell);
+        } else {
+            report::end_observing();
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,177 @@
+//! The C interface: one table of functions, whose layout is that of `gpupool.h`, for plugs and for C programs.
+//!
+//! No panic crosses them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table.
+
+mod allocation;
+mod allocators;
+mod block;
+mod call;
+mod checkpoint;
+mod device;
+mod device_stats;
+mod event;
+mod oom_callbacks;
+mod pools;
+mod recording;
+mod sized;
+mod snapshot;
+
+use std::ffi::{c_char, c_int, c_void};
+
+pub use allocators::DEVICE_MEM_HANDLER;
+pub(super) use allocators::{free_plain, library_handler};
+pub use block::Block;
+pub(super) use call::{address_of, guard, stream_of};
+pub use checkpoint::{AllocatedFunction, Checkpoint, FreedFunction};
+pub use device_stats::{DeviceStats, Stat, Stats};
+pub use event::{Event, Observer};
+pub use oom_callbacks::OomFunction;
+pub use pools::{PoolHandle, PoolOptions, PoolSource};
+pub use recording::{Recording, TakeStack};
+pub use snapshot::{Segment, SnapshotVisitor};
+
+use crate::memory::pool::PoolId;
+
+/// `gpupool_api`: the functions, as the header describes them. The layout only grows: a program may use what lies within
+/// `size`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Api {
+    /// 2.
+    pub version: u64,
+    /// Of this table, in bytes.
+    pub size: u64,
+    /// PyTorch's pluggable allocator: `void *(ssize_t size, int device, cudaStream_t stream)`.
+    pub malloc: unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void,
+    /// PyTorch's pluggable allocator: `void (void *pointer, ssize_t size, int device, cudaStream_t stream)`.
+    pub free: unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void),
+    /// `cupy.cuda.CFunctionAllocator`: `void *(void *param, size_t size, int device)`, on gpupool's current stream.
+    pub cupy_malloc: unsafe extern "C" fn(*mut c_void, usize, c_int) -> *mut c_void,
+    /// `cupy.cuda.CFunctionAllocator`: `void (void *param, void *pointer, int device)`.
+    pub cupy_free: unsafe extern "C" fn(*mut c_void, *mut c_void, c_int),
+    /// A device memory handler of cuDSS or cuQuantum: `int (void *context, void **pointer, size_t size, cudaStream_t
+    /// stream)`, 0 on success.
+    pub handler_alloc: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int,
+    /// The same: `int (void *context, void *pointer, size_t size, cudaStream_t stream)`.
+    pub handler_free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int,
+    /// Returns why the calling thread's last call failed: never null, and valid until its next one that fails.
+    pub last_error: unsafe extern "C" fn() -> *const c_char,
+    /// Allocates on a stream, from the pool that the calling thread's scope says.
+    pub allocate: unsafe extern "C" fn(u64, c_int, *mut c_void, *mut *mut c_void) -> c_int,
+    /// Frees a block in the order of the stream that it was allocated on.
+    pub deallocate: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Keeps a block, once freed, from use before the stream's work at that time is done.
+    pub record_stream: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    /// Returns whether an address lies in memory of gpupool's.
+    pub owns: unsafe extern "C" fn(*const c_void) -> c_int,
+    /// Says what the live block is that starts at an address.
+    pub find_block: unsafe extern "C" fn(*const c_void, *mut Block) -> c_int,
+    /// Gives back what is free, of one device, or of all for -1.
+    pub empty_cache: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
+    /// Says which part of the device's memory this process may reserve.
+    pub get_memory_fraction: unsafe extern "C" fn(c_int, *mut f64) -> c_int,
+    /// Sets which part of the device's memory this process may reserve.
+    pub set_memory_fraction: unsafe extern "C" fn(c_int, f64) -> c_int,
+    /// Says how large a block could be had without anything given back.
+    pub largest_block: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
+    /// Lets the first device use the memory of the second.
+    pub enable_peer_access: unsafe extern "C" fn(c_int, c_int) -> c_int,
+    /// Asks the function for memory before a request fails.
+    pub add_oom_callback: unsafe extern "C" fn(Option<OomFunction>, *mut c_void) -> c_int,
+    /// Asks it no more.
+    pub remove_oom_callback: unsafe extern "C" fn(Option<OomFunction>, *mut c_void) -> c_int,
+    /// Makes a pool with one use.
+    pub pool_create: unsafe extern "C" fn(c_int, *const PoolOptions, *mut *mut PoolHandle) -> c_int,
+    /// Ends that use.
+    pub pool_release: unsafe extern "C" fn(*mut PoolHandle) -> c_int,
+    /// Says which id a pool has.
+    pub pool_id: unsafe extern "C" fn(*const PoolHandle, *mut PoolId) -> c_int,
+    /// Sets whether what the pool has free serves others when memory is short.
+    pub pool_set_use_on_oom: unsafe extern "C" fn(*mut PoolHandle, c_int) -> c_int,
+    /// Has each segment serve one block at a time.
+    pub pool_set_no_split: unsafe extern "C" fn(*mut PoolHandle) -> c_int,
+    /// Gives back what the pool has free.
+    pub pool_trim: unsafe extern "C" fn(*mut PoolHandle, *mut u64) -> c_int,
+    /// Returns a number larger than that of every scope entered before.
+    pub ticket: unsafe extern "C" fn() -> u64,
+    /// Allocates from a pool, unless the thread has entered a scope after the ticket.
+    pub pool_allocate: unsafe extern "C" fn(*mut PoolHandle, u64, u64, *mut c_void, *mut *mut c_void) -> c_int,
+    /// Notes which blocks are live.
+    pub pool_checkpoint: unsafe extern "C" fn(*mut PoolHandle, *mut *mut Checkpoint) -> c_int,
+    /// Makes exactly those live again.
+    pub pool_restore: unsafe extern "C" fn(
+        *mut PoolHandle,
+        *const Checkpoint,
+        *mut c_void,
+        Option<FreedFunction>,
+        Option<AllocatedFunction>,
+    ) -> c_int,
+    /// Ends a checkpoint.
+    pub checkpoint_release: unsafe extern "C" fn(*mut Checkpoint),
+    /// Says what a device's memory holds and has done.
+    pub device_stats: unsafe extern "C" fn(c_int, *mut DeviceStats) -> c_int,
+    /// Starts a device's peaks anew.
+    pub reset_peak_stats: unsafe extern "C" fn(c_int) -> c_int,
+    /// Tells a visitor of the memory and of what was recorded.
+    pub snapshot: unsafe extern "C" fn(c_int, *const PoolId, *const SnapshotVisitor) -> c_int,
+    /// Begins to record, or ends it.
+    pub record: unsafe extern "C" fn(*const Recording) -> c_int,
+    /// Tells of each stack that an event or a live block names.
+    pub visit_stacks: unsafe extern "C" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void, u32)>) -> c_int,
+    /// Tells an observer of every event from now on.
+    pub observe: unsafe extern "C" fn(Option<Observer>, *mut c_void) -> c_int,
+    /// Takes one more use of the pool with an id.
+    pub pool_by_id: unsafe extern "C" fn(c_int, *const PoolId, *mut *mut PoolHandle) -> c_int,
+    /// Says that a stream is never destroyed.
+    pub declare_lasting: unsafe extern "C" fn(c_int, *mut c_void) -> c_int,
+    /// Says that streams of a device may be captured from now on.
+    pub expect_captures: unsafe extern "C" fn(c_int) -> c_int,
+    /// Ends what one call of `expect_captures` said.
+    pub end_expecting_captures: unsafe extern "C" fn(c_int) -> c_int,
+}
+
+/// The functions.
+pub static C_API: Api = Api {
+    version: 2,
+    size: size_of::<Api>() as u64,
+    malloc: allocators::malloc,
+    free: allocators::free,
+    cupy_malloc: allocators::cupy_malloc,
+    cupy_free: allocators::cupy_free,
+    handler_alloc: allocators::handler_alloc,
+    handler_free: allocators::handler_free,
+    last_error: call::last_error,
+    allocate: allocation::allocate,
+    deallocate: allocation::deallocate,
+    record_stream: allocation::record_stream,
+    owns: block::owns,
+    find_block: block::find_block,
+    empty_cache: device::empty_cache,
+    get_memory_fraction: device::get_memory_fraction,
+    set_memory_fraction: device::set_memory_fraction,
+    largest_block: device::largest_block,
+    enable_peer_access: device::enable_peer_access,
+    add_oom_callback: oom_callbacks::add_oom_callback,
+    remove_oom_callback: oom_callbacks::remove_oom_callback,
+    pool_create: pools::pool_create,
+    pool_release: pools::pool_release,
+    pool_id: pools::pool_id,
+    pool_set_use_on_oom: pools::pool_set_use_on_oom,
+    pool_set_no_split: pools::pool_set_no_split,
+    pool_trim: pools::pool_trim,
+    ticket: pools::ticket,
+    pool_allocate: pools::pool_allocate,
+    pool_checkpoint: checkpoint::pool_checkpoint,
+    pool_restore: checkpoint::pool_restore,
+    checkpoint_release: checkpoint::checkpoint_release,
+    device_stats: device_stats::device_stats,
+    reset_peak_stats: device_stats::reset_peak_stats,
+    snapshot: snapshot::snapshot,
+    record: recording::record,
+    visit_stacks: recording::visit_stacks,
+    observe: event::observe,
+    pool_by_id: pools::pool_by_id,
+    declare_lasting: device::declare_lasting,
+    expect_captures: device::expect_captures,
+    end_expecting_captures: device::end_expecting_captures,
+};

@@ -1,0 +1,179 @@
+//! Handles of pools: the numbers of uses, as pointers that lead nowhere, so that one that was released is recognised.
+//!
+//! A handle is a place in a table and how often that was given before. What a request asks each time it finds without a
+//! lock.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::ordinal;
+use crate::error::{Error, Result};
+use crate::memory::pool::{Pool, PoolUse};
+use crate::sync::{Table, lock};
+
+/// How many handles there can be at once: what the lower bits of one say.
+const HANDLES_MAX: usize = 1 << PLACE_BITS;
+const PLACE_BITS: u32 = 16;
+
+/// `gpupool_pool`: a use of a pool.
+#[derive(Debug)]
+pub struct PoolHandle {
+    _private: (),
+}
+
+/// What a handle stands for.
+#[derive(Debug)]
+pub(super) struct Held {
+    in_use: PoolUse,
+    /// The uses of pools that are used by the graphs of this one.
+    pub(super) further: Mutex<Vec<PoolUse>>,
+}
+
+impl Held {
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        self.in_use.pool()
+    }
+}
+
+/// A place of the table.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    /// The handle that is this one now; 0 for none.
+    handle: AtomicUsize,
+    number: AtomicU32,
+    device: AtomicI32,
+    is_for_graphs: AtomicBool,
+    state: Mutex<SlotState>,
+}
+
+/// What is changed under a place's lock.
+#[derive(Debug, Default)]
+struct SlotState {
+    held: Option<Arc<Held>>,
+    /// How often the place was given.
+    times: usize,
+}
+
+impl Slot {
+    /// Returns the pool's number.
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of the pool's device.
+    #[inline]
+    pub(super) fn device(&self) -> c_int {
+        self.device.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_for_graphs(&self) -> bool {
+        self.is_for_graphs.load(Ordering::Relaxed)
+    }
+}
+
+/// The table, and the places in it that are free.
+#[derive(Debug)]
+struct Handles {
+    slots: Table<Slot, 6>,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    /// The first that was never given.
+    next: usize,
+    returned: Vec<usize>,
+}
+
+static HANDLES: LazyLock<Handles> =
+    LazyLock::new(|| Handles { slots: Table::new(HANDLES_MAX), free: Mutex::default() });
+
+fn place_of(handle: usize) -> usize {
+    handle & (HANDLES_MAX - 1)
+}
+
+#[cold]
+fn refuse(handle: *const PoolHandle) -> Error {
+    Error::invalid_value(if handle.is_null() {
+        "pool is a null pointer; give what pool_create returned".to_owned()
+    } else {
+        format!(
+            "{handle:p} is no pool: it was released, or pool_create did not return it; release each pool once, last"
+        )
+    })
+}
+
+/// Returns the place of a handle.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if it is null, or was released.
+#[inline]
+pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static Slot> {
+    let slot = HANDLES.slots.get(place_of(handle.addr()));
+    // Acquire: the rest is seen as it was when the handle was made.
+    let is_known = |slot: &&Slot| !handle.is_null() && slot.handle.load(Ordering::Acquire) == handle.addr();
+    slot.filter(is_known).ok_or_else(|| refuse(handle))
+}
+
+/// Returns what a handle stands for.
+///
+/// # Errors
+/// As [`slot`].
+pub(super) fn held(handle: *const PoolHandle) -> Result<Arc<Held>> {
+    let slot = slot(handle)?;
+    let state = lock(&slot.state);
+    let held = state.held.as_ref().filter(|_| slot.handle.load(Ordering::Relaxed) == handle.addr());
+    held.cloned().ok_or_else(|| refuse(handle))
+}
+
+/// Returns a handle for a use.
+///
+/// # Errors
+/// `ErrorKind::Unavailable` if there are too many.
+pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
+    let place = {
+        let mut free = lock(&HANDLES.free);
+        let next = free.next;
+        let place = free.returned.pop().unwrap_or(next);
+        free.next = next.max(place + 1);
+        place
+    };
+    let Some(slot) = HANDLES.slots.get_or_make(place) else {
+        return Err(Error::unavailable(format!(
+            "a process can have {HANDLES_MAX} uses of pools that C took, and there are as many; release some"
+        )));
+    };
+    let (number, device, is_for_graphs) = {
+        let pool = in_use.pool();
+        (pool.number, ordinal(pool.memory.device), pool.is_for_graphs())
+    };
+    let mut state = lock(&slot.state);
+    state.times += 1;
+    state.held = Some(Arc::new(Held { in_use, further: Mutex::default() }));
+    slot.number.store(number, Ordering::Relaxed);
+    slot.device.store(device, Ordering::Relaxed);
+    slot.is_for_graphs.store(is_for_graphs, Ordering::Relaxed);
+    let handle = state.times << PLACE_BITS | place;
+    slot.handle.store(handle, Ordering::Release);
+    Ok(ptr::without_provenance_mut(handle))
+}
+
+/// Ends a handle, and returns what it stood for, which is to be dropped.
+///
+/// # Errors
+/// As [`slot`].
+pub(super) fn end(handle: *const PoolHandle) -> Result<Arc<Held>> {
+    let slot = slot(handle)?;
+    let held = {
+        let mut state = lock(&slot.state);
+        let is_same = slot.handle.compare_exchange(handle.addr(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        state.held.take_if(|_| is_same)
+    };
+    let held = held.ok_or_else(|| refuse(handle))?;
+    lock(&HANDLES.free).returned.push(place_of(handle.addr()));
+    Ok(held)
+}

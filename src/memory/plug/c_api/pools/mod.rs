@@ -1,0 +1,176 @@
+//! Pools, for C: made, changed, trimmed and ended, and the way of a request for one.
+
+mod handle;
+mod options;
+mod source;
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+pub use handle::PoolHandle;
+use handle::{end, held, make, slot};
+pub use options::{PoolOptions, PoolSource};
+
+use super::call::{device_of, null, place, pointer, run, stream_on};
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device};
+use crate::memory::cache::{GivenKey, normalized};
+use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
+use crate::memory::serve::{self, Allocation, Patience, device_caches};
+use crate::process;
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
+
+/// Makes a pool with one use.
+pub(super) unsafe extern "C" fn pool_create(
+    device: c_int,
+    options: *const PoolOptions,
+    pool: *mut *mut PoolHandle,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for a pointer.
+        let place = unsafe { place(pool, "pool") }?;
+        *place = ptr::null_mut();
+        let device = device_of(device)?;
+        // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
+        let options = unsafe { options::read(options) }?;
+        let is_for_graphs = options.rules.is_for_graphs;
+        let pool = serve::make_pool(device, PoolId::next(!is_for_graphs), options)?;
+        *place = make(PoolUse::first(pool, is_for_graphs))?;
+        Ok(())
+    })
+}
+
+/// Takes one more use of the pool with an id.
+pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, pool: *mut *mut PoolHandle) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for a pointer.
+        let place = unsafe { place(pool, "pool") }?;
+        *place = ptr::null_mut();
+        let device = device_of(device)?;
+        // SAFETY: the caller passes an id, or null.
+        let id = *unsafe { id.as_ref() }.ok_or_else(|| null("id"))?;
+        let pool = serve::pool_of_id(device, id)?.ok_or_else(|| {
+            Error::invalid_value(format!(
+                "pool {id} on {device} is yet to be made: its id was handed out, and nothing has been allocated to it"
+            ))
+        })?;
+        *place = make(PoolUse::new(&pool, pool.is_for_graphs())?)?;
+        Ok(())
+    })
+}
+
+/// Ends the use; with the last one the pool ends.
+pub(super) unsafe extern "C" fn pool_release(pool: *mut PoolHandle) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        // Under no lock: with the last use of a pool its memory goes back to the driver.
+        end(pool).map(drop)
+    })
+}
+
+/// Returns the pool of a handle.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if it is null, or was released; `ErrorKind::Forked`.
+pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
+    process::refuse_forked()?;
+    held(pool).map(|held| Arc::clone(held.pool()))
+}
+
+/// Says which id the pool has.
+pub(super) unsafe extern "C" fn pool_id(pool: *const PoolHandle, id: *mut PoolId) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for an id.
+        let place = unsafe { place(id, "id") }?;
+        *place = pool_of(pool)?.id;
+        Ok(())
+    })
+}
+
+/// Sets whether what the pool has free serves others when memory is short.
+pub(super) unsafe extern "C" fn pool_set_use_on_oom(pool: *mut PoolHandle, use_on_oom: c_int) -> c_int {
+    run(|| {
+        pool_of(pool)?.set_use_on_oom(use_on_oom != 0);
+        Ok(())
+    })
+}
+
+/// Has each segment serve one block at a time, from the first allocation on.
+pub(super) unsafe extern "C" fn pool_set_no_split(pool: *mut PoolHandle) -> c_int {
+    run(|| pool_of(pool)?.set_no_split())
+}
+
+/// Gives back what the pool has free and no graph uses. The place for the bytes may be null.
+pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64) -> c_int {
+    run(|| {
+        let pool = pool_of(pool)?;
+        let released = serve::trim(device_caches(pool.memory.device)?, &pool, ThisThread::get(), Patience::Ask)?;
+        // SAFETY: the caller passes a place for a number, or null.
+        if let Some(bytes) = unsafe { bytes.as_mut() } {
+            *bytes = released;
+        }
+        Ok(())
+    })
+}
+
+/// Returns a number larger than that of every scope entered before.
+pub(super) unsafe extern "C" fn ticket() -> u64 {
+    next_ticket()
+}
+
+/// Allocates from a pool, unless the calling thread is in a scope that it entered after the ticket. 0 bytes are a null
+/// pointer, and so is what is not to be had.
+pub(super) unsafe extern "C" fn pool_allocate(
+    pool: *mut PoolHandle,
+    ticket: u64,
+    bytes: u64,
+    stream: *mut c_void,
+    place: *mut *mut c_void,
+) -> c_int {
+    let mut allocated = ptr::null_mut();
+    let status = run(|| {
+        if place.is_null() {
+            return Err(null("pointer"));
+        }
+        let slot = slot(pool)?;
+        if bytes > 0 {
+            // SAFETY: the caller names a stream of the pool's device, which is alive.
+            let stream = unsafe { stream_on(slot.device(), stream) }?;
+            let is_captured = slot.is_for_graphs() || is_captured(&stream)?;
+            let key = GivenKey { pool: slot.number(), ticket, is_captured };
+            let block = match serve::allocate_as_last(bytes, &stream, key) {
+                Some(block) => block?,
+                None => allocate(pool, key, bytes, &stream)?,
+            };
+            allocated = pointer(block.address());
+        }
+        Ok(())
+    });
+    // SAFETY: the caller passes a place for a pointer, or null.
+    if let Some(place) = unsafe { place.as_mut() } {
+        *place = allocated;
+    }
+    status
+}
+
+/// Returns whether the stream is captured, so that what it gets becomes a part of a graph. The legacy default stream never
+/// is, and asking it while another is can be an error.
+fn is_captured(stream: &Stream) -> Result<bool> {
+    Ok(normalized(stream.raw()) != 0 && stream.capture_status()? != CaptureStatus::None)
+}
+
+/// Allocates from a pool that did not serve the thread last.
+#[cold]
+fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream) -> Result<Allocation> {
+    process::refuse_forked()?;
+    let held = held(pool)?;
+    let GivenKey { ticket, is_captured, .. } = key;
+    serve::allocate_given(bytes, stream, &Given { pool: held.pool(), ticket, is_captured, further: &held.further })
+}
+
+/// Returns the number of a device as C has it.
+fn ordinal(device: Device) -> c_int {
+    c_int::try_from(device.ordinal()).unwrap_or(c_int::MAX)
+}

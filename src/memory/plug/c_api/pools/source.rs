@@ -1,0 +1,74 @@
+//! A pool's memory from functions of C's.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+
+use super::super::call::{null, pointer};
+use super::{PoolSource, ordinal};
+use crate::error::{Error, Result};
+use crate::memory::device::SegmentSource;
+use crate::runtime::Stream;
+
+/// `gpupool_source`, with what it must have. It is released when it is dropped.
+pub(super) struct CSource {
+    context: *mut c_void,
+    allocate: unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void),
+    release: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+// SAFETY: `new` requires that the functions may be called from any thread.
+unsafe impl Send for CSource {}
+// SAFETY: as above.
+unsafe impl Sync for CSource {}
+
+impl CSource {
+    /// Makes the source of these functions.
+    ///
+    /// # Safety
+    /// They do what the header says, from any thread, until `release` was called.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if `allocate` or `free` is null.
+    pub(super) unsafe fn new(source: &PoolSource) -> Result<Self> {
+        Ok(Self {
+            context: source.context,
+            allocate: source.allocate.ok_or_else(|| null("allocate of the gpupool_source"))?,
+            free: source.free.ok_or_else(|| null("free of the gpupool_source"))?,
+            release: source.release,
+        })
+    }
+}
+
+impl fmt::Debug for CSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CSource({:#x}, {:#x})", self.allocate as usize, self.free as usize)
+    }
+}
+
+impl SegmentSource for CSource {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        // SAFETY: `new` requires that the function may be called so until the source is released.
+        let address = unsafe { (self.allocate)(self.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
+        if address.is_null() {
+            return Err(Error::no_memory("the pool's own allocator", "allocate returned a null pointer"));
+        }
+        Ok(address.addr() as u64)
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        let (device, stream) = (ordinal(stream.device()), stream.raw().as_ptr());
+        // SAFETY: as above, and the function takes back what `allocate` returned.
+        unsafe { (self.free)(self.context, pointer(address), bytes, device, stream) };
+        Ok(())
+    }
+}
+
+impl Drop for CSource {
+    fn drop(&mut self) {
+        if let Some(release) = self.release {
+            // SAFETY: nothing has the source any more, and all its memory was freed.
+            unsafe { release(self.context) };
+        }
+    }
+}

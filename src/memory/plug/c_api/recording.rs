@@ -1,0 +1,111 @@
+//! Recording for C: what to keep of what happens, with stacks that the program takes.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::call::{null, run};
+use super::sized::{SizedStruct, read};
+use crate::memory::report;
+use crate::observe::recording::{self, Purpose, Settings, Stack};
+use crate::process;
+
+/// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. It is told whether the stack is
+/// of a free.
+pub type TakeStack = unsafe extern "C" fn(c_int) -> u32;
+
+/// `gpupool_recording`: what is recorded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Recording {
+    /// Of this struct.
+    pub size: u64,
+    /// How many of the newest events are kept.
+    pub most_events: u64,
+    /// The stack of each live block.
+    pub live_stacks: c_int,
+    /// Of each allocation among the events.
+    pub alloc_stacks: c_int,
+    /// Of each free among them.
+    pub free_stacks: c_int,
+    /// A bit, `1 << action`, for each that is left out.
+    pub skipped_actions: u32,
+    /// Called with no lock of gpupool's held; none for no stacks.
+    pub take_stack: Option<TakeStack>,
+    /// Forget the events before.
+    pub forget: c_int,
+}
+
+// SAFETY: numbers and a function that may be none, the size first.
+unsafe impl SizedStruct for Recording {
+    const NAME: &'static str = "gpupool_recording";
+}
+
+/// The function that takes stacks; null for none.
+static TAKE_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Returns the calling thread's stack, as the program numbers it.
+fn take_stack(purpose: Purpose) -> Stack {
+    let function = TAKE_STACK.load(Ordering::Acquire);
+    if function.is_null() {
+        return Stack::NONE;
+    }
+    // SAFETY: nothing but functions of this type is stored.
+    let function = unsafe { std::mem::transmute::<*mut c_void, TakeStack>(function) };
+    // SAFETY: the program that gave it promises that any thread may call it.
+    let stack = Stack(unsafe { function(c_int::from(purpose == Purpose::Free)) });
+    if stack.is_of_plug() { stack } else { Stack::NONE }
+}
+
+/// Returns the number by which the program knows a stack; 0 for one that it did not take.
+pub(super) const fn number_of(stack: Stack) -> u32 {
+    if stack.is_of_plug() { stack.0 } else { 0 }
+}
+
+/// Begins to record, or ends it.
+pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        if recording.is_null() {
+            let _changes = recording::lock_changes();
+            report::end_recording();
+            return Ok(());
+        }
+        // SAFETY: the caller passes a recording of its version, whose size it has set.
+        let wanted = unsafe { read(recording) }?;
+        let has_stacks = wanted.take_stack.is_some();
+        let settings = Settings {
+            has_events: wanted.most_events > 0,
+            has_live_stacks: has_stacks && wanted.live_stacks != 0,
+            has_alloc_stacks: has_stacks && wanted.alloc_stacks != 0,
+            has_free_stacks: has_stacks && wanted.free_stacks != 0,
+            has_plug_stacks: true,
+            skipped: wanted.skipped_actions as u16,
+        };
+        let function = wanted.take_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
+        let _changes = recording::lock_changes();
+        recording::set_take_plug_stack(take_stack);
+        TAKE_STACK.store(function, Ordering::Release);
+        if wanted.forget != 0 {
+            recording::forget_events();
+        }
+        report::begin_recording(settings, usize::try_from(wanted.most_events).unwrap_or(usize::MAX));
+        Ok(())
+    })
+}
+
+/// Calls the function with the number of each of the program's stacks that an event or a live block names.
+pub(super) unsafe extern "C" fn visit_stacks(
+    context: *mut c_void,
+    visit: Option<unsafe extern "C" fn(*mut c_void, u32)>,
+) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        let visit = visit.ok_or_else(|| null("visit"))?;
+        for stack in report::stacks_in_use().into_iter().filter(|stack| stack.is_of_plug()) {
+            // SAFETY: the caller passes a function that takes this context.
+            unsafe { visit(context, stack.0) };
+        }
+        Ok(())
+    })
+}

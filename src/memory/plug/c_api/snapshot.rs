@@ -1,0 +1,125 @@
+//! Snapshots: memory block by block, and what was recorded, told to a visitor.
+
+use std::ffi::{c_int, c_void};
+
+use super::block::Block;
+use super::call::{device_of, pointer, run};
+use super::event::Event;
+use super::recording::number_of;
+use super::sized::{SizedStruct, read};
+use crate::memory::cache::SMALL_BLOCK_BYTES;
+use crate::memory::pool::PoolId;
+use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
+use crate::process;
+
+/// `gpupool_segment`: memory without a gap, of one pool and one stream.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Of this struct.
+    pub size: u64,
+    /// The device.
+    pub device: c_int,
+    /// Where it starts.
+    pub address: *mut c_void,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The stream whose requests it serves.
+    pub stream: *mut c_void,
+    /// The pool that it belongs to.
+    pub pool: PoolId,
+    /// Whether it is of pages that can be mapped elsewhere.
+    pub is_movable: c_int,
+    /// Whether all its blocks are of at most a MiB.
+    pub is_small: c_int,
+    /// The stack of the request for which it came, where that was recorded; else 0.
+    pub stack: u32,
+}
+
+/// `gpupool_snapshot_visitor`: what [`Api::snapshot`](super::Api::snapshot) calls.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotVisitor {
+    /// Of this struct.
+    pub size: u64,
+    /// What the functions are called with.
+    pub context: *mut c_void,
+    /// Called for each segment.
+    pub segment: Option<unsafe extern "C" fn(*mut c_void, *const Segment)>,
+    /// Called for each block of the segment.
+    pub block: Option<unsafe extern "C" fn(*mut c_void, *const Block)>,
+    /// Called for each event, after all segments.
+    pub event: Option<unsafe extern "C" fn(*mut c_void, *const Event)>,
+}
+
+// SAFETY: numbers, pointers and functions that may be none, the size first.
+unsafe impl SizedStruct for SnapshotVisitor {
+    const NAME: &'static str = "gpupool_snapshot_visitor";
+}
+
+fn segment_of(view: &SegmentView) -> Segment {
+    Segment {
+        size: size_of::<Segment>() as u64,
+        device: view.device.ordinal() as c_int,
+        address: pointer(view.address),
+        bytes: view.bytes,
+        stream: pointer(view.stream as u64),
+        pool: view.pool,
+        is_movable: view.is_movable.into(),
+        is_small: view.blocks.iter().all(|block| block.bytes <= SMALL_BLOCK_BYTES).into(),
+        stack: number_of(view.stack),
+    }
+}
+
+fn block_of(segment: &Segment, view: &BlockView) -> Block {
+    Block {
+        size: size_of::<Block>() as u64,
+        address: pointer(view.address),
+        bytes: view.bytes,
+        requested: view.requested,
+        is_live: (view.is_live && !view.is_waiting).into(),
+        is_waiting: view.is_waiting.into(),
+        device: segment.device,
+        stream: segment.stream,
+        pool: segment.pool,
+        segment: segment.address,
+        segment_bytes: segment.bytes,
+        stack: number_of(view.stack),
+    }
+}
+
+/// Tells a visitor of the memory, and of what was recorded.
+pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, visitor: *const SnapshotVisitor) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
+        let visitor = unsafe { read(visitor) }?;
+        // SAFETY: the caller passes an id, or null.
+        let pool = unsafe { pool.as_ref() };
+        let device = if device == -1 { None } else { Some(device_of(device)?) };
+        let MemorySnapshot { mut segments, events } = report::take_snapshot(device)?;
+        segments.retain(|segment| pool.is_none_or(|pool| *pool == segment.pool));
+        segments.sort_by_key(|segment| (segment.device, segment.address));
+        for view in &segments {
+            let segment = segment_of(view);
+            if let Some(visit) = visitor.segment {
+                // SAFETY: the caller's function takes this context and a segment.
+                unsafe { visit(visitor.context, &raw const segment) };
+            }
+            for block in &view.blocks {
+                let block = block_of(&segment, block);
+                if let Some(visit) = visitor.block {
+                    // SAFETY: the caller's function takes this context and a block.
+                    unsafe { visit(visitor.context, &raw const block) };
+                }
+            }
+        }
+        if let Some(visit) = visitor.event {
+            for event in events.iter().map(Event::from) {
+                // SAFETY: the caller's function takes this context and an event.
+                unsafe { visit(visitor.context, &raw const event) };
+            }
+        }
+        Ok(())
+    })
+}

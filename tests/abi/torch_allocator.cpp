@@ -1,0 +1,38 @@
+// A stand-in for allocator.cpp, with its functions: it notes who has the place and takes nobody's. PYTORCH and
+// REFUSES are of the stand-in for PyTorch's header.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#include <gpupool.h>
+
+#include <atomic>
+
+// Of PyTorch's libraries, so that it is linked to them.
+extern "C" int torch_filters_alive();
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+static std::atomic<int> installations, uninstallations, filters;
+
+EXPORT const char *gpupool_torch_version(void) { return PYTORCH; }
+EXPORT const char *gpupool_torch_install(const gpupool_api *api) {
+  if (REFUSES) return "it is refused";
+  if (api->version < 1 || api->malloc == nullptr) return "this is no table";
+  filters = torch_filters_alive();
+  installations++;
+  return nullptr;
+}
+EXPORT const char *gpupool_torch_uninstall(void) {
+  if (REFUSES > 1) return "it is refused";
+  uninstallations++;
+  return nullptr;
+}
+static unsigned long long adopted[5];
+EXPORT const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t second, gpupool_pool_id own) {
+  if (REFUSES) return "it is refused";
+  unsigned long long numbers[] = {(unsigned)device, first, second, own.first, own.second};
+  for (int i = 0; i < 5; i++) adopted[i] = numbers[i];
+  return nullptr;
+}
+EXPORT unsigned long long adopted_number(int which) { return adopted[which]; }
+EXPORT int counted(int which) { return which ? uninstallations : installations; }

@@ -1,0 +1,154 @@
+"""gpupool as PyTorch's allocator, enabled at any time: nothing that PyTorch does with memory is lost.
+
+Each test has a process of its own, since an allocator is a process's.
+"""
+
+import pytest
+from gpu_helpers import import_or_skip, run_loud_program, run_program
+
+PROGRAMS = {
+    "memory_statistics": [
+        "count_tensors",
+        "tell_small_from_large",
+        "have_every_key",
+        "reset_peaks",
+        "reset_sums",
+        "count_failures",
+        "make_a_summary",
+        "follow_the_cache",
+        "agree_with_gpupools",
+        "ask_the_device",
+    ],
+    "history": [
+        "is_in_segments_without_recording",
+        "has_stacks_of_python",
+        "has_stacks_of_cpp",
+        "keeps_the_last_events",
+        "leaves_out_actions",
+        "is_dumped_for_the_viewer",
+        "has_what_users_add",
+        "tells_of_failures",
+        "is_one_recording_with_gpupools",
+    ],
+    "pools": [
+        "keep_memory_apart",
+        "take_memory_from_their_allocator",
+        "nest_in_gpupools",
+        "are_gpupools",
+        "help_when_memory_is_short",
+        "keep_segments_whole",
+        "serve_a_thread_each",
+        "of_pytorchs_own_live_on",
+        "outlive_disable",
+        "refuse_what_is_wrong",
+    ],
+    "captured": [
+        "has_its_memory_for_itself",
+        "shares_a_pool",
+        "two_at_once",
+        "is_made_of_callables",
+        "is_of_pytorchs_own_from_before",
+        "outlives_disable",
+        "frees_what_other_streams_used",
+    ],
+    "lifetimes": [
+        "of_before_go_back",
+        "of_meanwhile_go_back",
+        "are_right_while_it_is_toggled",
+        "of_16_threads_are_right",
+        "at_the_end_of_the_process",
+    ],
+    "limits": [
+        "say_what_memory_ran_out",
+        "tell_observers",
+        "ask_gpupools_callbacks",
+        "are_fractions",
+        "are_addresses",
+        "are_of_cudnn",
+        "are_without_a_cache",
+        "are_of_pinned_memory_too",
+        "keep_memory_for_recorded_streams",
+        "are_of_two_gpus",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def torch():
+    """Return PyTorch, or skip."""
+    torch = import_or_skip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs PyTorch for CUDA")
+    return torch
+
+
+@pytest.mark.parametrize(("program", "what"), [(program, what) for program, all in PROGRAMS.items() for what in all])
+def test_with_gpupool_enabled(program, what):
+    print(run_program(f"pytorch/{program}.py", what))
+
+
+@pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_shared", "are_not_touched_by_workers"])
+def test_with_gpupool_enabled_where_pytorch_says_more(what):
+    print(run_loud_program("pytorch/limits.py", what))
+
+
+@pytest.mark.parametrize("what", ["train", "infer", "keeps_outputs_that_live_on", "outlives_disable"])
+def test_graph_trees(what):
+    print(run_loud_program("pytorch/recompiled.py", what))
+
+
+def test_the_library_is_compiled_at_first_use(tmp_path):
+    print(run_program("pytorch/compiled.py", XDG_CACHE_HOME=str(tmp_path)))
+
+
+@pytest.mark.parametrize("what", ["works_as_far_as_it_goes", "is_too_late_after_the_first_tensor"])
+def test_without_a_library(what):
+    run_program("pytorch/pluggable.py", what)
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_another_backend_that_was_asked_for_is_left_in_its_place(variable):
+    run_loud_program("pytorch/pluggable.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
+
+
+def test_settings_of_pytorchs_own_allocator_do_no_harm():
+    run_program("pytorch/memory_statistics.py", "count_tensors", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    run_program("pytorch/captured.py", "shares_a_pool", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
+
+
+@pytest.mark.parametrize(
+    ("program", "packages"),
+    [
+        ("with_transformers", ["transformers", "accelerate", "psutil"]),
+        ("with_torch_geometric", ["torch_geometric"]),
+        ("with_gpytorch", ["gpytorch"]),
+    ],
+)
+def test_packages_on_top_of_pytorch(program, packages):
+    for package in packages:
+        import_or_skip(package)
+    print(run_loud_program(f"pytorch/{program}.py"))
+
+
+def test_lightning(torch):
+    for package in ("lightning", "pytorch_lightning"):
+        try:
+            import_or_skip(package)
+        except pytest.skip.Exception:
+            continue
+        print(run_loud_program("pytorch/with_lightning.py"))
+        return
+    pytest.skip("needs lightning")
+
+
+@pytest.mark.parametrize("registers", [None, "1"], ids=["", "registered"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_training_over_nccl(torch, way, ranks, registers):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    print(
+        run_loud_program(
+            "pytorch/distributed_training.py", way, ranks, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=registers
+        )
+    )

@@ -1,0 +1,138 @@
+"""`gpupool.torch.enable()` and `disable()` over PyTorch's real libraries and a double of its Python module.
+
+Arguments: the library of calls, gpupool's allocator for PyTorch, and the name of a function. FETCHED_TORCH is the
+folder of PyTorch's package.
+"""
+
+import ctypes
+import json
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import gpupool
+from errors import assert_says, raised
+from gpupool._torch import compiler, library, place
+
+MIB = 1 << 20
+NATIVE, IN_PLACE = 0, 1
+
+calls = ctypes.CDLL(sys.argv[1])
+
+
+def call(name, *arguments):
+    function = calls[name]
+    function.restype = ctypes.c_char_p
+    answer = json.loads(function(*map(ctypes.c_ulonglong, arguments)).decode(errors="replace"), strict=False)
+    assert "error" not in answer, f"{name}: {answer}"
+    return answer["is"]
+
+
+def import_torch():
+    """Have a module as PyTorch's is when it was imported."""
+    folder = Path(os.environ["FETCHED_TORCH"])
+    torch, told = ModuleType("torch"), runpy.run_path(str(folder / "version.py"))
+    torch.__file__, torch.__version__ = str(folder / "__init__.py"), told["__version__"]
+    torch.version = SimpleNamespace(cuda=told["cuda"])
+    torch._C = SimpleNamespace(
+        _GLIBCXX_USE_CXX11_ABI=True,
+        _cuda_customAllocator=None,
+        _cuda_getAllocatorBackend=lambda: call("name", IN_PLACE),
+        _cuda_getCurrentRawStream=lambda device: 0,
+    )
+    sys.modules["torch"] = torch
+    call("set_up", NATIVE, 2)
+    return torch
+
+
+def live():
+    return gpupool.memory_stats(0).live_blocks
+
+
+def take(nbytes=4096):
+    return call("allocate", IN_PLACE, nbytes)["block"]
+
+
+def at_any_time():
+    old = take()
+    for _ in range(3):
+        gpupool.torch.enable()
+        gpupool.torch.enable()
+        assert place.way() == "full"
+        assert call("in_place"), "PyTorch has another allocator"
+        blocks = [take(), take(5 * MIB)]
+        assert live() == 2, f"gpupool has {live()} live blocks of 2"
+        gpupool.torch.disable()
+        gpupool.torch.disable()
+        other = take()
+        assert live() == 2, "PyTorch takes memory from gpupool still"
+        for block in (*blocks, other):
+            call("drop", block)
+        assert live() == 0, f"{live()} blocks did not come back"
+    gpupool.torch.enable()
+    call("drop", old)
+    assert live() == 0
+
+
+def with_memory_alive():
+    gpupool.torch.enable()
+    block, pointer = take(), call("raw_alloc", IN_PLACE, 4096)
+    gpupool.torch.disable()
+    assert live() == 2
+    call("raw_delete", IN_PLACE, pointer)
+    call("drop", block)
+    assert live() == 0
+
+
+def while_threads_allocate():
+    is_over = threading.Event()
+
+    def toggle():
+        while not is_over.is_set():
+            gpupool.torch.enable()
+            gpupool.torch.disable()
+
+    toggling = threading.Thread(target=toggle)
+    toggling.start()
+    try:
+        for _ in range(5):
+            call("turn_over", IN_PLACE, 4, 2000)
+    finally:
+        is_over.set()
+        toggling.join()
+    assert live() == 0, f"{live()} blocks did not come back"
+
+
+def as_it_comes_with_gpupool():
+    torch = import_torch()
+    minor = ".".join(torch.__version__.split(".")[:2])
+    with tempfile.TemporaryDirectory() as folder:
+        compiler.FOLDER = Path(folder)
+        shutil.copy(sys.argv[2], Path(folder) / f"allocator-{minor}.so")
+        gpupool.torch.enable()
+        assert place._library.path.parent == Path(folder), f"{place._library.path} was taken"
+        call("drop", take())
+        gpupool.torch.disable()
+
+
+def for_another_version():
+    torch = import_torch()
+    with tempfile.TemporaryDirectory() as folder:
+        compiler.FOLDER = Path(folder)
+        shutil.copy(sys.argv[2], Path(folder) / "allocator-2.99.so")
+        torch.__version__ = "2.99.0"
+        # One that is compiled would be for the headers' version too.
+        os.environ["CXX"] = "false"
+        assert_says(raised(library.NoLibrary, library.load, torch), "not for 2.99")
+    assert not call("in_place")
+
+
+if __name__ == "__main__":
+    if sys.argv[3] not in ("as_it_comes_with_gpupool", "for_another_version"):
+        import_torch()
+    globals()[sys.argv[3]]()

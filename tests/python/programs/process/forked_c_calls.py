@@ -1,0 +1,88 @@
+"""Every function of the C table returns at once in a forked child: with a status, or with what needs no lock."""
+
+import ctypes
+import os
+import re
+import threading
+
+import gpupool
+from c_table import addresses, function
+from forking import in_child
+
+FORKED = 4
+# Pools and checkpoints need handles of their own kind.
+OF_POOLS = re.compile("pool_|checkpoint_|ticket")
+
+
+class Struct(ctypes.Structure):
+    """The beginning and the room of any struct that says its size."""
+
+    _fields_ = (("size", ctypes.c_uint64), ("room", ctypes.c_uint64 * 199))
+
+
+def calls(address: int) -> dict[str, tuple]:
+    """Return the arguments of each function that returns a status."""
+    struct, place, none = ctypes.byref(Struct(size=1600)), ctypes.byref(ctypes.c_uint64()), None
+    pointer = ctypes.c_void_p(address)
+    callback = ctypes.cast(function("last_error"), ctypes.c_void_p)
+    return {
+        "allocate": (ctypes.c_uint64(1), 0, none, place),
+        "deallocate": (pointer,),
+        "record_stream": (pointer, 0, none),
+        "find_block": (pointer, struct),
+        "empty_cache": (-1, none),
+        "get_memory_fraction": (0, place),
+        "set_memory_fraction": (0, ctypes.c_double(0.5)),
+        "largest_block": (0, place),
+        "enable_peer_access": (0, 1),
+        "add_oom_callback": (callback, none),
+        "remove_oom_callback": (callback, none),
+        "device_stats": (0, struct),
+        "reset_peak_stats": (0,),
+        "snapshot": (-1, none, struct),
+        "record": (none,),
+        "visit_stacks": (none, callback),
+        "observe": (none, none),
+    }
+
+
+def child(paged: int, in_segment: int) -> None:
+    for address in (paged, in_segment):
+        for name, arguments in calls(address).items():
+            status = function(name)(*arguments)
+            assert status == FORKED, f"{name} returned {status}"
+            assert b"spawn" in function("last_error", ctypes.c_char_p)(), f"{name} does not say what to do"
+    assert function("owns")(ctypes.c_void_p(paged)) == 1, "the parent's memory is not known"
+
+
+def main() -> None:
+    names = {name for name in addresses() if not OF_POOLS.match(name)}
+    plain = {"malloc", "free", "cupy_malloc", "cupy_free", "handler_alloc", "handler_free", "last_error", "owns"}
+    assert names == plain | calls(0).keys(), "a function of the table is not tried"
+    buffer = gpupool.empty(1 << 20)
+    own = gpupool.MemPool(segments=True)
+    with gpupool.use_mem_pool(own):
+        segment = gpupool.empty(1 << 20)
+    blocks = buffer.ptr, segment.ptr
+    gpupool.record_memory_history()
+    ends, busy = threading.Event(), threading.Barrier(2)
+
+    def work() -> None:
+        busy.wait()
+        while not ends.is_set():
+            # Holds the locks that a fork may find held.
+            gpupool.empty(1 << 20)
+            gpupool.memory_snapshot()
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    busy.wait()
+    for _ in range(5):
+        in_child(lambda: child(*blocks))
+    ends.set()
+    worker.join()
+    assert buffer.nbytes == segment.nbytes == 1 << 20, "the parent's buffers changed"
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,335 @@
+"""How the library of PyTorch's allocator is found, compiled and loaded, over stand-ins for PyTorch and for it."""
+
+import ctypes
+import logging
+import os
+import stat
+import sys
+import threading
+
+import gpupool
+import pytest
+from gpupool._frameworks import plug
+from gpupool._torch import compiler, library, place, pools
+from own_memory import MIB
+from running import run_program
+from torch_installation import VERSION, TorchInstallation
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch, nothing_left):
+    """Return a machine where PyTorch was just imported, with a compiler, and where gpupool brought no library."""
+    machine = TorchInstallation(tmp_path)
+    monkeypatch.setattr(compiler, "SOURCE", machine.source / "allocator.cpp")
+    monkeypatch.setattr(compiler, "FOLDER", machine.shipped)
+    for name in ("CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(machine.cuda))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(machine.cache))
+    monkeypatch.setitem(sys.modules, "torch", machine.torch_as_imported())
+    for module, name in ((gpupool.torch, "_source"), (place, "_way"), (place, "_library")):
+        monkeypatch.setattr(module, name, None)
+    yield machine
+    gpupool.torch.disable()
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Return a list that grows with each library that is compiled."""
+    made, compile_library = [], compiler.compile_library
+    monkeypatch.setattr(
+        compiler, "compile_library", lambda *args, **named: (made.append(args), compile_library(*args, **named))
+    )
+    return made
+
+
+def torch():
+    return sys.modules["torch"]
+
+
+def ship(machine, version="2.11", header="2.11"):
+    """Put a library where those are that come with gpupool."""
+    machine.write_interface(header)
+    out = machine.shipped / f"allocator-{version}.so"
+    compiler.compile_library(machine.torch, [machine.cuda / "include"], out)
+    machine.write_interface()
+    return out
+
+
+def counted(path):
+    """Return how often a library was installed and uninstalled."""
+    count = ctypes.CDLL(str(path)).counted
+    return count(0), count(1)
+
+
+def files_of_the_cache(machine):
+    return sorted(machine.cache.rglob("*")) if machine.cache.exists() else []
+
+
+def test_one_that_came_with_gpupool_is_loaded(machine, compilations):
+    shipped = ship(machine)
+    compilations.clear()
+    assert library.load(torch()).path == shipped
+    assert compilations == []
+    assert not machine.cache.exists()
+
+
+@pytest.mark.parametrize("version", ["2.11.0a0+git70d99e9", "2.11.0.dev20260101+cu130", "2.11.0rc1"])
+def test_what_was_built_between_releases_has_one_made_for_itself(machine, version, compilations):
+    shipped = ship(machine)
+    compilations.clear()
+    loaded = library.load(machine.torch_as_imported(version))
+    assert loaded.path != shipped
+    assert len(compilations) == 1
+
+
+def test_one_for_another_version_is_never_installed(machine):
+    shipped = ship(machine, header="2.12")
+    gpupool.torch.enable()
+    assert place._library.path != shipped
+    assert counted(shipped) == (0, 0)
+    # Nor is one that the user's own headers make so.
+    machine.write_interface("2.12")
+    with pytest.raises(library.NoLibrary, match=r"is for PyTorch 2\.12, not for 2\.11"):
+        library.load(torch())
+
+
+@pytest.mark.parametrize("broken", [b"", b"no library", None], ids=["empty", "text", "other functions"])
+def test_one_that_cannot_be_loaded_is_passed_over(machine, broken):
+    shipped = machine.shipped / "allocator-2.11.so"
+    if broken is None:
+        shipped.symlink_to(machine.torch / "lib" / "libc10_cuda.so")
+    else:
+        shipped.write_bytes(broken)
+    assert machine.cache in library.load(torch()).path.parents
+
+
+def test_without_one_it_is_compiled_once_and_kept(machine, compilations, caplog):
+    caplog.set_level(logging.INFO, "gpupool")
+    first = library.load(torch())
+    (record,) = caplog.records
+    assert record.name == "gpupool.library"
+    assert f"allocator for PyTorch {VERSION}: compiled to {first.path} in " in record.message
+    assert first.path.parent == machine.cache / "gpupool" / "torch"
+    assert stat.S_IMODE(first.path.parent.stat().st_mode) == 0o700
+    assert files_of_the_cache(machine)[-1] == first.path, "something else is left there"
+    assert library.load(torch()).path == first.path
+    assert len(compilations) == 1
+
+
+def test_the_cache_tells_all_apart_that_could_differ(machine, monkeypatch):
+    paths = {library.cache_path(torch())}
+    paths.add(library.cache_path(machine.torch_as_imported("2.11.1+cu130")))
+    torch().version.cuda = "12.8"
+    paths.add(library.cache_path(torch()))
+    torch()._C._GLIBCXX_USE_CXX11_ABI = False
+    paths.add(library.cache_path(torch()))
+    machine.write_interface("2.11", 1)
+    paths.add(library.cache_path(torch()))
+    (machine.source / "more.h").write_text("// More.")
+    paths.add(library.cache_path(torch()))
+    assert len(paths) == 6
+
+
+def test_the_cache_is_where_its_specification_says(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert library.cache_path(torch()).parent == tmp_path / "home" / ".cache" / "gpupool" / "torch"
+
+
+def test_one_in_the_cache_that_is_broken_is_made_anew(machine):
+    path = library.cache_path(torch())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"half of it")
+    assert library.load(torch()).path == path
+    assert path.stat().st_size > 1000
+
+
+def test_many_processes_may_compile_at_once(machine):
+    failures = []
+
+    def work():
+        try:
+            library.load(torch())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    run_program("frameworks/torch_library.py", machine.torch.parent)
+    assert [path.suffix for path in files_of_the_cache(machine) if path.is_file()] == [".so"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"CXX": "no-such-compiler -x"}, "CXX=no-such-compiler -x is no command here: set CXX to a C"),
+        ({"CXX": "false"}, r"false could not compile .*allocator\.cpp \(exit code 1\): it said nothing"),
+        ({"PATH": "/nonexistent"}, r"there is no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\): install one"),
+        (
+            {"CUDA_HOME": "/nonexistent"},
+            r"CUDA 13's headers .*crt/host_config\.h are missing: set CUDA_HOME .*pip install",
+        ),
+        ({"XDG_CACHE_HOME": "/proc/nowhere"}, "/proc/nowhere/gpupool/torch cannot be written: .*: set XDG_CACHE_HOME"),
+    ],
+    ids=["CXX", "failing compiler", "no compiler", "no headers", "no cache"],
+)
+def test_what_keeps_it_from_being_made_is_told_with_what_mends_it(machine, monkeypatch, variables, message):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(compiler, "_USUAL", ())
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(RuntimeWarning, match=message):
+        gpupool.torch.enable()
+    assert place.way() == "pluggable"
+    assert torch().allocator is not None
+    assert not any(path.is_file() for path in files_of_the_cache(machine))
+
+
+def test_an_interface_that_changed_is_found_by_compiling(machine, monkeypatch):
+    ship(machine, "2.10")
+    header = machine.torch / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
+    header.write_text("#error the interface is another")
+    with pytest.raises(library.NoLibrary, match=r"could not compile .* error: #error the interface is another"):
+        library.load(torch())
+    header.unlink()
+    with pytest.raises(library.NoLibrary, match=r"PyTorch's headers are not in .*: install PyTorch from"):
+        library.load(torch())
+
+
+def test_headers_are_of_pytorchs_cuda(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_USUAL", ())
+    machine.write_cuda(12)
+    site = tmp_path / "site"
+    wheel = site / "nvidia" / "cu13" / "include"
+    (wheel / "crt").mkdir(parents=True)
+    (wheel / "crt" / "host_config.h").touch()
+    (wheel / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 13010\n")
+    monkeypatch.setattr(sys, "path", [str(site)])
+    assert compiler.cuda_headers("13.0") == [wheel]
+    assert compiler.cuda_headers("12.8") == [machine.cuda / "include"]
+    with pytest.raises(compiler.CompilationFailed, match=r"pip install 'nvidia-cuda-runtime-cu11==11\.8\.\*'"):
+        compiler.cuda_headers("11.8")
+    (wheel / "crt" / "host_config.h").unlink()
+    with pytest.raises(compiler.CompilationFailed, match=r"pip install 'nvidia-cuda-crt==13\.0\.\*'"):
+        compiler.cuda_headers("13.0")
+
+
+def test_a_pytorch_for_other_gpus_has_none(machine):
+    torch().version.cuda = None
+    with pytest.raises(library.NoLibrary, match="is not built for CUDA"):
+        library.load(torch())
+
+
+# The place.
+
+
+def test_it_is_taken_at_any_time_and_given_back(machine):
+    torch().is_used = True
+    gpupool.torch.disable()
+    for round in range(1, 3):
+        gpupool.torch.enable()
+        gpupool.torch.enable()
+        assert place.way() == "full"
+        assert len(plug._sources) == 1
+        assert counted(place._library.path) == (round, round - 1)
+        gpupool.torch.disable()
+        gpupool.torch.disable()
+        assert place.way() is None
+        assert plug._sources == []
+        assert counted(place._library.path) == (round, round)
+    assert torch().allocator is None, "it became the pluggable allocator"
+
+
+def test_threads_take_it_once(machine):
+    together, failures = threading.Barrier(8, timeout=60), []
+
+    def work():
+        together.wait()
+        try:
+            gpupool.torch.enable()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert counted(place._library.path) == (1, 0)
+
+
+def test_a_refusal_is_an_error_and_changes_nothing(machine):
+    machine.write_interface(refuses=1)
+    for _ in range(2):
+        with pytest.raises(gpupool.Error, match="could not become PyTorch's allocator: it is refused"):
+            gpupool.torch.enable()
+    assert place.way() is None
+    assert plug._sources == []
+
+
+def test_a_place_that_cannot_be_given_back_is_kept(machine, monkeypatch):
+    gpupool.torch.enable()
+
+    def refuse():
+        raise gpupool.Error("another has it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place._library, "uninstall", refuse)
+        with pytest.raises(gpupool.Error, match="another has it"):
+            gpupool.torch.disable()
+    assert place.way() == "full"
+    assert len(plug._sources) == 1
+
+
+def test_a_pool_of_ours_is_one_of_pytorchs(machine):
+    gpupool.torch.enable()
+    pool = gpupool.MemPool(device=1)
+    made = gpupool.torch.mem_pool(pool)
+    assert isinstance(made, torch().cuda.MemPool)
+    number = ctypes.CDLL(str(place._library.path)).adopted_number
+    number.restype = ctypes.c_ulonglong
+    assert [number(which) for which in range(5)] == [1, *made.id, *pool.id]
+    assert made.gpupool_pool is pool
+    assert torch().calls == [("device", 1)]
+    with pytest.raises(gpupool.InvalidValue, match=r"give use_on_oom and no_split to gpupool\.MemPool"):
+        gpupool.torch.mem_pool(pool, no_split=True)
+    own = gpupool.torch.mem_pool(device=1, use_on_oom=True)
+    assert (type(own), own.use_on_oom, own.allocator) == (torch().cuda.MemPool, True, None)
+
+
+def test_a_block_is_gpupools_own(machine):
+    gpupool.torch.enable()
+    pool = gpupool.MemPool()
+    with gpupool.torch.using(pool):
+        buffer = gpupool.empty(MIB)
+    assert buffer.pool_id == pool.id
+    assert pools.blocks() == 0
+
+
+def test_a_block_from_before_ends_where_it_began(machine):
+    pool = gpupool.MemPool()
+    with gpupool.torch.using(pool):
+        inside = torch().local.pool
+        gpupool.torch.enable()
+    assert torch().local.pool is None
+    assert pools._idle[pool.id] == [inside]
+    gpupool.torch.empty_cache()
+
+
+def test_the_report_says_whose_allocator_it_is(machine):
+    gpupool.torch.enable()
+    told = {framework.name: framework for framework in gpupool.info().frameworks}["torch"]
+    assert (told.allocator, told.uses_gpupool) == ("gpupool", True)
+
+
+def test_the_library_is_made_of_all_files_beside_it():
+    names = [path.name for path in compiler.sources()]
+    assert names[-1] == "gpupool.h"
+    assert os.path.isfile(compiler.TABLE / "gpupool.h")
