@@ -8,8 +8,8 @@ use std::ptr;
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::memory::C_API;
 use gpupool::memory::c_api::Block;
-use gpupool::runtime::host::{complete_all, submit};
-use gpupool::{Stream, empty_cache, memory_stats};
+use gpupool::runtime::host::{begin_capture, complete_all, create_stream, end_capture, submit};
+use gpupool::{CaptureMode, Stream, empty_cache, memory_stats};
 
 const OUT_OF_MEMORY: c_int = 1;
 const INVALID_VALUE: c_int = 2;
@@ -167,6 +167,47 @@ fn a_recorded_stream_keeps_a_freed_block_back() {
     complete_all().unwrap();
     assert_eq!(deallocate(second), 0);
     empty_cache().unwrap();
+}
+
+/// A stream of other code's, which gpupool touches only in calls that name it.
+fn foreign() -> Stream {
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+}
+
+/// Gives memory back that a stream of other code's uses which is captured, and says whether the capture is right.
+fn is_spared(captured: &Stream) -> bool {
+    let own = stream(0);
+    let pointer = allocate(4 * MIB, &own).unwrap();
+    begin_capture(captured, CaptureMode::Relaxed).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    assert_eq!(unsafe { (C_API.record_stream)(pointer, 0, captured.raw().as_ptr()) }, 0);
+    assert_eq!(deallocate(pointer), 0);
+    let mut bytes = u64::MAX;
+    // SAFETY: the place is one for a number.
+    assert_eq!(unsafe { (C_API.empty_cache)(-1, &raw mut bytes) }, 0);
+    end_capture(captured).is_ok() && bytes == 0
+}
+
+#[test]
+fn captures_that_are_expected_or_known_of_are_not_spoilt() {
+    let _alone = host();
+    // SAFETY: both take any ordinal.
+    let expect = |ordinal| unsafe { (C_API.expect_captures)(ordinal) };
+    // SAFETY: the same.
+    let end = |ordinal| unsafe { (C_API.end_expecting_captures)(ordinal) };
+    assert_eq!((expect(0), expect(0), end(0)), (0, 0, 0));
+    assert!(is_spared(&foreign()), "one more capture is expected");
+    assert_eq!(end(0), 0);
+    assert_failed(end(0), INVALID_VALUE, &["end_expecting_captures", "expect_captures"]);
+    let stream = foreign();
+    // SAFETY: the stream is alive and of the device.
+    assert_eq!(unsafe { (C_API.declare_lasting)(0, stream.raw().as_ptr()) }, 0);
+    assert!(is_spared(&stream), "a stream that lasts is asked");
+    empty_cache().unwrap();
+    assert_failed(expect(99), INVALID_VALUE, &["99"]);
+    assert_failed(end(99), INVALID_VALUE, &["99"]);
 }
 
 #[test]
