@@ -43,6 +43,9 @@ def calls(address: int) -> dict[str, tuple]:
         "record": (none,),
         "visit_stacks": (none, callback),
         "observe": (none, none),
+        "declare_lasting": (0, none),
+        "expect_captures": (0,),
+        "end_expecting_captures": (0,),
     }
 
 

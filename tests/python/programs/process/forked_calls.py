@@ -52,6 +52,7 @@ ANSWERED = {
     "PoolToken.id": FACT,
     "Stream.device": FACT,
     "StreamScope.__exit__": ENDS_A_BLOCK,
+    "get_include": "is the name of a folder",
     "info": "tells that the process was forked",
     "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
     **dict.fromkeys(
