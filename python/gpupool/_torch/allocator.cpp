@@ -107,8 +107,8 @@ C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
                    c10::CachingAllocator::format_size(free), " is free. gpupool: ", why);
 }
 
-// Gives a block of PyTorch's own allocator back to that. Where gpupool could not free its own, this says so and no more:
-// tensors die in destructors, out of which nothing may be thrown.
+// Gives a block of PyTorch's own allocator back to that. Where gpupool could not free its own, this says so and no
+// more: tensors die in destructors, out of which nothing may be thrown.
 C10_NOINLINE void deallocate_other(void *pointer) {
   // The text is of the failed call, and asking whose the pointer is does not change it.
   if (!is_ours(pointer)) return native->raw_delete(pointer);
@@ -648,7 +648,8 @@ EXPORTED const char *gpupool_torch_install(const gpupool_api *table) {
   return gpupool_torch::attempt([&] { gpupool_torch::install(table); });
 }
 
-// Makes a pool that PyTorch has just made one of gpupool's, which stays the same pool. Returns null, or why it could not.
+// Makes a pool that PyTorch has just made one of gpupool's, which stays the same pool. Returns null, or why it could
+// not.
 EXPORTED const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t second, gpupool_pool_id own) {
   using namespace gpupool_torch;
   return attempt([&] {

@@ -68,7 +68,7 @@ def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> No
 
 
 def _refuse_others(torch: Any) -> None:
-    """Refuse to take the place of an allocator that somebody chose."""
+    """Refuse to take the place of an allocator that was chosen."""
     ask = getattr(torch._C, "_cuda_getAllocatorBackend", None)
     backend = "native" if ask is None else str(ask())
     if backend == "cudaMallocAsync":

@@ -112,7 +112,8 @@ class Pools {
     return found;
   }
 
-  // Who makes a pool. A user's has an object, which makes it; graphs begin to allocate to a number that they were given.
+  // Who makes a pool. A user's has an object, which makes it; graphs begin to allocate to a number that they were
+  // given.
   enum Maker { USER, GRAPHS };
 
   // Takes a use of a pool, which is made if there is none. Returns null if it is one of PyTorch's own allocator.

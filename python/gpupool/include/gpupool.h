@@ -114,7 +114,8 @@ typedef struct gpupool_event {
   uint32_t stack; /* 0 for none */
 } gpupool_event;
 
-/* What snapshot calls, in this order: each segment with its blocks by address, then events from the first to the last. */
+/* What snapshot calls, in this order: each segment with its blocks by address, then events from the first to the
+ * last. */
 typedef struct gpupool_snapshot_visitor {
   uint64_t size; /* of this struct */
   void *context;
@@ -123,8 +124,8 @@ typedef struct gpupool_snapshot_visitor {
   void (*event)(void *context, const gpupool_event *event); /* or null: no events */
 } gpupool_snapshot_visitor;
 
-/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held: 0 for none, else
- * a number whose highest bit is set, for the others are those of Python's stacks, which are 0 here. */
+/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held: 0 for
+ * none, else a number whose highest bit is set, for the others are those of Python's stacks, which are 0 here. */
 typedef struct gpupool_recording {
   uint64_t size; /* of this struct */
   uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
@@ -147,9 +148,9 @@ typedef struct gpupool_stat {
 /* Of all requests; of those of at most a MiB; of those of more. */
 enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
 
-/* Statistics of a device, all pools together. Peaks are exact where one thread works on one stream; else never less than
- * what was, nor more than what was reserved. Of inactive_split they are of what was found when device_stats was called. A
- * piece of at most 2 MiB counts as small among `segment` and `reserved_bytes`, whatever stands in it. */
+/* Statistics of a device, all pools together. Peaks are exact where one thread works on one stream; else never less
+ * than what was, nor more than what was reserved. Of inactive_split they are of what was found when device_stats was
+ * called. A piece of at most 2 MiB counts as small among `segment` and `reserved_bytes`, whatever stands in it. */
 typedef struct gpupool_device_stats {
   uint64_t size; /* of this struct */
   gpupool_stat allocation[3];         /* blocks that callers hold */
@@ -184,8 +185,8 @@ typedef struct gpupool_api {
   /* Why the calling thread's last call failed. Valid until its next one that fails; never null. */
   const char *(*last_error)(void);
 
-  /* Memory on a stream of the device, which is alive, of the pool that the calling thread's scope says. A null pointer for
-   * 0 bytes, and where it fails. */
+  /* Memory on a stream of the device, which is alive, of the pool that the calling thread's scope says. A null pointer
+   * for 0 bytes, and where it fails. */
   int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
   /* Frees a block, in the order of the stream that it was allocated on. A null pointer does nothing. */
   int (*deallocate)(void *pointer);
@@ -221,14 +222,14 @@ typedef struct gpupool_api {
   int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
   /* A number larger than that of every scope entered before, on any thread. */
   uint64_t (*ticket)(void);
-  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket. What
-   * a captured stream gets is a graph's, and serves nothing else until the pool is released. */
+  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket.
+   * What a captured stream gets is a graph's, and serves nothing else until the pool is released. */
   int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
-  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live again,
-   * at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are freed. What
-   * other streams were recorded to do with blocks is waited for; both calls are refused while such a stream is captured.
-   * `freed` is called for each block that was live before, `allocated` for each that is after; either may be null. Nothing
-   * has changed where it fails. */
+  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live
+   * again, at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are
+   * freed. What other streams were recorded to do with blocks is waited for; both calls are refused while such a stream
+   * is captured. `freed` is called for each block that was live before, `allocated` for each that is after; either may
+   * be null. Nothing has changed where it fails. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
@@ -238,11 +239,11 @@ typedef struct gpupool_api {
   /* The caller sets `size`. */
   int (*device_stats)(int device, gpupool_device_stats *stats);
   int (*reset_peak_stats)(int device);
-  /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations wait
-   * while it is taken, not while the visitor is called. */
+  /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations
+   * wait while it is taken, not while the visitor is called. */
   int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
-  /* Begins to record, with these settings from now on if something is recorded already, by gpupool's own calls too; null
-   * ends it and forgets what was recorded. */
+  /* Begins to record, with these settings from now on if something is recorded already, by gpupool's own calls too;
+   * null ends it and forgets what was recorded. */
   int (*record)(const gpupool_recording *recording);
   /* Calls `visit` with the number of each stack that an event or a live block still names. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
@@ -257,8 +258,8 @@ typedef struct gpupool_api {
   /* Says that a stream is never destroyed, so that gpupool may ask about it and record its work at any time. Others it
    * touches only in calls that name them. */
   int (*declare_lasting)(int device, void *stream);
-  /* Between the two a stream of the device may be captured that gpupool was not told of, so that it records no work of the
-   * whole device, which would spoil the capture. They count. */
+  /* Between the two a stream of the device may be captured that gpupool was not told of, so that it records no work of
+   * the whole device, which would spoil the capture. They count. */
   int (*expect_captures)(int device);
   int (*end_expecting_captures)(int device);
 } gpupool_api;
