@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{SUCCESS, null, pointer, run, stream_on};
+use super::call::{SUCCESS, hand_out, pointer, run, stream_on};
 use crate::memory::serve::{self, Allocation};
 
 /// Allocates on a stream, from the pool that the calling thread's scope says. 0 bytes are a null pointer, and so is what
@@ -15,23 +15,16 @@ pub(super) unsafe extern "C" fn allocate(
     stream: *mut c_void,
     place: *mut *mut c_void,
 ) -> c_int {
-    let mut allocated = ptr::null_mut();
-    let status = run(|| {
-        if place.is_null() {
-            return Err(null("pointer"));
+    let allocate = || {
+        if bytes == 0 {
+            return Ok(ptr::null_mut());
         }
-        if bytes > 0 {
-            // SAFETY: the caller names a stream of the device, which is alive.
-            let stream = unsafe { stream_on(device, stream) }?;
-            allocated = serve::allocate(bytes, &stream).map(Allocation::address).map(pointer)?;
-        }
-        Ok(())
-    });
+        // SAFETY: the caller names a stream of the device, which is alive.
+        let stream = unsafe { stream_on(device, stream) }?;
+        serve::allocate(bytes, &stream).map(Allocation::address).map(pointer)
+    };
     // SAFETY: the caller passes a place for a pointer, or null.
-    if let Some(place) = unsafe { place.as_mut() } {
-        *place = allocated;
-    }
-    status
+    unsafe { hand_out(place, allocate) }
 }
 
 /// Frees a block in the order of the stream that it was allocated on.

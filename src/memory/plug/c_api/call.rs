@@ -68,6 +68,27 @@ pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
     }
 }
 
+/// Runs a call that hands out a block, and puts its address in its place: null where it fails.
+///
+/// # Safety
+/// The place is one for a pointer, or null, which is refused.
+#[inline]
+pub(super) unsafe fn hand_out(place: *mut *mut c_void, call: impl FnOnce() -> Result<*mut c_void>) -> c_int {
+    let mut allocated = ptr::null_mut();
+    let status = run(|| {
+        if place.is_null() {
+            return Err(null("pointer"));
+        }
+        allocated = call()?;
+        Ok(())
+    });
+    // SAFETY: the caller passes a place for a pointer, or null.
+    if let Some(place) = unsafe { place.as_mut() } {
+        *place = allocated;
+    }
+    status
+}
+
 /// Runs what must neither panic nor fail across C.
 pub(in crate::memory::plug) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + UnwindSafe) -> R {
     if process::is_forked() {

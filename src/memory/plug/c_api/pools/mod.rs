@@ -12,7 +12,7 @@ pub use handle::PoolHandle;
 use handle::{end, held, make, slot};
 pub use options::{PoolOptions, PoolSource};
 
-use super::call::{device_of, null, place, pointer, run, stream_on};
+use super::call::{device_of, hand_out, null, place, pointer, run, stream_on};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
 use crate::memory::cache::{GivenKey, normalized};
@@ -129,30 +129,23 @@ pub(super) unsafe extern "C" fn pool_allocate(
     stream: *mut c_void,
     place: *mut *mut c_void,
 ) -> c_int {
-    let mut allocated = ptr::null_mut();
-    let status = run(|| {
-        if place.is_null() {
-            return Err(null("pointer"));
-        }
+    let take = || {
         let slot = slot(pool)?;
-        if bytes > 0 {
-            // SAFETY: the caller names a stream of the pool's device, which is alive.
-            let stream = unsafe { stream_on(slot.device(), stream) }?;
-            let is_captured = slot.is_for_graphs() || is_captured(&stream)?;
-            let key = GivenKey { pool: slot.number(), ticket, is_captured };
-            let block = match serve::allocate_as_last(bytes, &stream, key) {
-                Some(block) => block?,
-                None => allocate(pool, key, bytes, &stream)?,
-            };
-            allocated = pointer(block.address());
+        if bytes == 0 {
+            return Ok(ptr::null_mut());
         }
-        Ok(())
-    });
+        // SAFETY: the caller names a stream of the pool's device, which is alive.
+        let stream = unsafe { stream_on(slot.device(), stream) }?;
+        let is_captured = slot.is_for_graphs() || is_captured(&stream)?;
+        let key = GivenKey { pool: slot.number(), ticket, is_captured };
+        let block = match serve::allocate_as_last(bytes, &stream, key) {
+            Some(block) => block?,
+            None => allocate(pool, key, bytes, &stream)?,
+        };
+        Ok(pointer(block.address()))
+    };
     // SAFETY: the caller passes a place for a pointer, or null.
-    if let Some(place) = unsafe { place.as_mut() } {
-        *place = allocated;
-    }
-    status
+    unsafe { hand_out(place, take) }
 }
 
 /// Returns whether the stream is captured, so that what it gets becomes a part of a graph. The legacy default stream never
