@@ -247,6 +247,14 @@ impl ThreadCache {
     /// Locks the heap; quick for the owner. A thread holds one guard of a cache at a time.
     #[inline]
     pub(in crate::memory) fn lock(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
+        let mut heap = self.lock_for_block(thread);
+        heap.join_freed();
+        heap
+    }
+
+    /// As [`ThreadCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
+    #[inline]
+    pub(in crate::memory) fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         let heap = if self.is_owned_by(thread) {
             // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
             // this room keeps a guard while it calls one that locks.
@@ -266,7 +274,9 @@ impl ThreadCache {
     /// Locks the heap as a visitor, also for the owner, so that threads that only look into
     /// it are not held up by a long look.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
-        self.with_inbox(self.heap.lock())
+        let mut heap = self.with_inbox(self.heap.lock());
+        heap.join_freed();
+        heap
     }
 
     #[inline]
@@ -456,7 +466,7 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         if self.is_owned_by(thread) {
-            self.lock(thread).free(&self.memory.pages, offset)
+            self.lock_for_block(thread).free(&self.memory.pages, offset)
         } else {
             self.free_from_afar(offset)
         }

@@ -27,6 +27,7 @@ impl Heap {
     #[cold]
     fn new_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
         let bytes = class.slab_bytes();
+        self.join_freed();
         let id = self.find_aligned(bytes)?;
         let slab = pages.slabs.acquire()?;
         let start = self.blocks[id as usize].start.next_multiple_of(SMALL_MAX);
