@@ -373,18 +373,33 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or a slot and those that were freed since.
-    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
+    /// Frees a block that was marked as freed, or a slot and those that were freed since. Returns whether it was a block of
+    /// the owner's, and no slot.
+    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) -> bool {
         match pages.entry(offset) {
-            Entry::Freed(id) => self.free_block(pages, id),
+            Entry::Freed(id) => {
+                let is_visitors = self.blocks[id as usize].is_visitors;
+                self.free_block(pages, id);
+                return !is_visitors;
+            }
             Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return };
-                let Some(slot) = slab.slot_at(offset) else { return };
+                let Some(slab) = pages.slabs.get(number) else { return false };
+                let Some(slot) = slab.slot_at(offset) else { return false };
                 for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
             Entry::Block(_) | Entry::Nothing => {}
+        }
+        false
+    }
+
+    /// Notes that another thread than the owner took the live block at the offset, and no slot.
+    pub(in crate::memory) fn give_to_visitor(&mut self, pages: &'static Pages, offset: u64) {
+        if let Entry::Block(id) = pages.entry(offset)
+            && let Some(block) = self.blocks.get_mut(id as usize)
+        {
+            block.is_visitors = true;
         }
     }
 
@@ -479,6 +494,7 @@ impl Heap {
             self.set_previous(block.next, keep);
         }
         block.state = BlockState::Free;
+        block.is_visitors = false;
         let size = block.size();
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);

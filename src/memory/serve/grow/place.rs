@@ -76,15 +76,18 @@ pub(super) fn find_place(
     space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
-/// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The
-/// driver serves one at a time, so with each thread moving pages costs all of them more. With the square, and the parts
-/// below, a step of the random mix takes 16 threads 1.7 times as long as one:
+/// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. Those
+/// that take turns with others do not. The driver serves one at a time, so with each thread moving pages costs all of them
+/// more. With the square, and the parts below, a step of the random mix takes 16 threads 1.7 times as long as one:
 /// `benches/results/h200-memory/memory.json`.
 pub(super) fn rivals(pool: &Pool) -> u64 {
     let caches = DeviceCaches::sample_of(pool, CACHES_ASKED);
-    let mut owners: Vec<_> = caches.into_iter().filter_map(ThreadCache::owner).collect();
+    let mut owners: Vec<_> = caches.iter().filter_map(|cache| cache.owner()).collect();
     owners.sort_unstable();
     owners.dedup();
+    for at_rest in caches.into_iter().filter(|cache| cache.is_at_rest()).filter_map(ThreadCache::owner) {
+        owners.retain(|owner| *owner != at_rest);
+    }
     (owners.len() as u64).saturating_sub(1).pow(2).min(8)
 }
 
