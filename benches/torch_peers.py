@@ -30,7 +30,7 @@ EXPANDABLE = "torch expandable"
 OWN = ("torch", EXPANDABLE)
 WAYS = (*OWN, POOL, GPUPOOL)
 SIZES = (1024, 1 << 20, 32 << 20)
-ROUNDS, LONG_ROUNDS = 9, 3
+ROUNDS, LONG_ROUNDS = 15, 3
 
 
 class Peer:

@@ -255,6 +255,7 @@ impl Heap {
     fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
         let block = &mut self.blocks[id as usize];
         block.state = BlockState::Live;
+        block.is_visitors = false;
         block.set_requested(requested);
         pages.set_block(start, id);
         self.count_allocation(kind_of(size), size, requested);
@@ -494,7 +495,6 @@ impl Heap {
             self.set_previous(block.next, keep);
         }
         block.state = BlockState::Free;
-        block.is_visitors = false;
         let size = block.size();
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);
