@@ -1,6 +1,6 @@
 """PyTorch on gpupool's memory and on its own, in one run on one machine, as one JSON object a line.
 
-    python benches/torch_peers.py
+    python benches/torch_peers.py [times] [peaks]
 
 A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, PyTorch's with expandable segments,
 PyTorch's pool fed by gpupool (``gpupool.torch.using``), and gpupool alone (``gpupool.torch.enable``). They take turns
@@ -85,7 +85,9 @@ class Table:
                 tell(peer="ratio of gpupool", **work, to=ratios)
         of_torch = {(work["work"], work.get("threads")): figures.get("torch") for work, figures in self._rows}
         for threads in THREADS:
-            whole, rest = of_torch["mix", threads], of_torch[WITHOUT_MEMORY, threads]
+            whole, rest = of_torch.get(("mix", threads)), of_torch.get((WITHOUT_MEMORY, threads))
+            if not whole or not rest:
+                continue
             tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=round(rest / whole, 3))
 
 
@@ -143,11 +145,14 @@ def measure_peaks(table: Table) -> None:
         table.tell({"work": f"peak of {name}"}, "mib", figures)
 
 
+MEASURES = {"times": measure_times, "peaks": measure_peaks}
+
+
 def main() -> None:
-    """Measure all."""
+    """Measure what is named, or all."""
     table = Table()
-    measure_times(table)
-    measure_peaks(table)
+    for name in sys.argv[1:] or MEASURES:
+        MEASURES[name](table)
     table.tell_ratios()
 
 
