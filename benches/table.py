@@ -227,7 +227,7 @@ def pytorch(lines: list[dict]) -> str:
     rows = []
     for title, wanted in OF_PYTORCH.items():
         measured = [pick(lines, peer=peer, **wanted) for peer in ("gpupool", "torch", "torch expandable")]
-        figures = [next(line[unit] for unit in UNITS if unit in line) for line in measured]
+        figures = [next((line[unit] for unit in UNITS if unit in line), None) for line in measured]
         rows.append([title, *map(number, figures)])
     return table(head, *rows)
 
@@ -283,7 +283,7 @@ TABLES = {
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
     "threads": lambda: threads(of_lines(MEMORY_FILE)),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
-    "pytorch": lambda: pytorch(of_lines("h100-pytorch/peers.json")),
+    "pytorch": lambda: pytorch(of_lines("h200-x2/pytorch_peers.json")),
 }
 
 
