@@ -80,6 +80,8 @@ pub(in crate::memory) struct Heap {
     next_look: u64,
     /// Whether the block under way is the one that memory was just added for.
     is_growing: bool,
+    /// The allocations when empty slabs were last dropped for a large block.
+    slabs_dropped_at: u64,
 }
 
 impl Heap {
@@ -104,6 +106,7 @@ impl Heap {
             told_from: PAGE,
             next_look: 0,
             is_growing: false,
+            slabs_dropped_at: 0,
         }
     }
 
