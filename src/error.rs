@@ -116,7 +116,7 @@ pub enum Wanted {
 pub struct OutOfMemory {
     /// The refused call.
     pub refused: LibraryError,
-    /// The device.
+    /// The device; of pinned memory the NUMA node of the host ([`Device::host_node`]).
     pub device: Device,
     /// What was asked for.
     pub wanted: Wanted,
@@ -284,7 +284,8 @@ impl fmt::Display for LibraryError {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "out of memory on {}: ", self.device)?;
+        let pinned = if self.device.host_node().is_some() { "pinned " } else { "" };
+        write!(f, "out of {pinned}memory on {}: ", self.device)?;
         match &self.wanted {
             Wanted::Handle(0) => write!(f, "{}.", self.refused)?,
             Wanted::Handle(needed) => {
@@ -314,6 +315,12 @@ impl fmt::Display for OutOfMemory {
         for (index, MemoryUse { pool, count, bytes }) in self.users.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             write!(f, "{comma} {pool} {count} ({})", Bytes(*bytes))?;
+        }
+        if self.device.host_node().is_some() {
+            return f.write_str(
+                ". What was free was given back before the last try; free pinned memory, raise set_pinned_limit if it is set, \
+                 or ask for less",
+            );
         }
         f.write_str(match self.wanted {
             Wanted::Handle(_) => {

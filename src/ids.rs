@@ -1,20 +1,46 @@
 //! Devices and streams as plain values.
 //!
-//! Nothing here calls a driver: a [`Device`] is an ordinal, a [`RawStream`] is a stream's address as the vendor's API
+//! Nothing here calls a driver: a [`Device`] is an ordinal, or a number of a NUMA node of the host, a [`RawStream`] is a stream's address as the vendor's API
 //! sees it, and the capture types mirror CUDA's. What a runtime does with them is in [`crate::runtime`].
 
 use std::ffi::c_void;
 use std::fmt;
 
 /// A GPU, by its ordinal among those the process sees (0, 1, ...), as in `cuDeviceGet`.
+///
+/// Within the crate it is also a NUMA node of the host, whose pinned memory is managed as a device's memory is. No such
+/// value leaves the crate but in reports on pinned memory, and no call for a device takes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Device(u32);
+
+/// Set in the number of a NUMA node of the host.
+const HOST_NODE: u32 = 1 << 31;
 
 impl Device {
     /// Makes the device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at
     /// once.
     pub const fn from_ordinal(ordinal: u32) -> Self {
-        Self(ordinal)
+        // No machine has as many.
+        Self(if ordinal < HOST_NODE { ordinal } else { HOST_NODE - 1 })
+    }
+
+    /// Makes the NUMA node of the host with this number.
+    pub(crate) const fn of_host_node(node: u32) -> Self {
+        Self(HOST_NODE | node)
+    }
+
+    /// Returns the number of the NUMA node of the host that this is; none for a device.
+    #[inline]
+    pub const fn host_node(self) -> Option<u32> {
+        if self.0 & HOST_NODE == 0 { None } else { Some(self.0 & !HOST_NODE) }
+    }
+
+    /// Returns how C and snapshots number it: the ordinal, and -1 less the node's number for a NUMA node of the host.
+    pub(crate) const fn number(self) -> i64 {
+        match self.host_node() {
+            None => self.0 as i64,
+            Some(node) => -1 - node as i64,
+        }
     }
 
     /// Returns the ordinal, for indexing.
@@ -25,7 +51,10 @@ impl Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}", self.0)
+        match self.host_node() {
+            None => write!(f, "device {}", self.0),
+            Some(node) => write!(f, "NUMA node {node} of the host"),
+        }
     }
 }
 

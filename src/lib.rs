@@ -37,6 +37,7 @@
 //! | warm, limit, trim and count handles | [`HandlePool`], by [`Pooled::pool`] |
 //! | a library that gpupool does not know | [`library::Library`], [`HandlePool::new`] |
 //! | allocate device memory | [`empty`], [`DeviceBuffer`], [`memory::allocate`] |
+//! | allocate pinned memory of the host | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
 //! | private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
 //! | streams, also those of others | [`Stream`], [`Stream::from_raw`] |
 //!
@@ -88,6 +89,7 @@ pub use memory::{
     PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
     memory_stats, on_oom,
 };
+pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

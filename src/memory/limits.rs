@@ -1,6 +1,7 @@
 //! Limits on the memory of the whole process, and giving back what is free.
 
 use super::cache::DeviceCaches;
+use super::host::empty_pinned_cache;
 use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
 use super::serve::{Patience, device_caches, trim_pools};
 use crate::error::Result;
@@ -39,7 +40,7 @@ pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
 pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     process::refuse_forked()?;
     replace_limit(limit, || {
-        for caches in DeviceCaches::all() {
+        for caches in DeviceCaches::of_devices() {
             caches.memory.budget.set_limit(limit.on(caches.memory.total));
         }
     })
@@ -51,10 +52,12 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 /// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     process::refuse_forked()?;
-    Ok(DeviceCaches::all().map(|caches| caches.memory.device).collect())
+    Ok(DeviceCaches::of_devices().map(|caches| caches.memory.device).collect())
 }
 
-/// Gives free memory of every pool back to the driver, on every device that was used, and returns the bytes that went.
+/// Gives free memory of every pool back to the driver, on every device that was used, pinned memory of the host too, and
+/// returns the bytes that went. Large pieces of pinned memory, which the driver lets go only once running kernels have ended,
+/// go a little later, on a thread of their own, and are not among those bytes.
 /// Works inside scopes, and does not wait: pages that the GPU may still be using go later. Segments that may be
 /// registered stay, those of pools with `no_split` or a source of their own: they go by
 /// [`MemPool::trim`](crate::MemPool::trim), or with the pool.
@@ -62,10 +65,12 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub fn empty_cache() -> Result<u64> {
-    empty_cache_of(None)
+    let of_devices = empty_cache_of(None);
+    let pinned = empty_pinned_cache();
+    Ok(of_devices? + pinned?)
 }
 
-/// As [`empty_cache`], on one device, or on all.
+/// As [`empty_cache`], of one device's memory, or of all devices'.
 ///
 /// # Errors
 /// As [`empty_cache`].
@@ -73,7 +78,8 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>) -> Result<u64> {
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
-    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device)) {
+    for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| device == caches.memory.device))
+    {
         let may_go = |pool: &Pool| !pool.keeps_segments();
         match trim_pools(caches, ThisThread::get(), Patience::Ask, may_go) {
             Ok(bytes) => released += bytes,

@@ -1,4 +1,4 @@
-//! Device memory: a caching allocator, and private pools on top of it.
+//! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
 //! A request finds its thread's cache and takes a free block of its heap; only where none fits does it
 //! climb the ladder of `serve/miss.rs`: pages move or grow, and at last memory is given back. Freed blocks are used
@@ -8,6 +8,7 @@ mod cache;
 mod checkpoint;
 mod device;
 mod device_buffer;
+mod host;
 mod limits;
 mod mem_pool;
 mod plug;
@@ -27,6 +28,12 @@ pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource
 pub use device_buffer::{DeviceBuffer, empty};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::{Empty, try_empty};
+#[cfg(feature = "python")]
+pub(crate) use host::{EmptyPinned, order_of, pinned_summaries, try_empty_pinned};
+pub use host::{
+    PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_limit, pinned_stats, reset_peak_pinned_stats,
+    set_pinned_limit, warm_pinned,
+};
 pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};

@@ -6,6 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
+use crate::ids::Device;
 
 struct Exceptions {
     base: Py<PyType>,
@@ -94,13 +95,18 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("InternalError", &exceptions.internal)
 }
 
+/// The number of a device; none for the host's memory.
+fn ordinal(device: Device) -> Option<usize> {
+    device.host_node().is_none().then(|| device.ordinal())
+}
+
 fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> PyResult<()> {
     let value = exception.value(py);
     value.setattr("library", &refused.library)?;
     value.setattr("function", &refused.function)?;
     value.setattr("status", &refused.status)?;
     value.setattr("code", refused.code)?;
-    value.setattr("device", refused.device.map(|device| device.ordinal()))?;
+    value.setattr("device", refused.device.and_then(ordinal))?;
     value.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
@@ -110,7 +116,7 @@ fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult
         Wanted::Memory { bytes, .. } | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
-    value.setattr("device", out.device.ordinal())?;
+    value.setattr("device", ordinal(out.device))?;
     value.setattr("requested_bytes", requested)?;
     value.setattr("free_bytes", out.free)?;
     value.setattr("total_bytes", out.total)

@@ -63,6 +63,8 @@ mod _native {
     #[pymodule_export]
     use super::device::{current_device, device_count, runtime};
     #[pymodule_export]
+    use super::ffi::{PyPinnedBuffer, empty_pinned};
+    #[pymodule_export]
     use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
     #[pymodule_export]
     use super::info::{device_info, driver_version, runtimes_passed_over};
@@ -73,8 +75,9 @@ mod _native {
         PyCApi, PyCapture, PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope,
         PyPoolStats, PyPoolToken, PyReplayResult, begin_allocate_to_pool, empty, empty_cache, empty_kept,
         enable_peer_access, end_allocate_to_pool, fence, get_per_process_memory_fraction, graph_pool_handle,
-        memory_snapshot, memory_stats, on_oom, pool_use_count, record_memory_history, release_pool, replay,
-        replay_reserved, set_memory_limit, set_per_process_memory_fraction, torch_functions, unpickle, use_mem_pool,
+        memory_snapshot, memory_stats, on_oom, pinned_stats, pool_use_count, record_memory_history, release_pool,
+        replay, replay_reserved, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction,
+        set_pinned_limit, torch_functions, unpickle, use_mem_pool, warm_pinned,
     };
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]

@@ -43,6 +43,9 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
 /// As [`device_info`].
 pub(crate) fn memory_info(device: Device) -> Result<MemoryInfo> {
     let runtime = get()?;
+    if let Some(node) = device.host_node() {
+        return runtime.host_memory_info(node).map_err(|error| error.on(device));
+    }
     let _bound = BoundDevice::new(runtime, device)?;
     runtime.memory_info().map_err(|error| error.on(device))
 }

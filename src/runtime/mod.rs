@@ -11,6 +11,7 @@ mod event;
 mod guard;
 mod hip;
 pub mod host;
+mod host_memory;
 mod scope;
 mod stream;
 mod stream_ordered_memory;
@@ -30,6 +31,7 @@ pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
+pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
@@ -117,6 +119,9 @@ pub struct Capture {
 
 /// What the pools need of a GPU platform. No method panics.
 ///
+/// Where a method on memory takes a device, it also takes a NUMA node of the host ([`Device::host_node`]), whose memory every
+/// device reads and writes at the same address.
+///
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and of this runtime. [`Stream`]
 /// and [`Event`] keep that promise for their callers. Addresses of memory are numbers (`CUdeviceptr`). Functions are
 /// named as CUDA's driver has them; HIP's have the same names but for the prefix, unless something is said of them.
@@ -134,7 +139,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and returns what was current before; none if
-    /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`).
+    /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`). For a node of the host any context
+    /// will do: the thread's own, else one that is active, so that none is made on a device that the program does not use.
     fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
     fn restore(&self, previous: Context);
@@ -272,6 +278,25 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()>;
+
+    /// Returns the number of the host's NUMA node that is nearest to the device; 0 where that is not known.
+    fn nearest_host_node(&self, device: Device) -> Result<u32>;
+    /// Returns whether the host has a NUMA node with this number.
+    fn has_host_node(&self, node: u32) -> bool {
+        host_memory::has_node(node)
+    }
+    /// Free and total memory of a NUMA node of the host.
+    fn host_memory_info(&self, node: u32) -> Result<MemoryInfo> {
+        Ok(host_memory::node_memory(node))
+    }
+    /// Makes pinned memory of the host in one piece, on this node as far as there is room, that every device reads and
+    /// writes at the same address. It waits for no work of a device.
+    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64>;
+    /// Frees what [`Runtime::host_allocate`] gave. CUDA and HIP wait for kernels that are running, whatever they use.
+    ///
+    /// # Safety
+    /// The memory is of this runtime and as large as said, was not freed before and is not used again.
+    unsafe fn host_free(&self, node: u32, address: u64, bytes: u64) -> Result<()>;
 
     /// Memory of the current device (`cuMemAlloc`).
     fn memory_allocate(&self, bytes: u64) -> Result<u64>;

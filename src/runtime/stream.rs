@@ -222,11 +222,21 @@ impl Stream {
         self.device
     }
 
+    /// Returns whether this is the order of the host: that of pinned memory which no stream was recorded on. It has no work,
+    /// and no driver knows it.
+    #[inline]
+    pub(crate) const fn is_of_host(&self) -> bool {
+        self.device.host_node().is_some()
+    }
+
     /// Returns whether all work on the stream is done.
     ///
     /// # Errors
     /// `ErrorKind::Library`, also for an error of earlier work.
     pub fn query(&self) -> Result<bool> {
+        if self.is_of_host() {
+            return Ok(true);
+        }
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_query(self.raw) }.map_err(|e| e.on(self.device))
@@ -237,6 +247,9 @@ impl Stream {
     /// # Errors
     /// `ErrorKind::Library`, also for an error of earlier work.
     pub fn synchronize(&self) -> Result<()> {
+        if self.is_of_host() {
+            return Ok(());
+        }
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_synchronize(self.raw) }.map_err(|e| e.on(self.device))
@@ -258,6 +271,9 @@ impl Stream {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
     pub fn capture_status(&self) -> Result<CaptureStatus> {
+        if self.is_of_host() {
+            return Ok(CaptureStatus::None);
+        }
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))

@@ -1,4 +1,4 @@
-/* gpupool.h: gpupool's device memory for C and C++.
+/* gpupool.h: gpupool's device memory, and pinned memory of the host, for C and C++.
  *
  * All functions are in one table, whose address gpupool.c_api gives. Its layout only grows: `version` is 2 for what is
  * here, `size` is the table's bytes in the gpupool that runs, so a program may use what lies within `size`.
@@ -67,7 +67,7 @@ typedef struct gpupool_block {
   uint64_t requested; /* as asked for; 0 if it is free */
   int is_live;        /* a caller holds it */
   int is_waiting;     /* it was freed and waits for streams */
-  int device;
+  int device; /* of pinned memory -1 less the number of its NUMA node */
   void *stream;
   gpupool_pool_id pool;
   void *segment;
@@ -262,6 +262,24 @@ typedef struct gpupool_api {
    * the whole device, which would spoil the capture. They count. */
   int (*expect_captures)(int device);
   int (*end_expecting_captures)(int device);
+
+  /* Pinned memory of the host, which the host and every device read and write at the same address: on the NUMA node with
+   * this number, or for -1 on the one nearest to the thread's current device. A null pointer for 0 bytes, and where it
+   * fails. `deallocate` frees it: it is used again once the work is done that the streams which it was recorded on had by
+   * then, by `record_stream`; at once if it was recorded on none. Recorded on a captured stream, it is the graph's until
+   * that is gone. `owns` says 1 of it, and `find_block` says -1 less the node's number as its device. */
+  int (*allocate_pinned)(uint64_t bytes, int numa, void **pointer);
+  /* Has so many bytes ready in one piece; with `background` a thread of gpupool's own makes them. */
+  int (*warm_pinned)(uint64_t bytes, int numa, int background);
+  /* Gives back the pinned memory that is free, on all nodes, which `empty_cache` does not; `bytes` may be null. What the
+   * driver lets go only once running kernels have ended goes a little later, and is not among the bytes. */
+  int (*empty_pinned_cache)(uint64_t *bytes);
+  /* The most bytes that this process may have on all nodes together; UINT64_MAX for no limit. */
+  int (*set_pinned_limit)(uint64_t bytes);
+  /* Of a node, or of all for -1. The caller sets `size`. `device_allocs` and `device_frees` are of pieces that the driver
+   * gave, whichever way they were made. */
+  int (*pinned_stats)(int numa, gpupool_device_stats *stats);
+  int (*reset_peak_pinned_stats)(int numa);
 } gpupool_api;
 
 #ifdef __cplusplus

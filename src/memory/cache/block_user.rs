@@ -1,5 +1,7 @@
 //! Who uses a block beside its own stream, and what a freed block waits for.
 
+use super::graph_use::GraphUse;
+use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::device::{EventPool, Until, devices};
 use crate::runtime::Stream;
@@ -21,13 +23,21 @@ enum NamedBy {
 pub(in crate::memory) struct BlockUser {
     stream: Stream,
     named_by: NamedBy,
+    /// The graph that its work goes to, of pinned memory.
+    graph: Option<GraphUse>,
 }
 
 impl BlockUser {
     pub(in crate::memory) fn new(stream: &Stream, thread: ThisThread) -> Self {
         let is_per_thread = stream.raw() == RawStream::PER_THREAD;
         let named_by = if is_per_thread { NamedBy::Thread(thread.number()) } else { NamedBy::All };
-        Self { stream: stream.kept(), named_by }
+        Self { stream: stream.kept(), named_by, graph: None }
+    }
+
+    /// Returns the same user with the graph that its stream's work goes to now, if it is captured.
+    pub(in crate::memory) fn with_graph(mut self) -> Self {
+        self.graph = GraphUse::of(&self.stream);
+        self
     }
 
     /// Returns the same user whose stream may be gone by the time the block is freed: all work on its device then
@@ -49,6 +59,11 @@ impl BlockUser {
         self.stream.raw() == other.stream.raw()
             && self.stream.device() == other.stream.device()
             && self.named_by == other.named_by
+            && match (&self.graph, &other.graph) {
+                (None, None) => true,
+                (Some(graph), Some(other)) => graph.is(other),
+                _ => false,
+            }
     }
 
     fn can_be_named_by(&self, thread: ThisThread) -> bool {
@@ -65,9 +80,22 @@ impl BlockUser {
 pub(in crate::memory) struct Waiting {
     pub(in crate::memory) offset: u64,
     pub(in crate::memory) until: Until,
+    /// The graphs that must be gone, of pinned memory.
+    graphs: Vec<GraphUse>,
 }
 
 impl Waiting {
+    /// Makes a block that waits for this.
+    pub(in crate::memory) const fn new(offset: u64, until: Until) -> Self {
+        Self { offset, until, graphs: Vec::new() }
+    }
+
+    /// Returns whether it can be used again; with `wait`, waits for what is recorded, but not for the end of graphs.
+    pub(in crate::memory) fn is_done(&mut self, events: &EventPool, wait: bool) -> Result<bool> {
+        self.graphs.retain(|graph| !graph.has_ended());
+        Ok(self.until.is_done(events, wait && self.graphs.is_empty())? && self.graphs.is_empty())
+    }
+
     /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
     /// it, which is later and so never too early.
     pub(in crate::memory) fn for_users(
@@ -83,13 +111,21 @@ impl Waiting {
             let devices = devices(&streams);
             Until::all_work(events, &devices).unwrap_or(Until::Devices(devices))
         };
-        Self { offset, until }
+        let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
+        if events.device.host_node().is_some() {
+            // What was recorded before a capture began, and is used in it.
+            let nameable = users.iter().filter(|user| user.can_be_named_by(thread));
+            graphs.extend(nameable.filter_map(|user| GraphUse::of(&user.stream)));
+        }
+        Self { offset, until, graphs }
     }
 
     /// Makes a block that waits for all work so far, on its device and on those of streams that use it.
     pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
         let streams = users.iter().map(|user| user.stream.clone());
         let devices = devices(&streams.chain([Stream::legacy(events.device)]).collect::<Vec<_>>());
-        Self { offset, until: Until::all_work(events, &devices).unwrap_or(Until::Devices(devices)) }
+        let until = Until::all_work(events, &devices).unwrap_or(Until::Devices(devices));
+        let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
+        Self { offset, until, graphs }
     }
 }

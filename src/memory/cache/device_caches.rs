@@ -104,6 +104,11 @@ const DEVICES_MAX: usize = 256;
 static DEVICES: [OnceLock<&'static DeviceCaches>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 /// One more than the highest ordinal among them.
 static DEVICES_END: AtomicUsize = AtomicUsize::new(0);
+/// NUMA nodes of the host that a process can have pinned memory on.
+const NODES_MAX: usize = 64;
+static NODES: [OnceLock<&'static DeviceCaches>; NODES_MAX] = [const { OnceLock::new() }; NODES_MAX];
+/// One more than the highest number among them.
+static NODES_END: AtomicUsize = AtomicUsize::new(0);
 
 #[cold]
 fn too_many(what: &str, most: usize) -> Error {
@@ -111,15 +116,32 @@ fn too_many(what: &str, most: usize) -> Error {
 }
 
 impl DeviceCaches {
-    /// Returns the caches of a device, if its memory was used.
+    /// Returns the caches of a device, or of a node of the host, if its memory was used.
     #[inline]
     pub(in crate::memory) fn known(device: Device) -> Option<&'static Self> {
-        DEVICES.get(device.ordinal())?.get().copied()
+        match device.host_node() {
+            None => DEVICES.get(device.ordinal())?.get().copied(),
+            Some(node) => NODES.get(node as usize)?.get().copied(),
+        }
+    }
+
+    /// Returns the caches of every device whose memory was used, then those of the host's nodes.
+    #[inline]
+    pub(in crate::memory) fn all() -> impl Iterator<Item = &'static Self> {
+        Self::of_devices().chain(Self::of_nodes())
     }
 
     /// Returns the caches of every device whose memory was used.
-    pub(in crate::memory) fn all() -> impl Iterator<Item = &'static Self> {
+    #[inline]
+    pub(in crate::memory) fn of_devices() -> impl Iterator<Item = &'static Self> {
         let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
+        used.filter_map(|caches| caches.get().copied())
+    }
+
+    /// Returns the caches of every NUMA node of the host whose pinned memory was used.
+    #[inline]
+    pub(in crate::memory) fn of_nodes() -> impl Iterator<Item = &'static Self> {
+        let used = NODES.iter().take(NODES_END.load(Ordering::Acquire));
         used.filter_map(|caches| caches.get().copied())
     }
 
@@ -141,12 +163,22 @@ impl DeviceCaches {
     /// Makes this the device's, unless it has one already, which is returned.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` for a device beyond the 256th.
+    /// `ErrorKind::Unavailable` for a device beyond the 256th, or a node beyond the 64th.
     pub(in crate::memory) fn install(&'static self) -> Result<&'static Self> {
-        let ordinal = self.memory.device.ordinal();
-        let place = DEVICES.get(ordinal).ok_or_else(|| too_many("devices", DEVICES_MAX))?;
+        let (number, place, end) = match self.memory.device.host_node() {
+            None => {
+                let ordinal = self.memory.device.ordinal();
+                let place = DEVICES.get(ordinal).ok_or_else(|| too_many("devices", DEVICES_MAX))?;
+                (ordinal, place, &DEVICES_END)
+            }
+            Some(node) => {
+                let node = node as usize;
+                let place = NODES.get(node).ok_or_else(|| too_many("NUMA nodes of the host", NODES_MAX))?;
+                (node, place, &NODES_END)
+            }
+        };
         let installed = *place.get_or_init(|| self);
-        DEVICES_END.fetch_max(ordinal + 1, Ordering::AcqRel);
+        end.fetch_max(number + 1, Ordering::AcqRel);
         Ok(installed)
     }
 

@@ -3,6 +3,7 @@
 mod block_user;
 mod device_caches;
 mod event;
+mod graph_use;
 mod heap;
 mod last_work;
 mod page_traffic;

@@ -335,6 +335,25 @@ impl ThreadCache {
         Ok(offset)
     }
 
+    /// Adds a segment to the heap, if the cache is in this service.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if it is not, or there are too many blocks.
+    pub(in crate::memory) fn add_segment(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+    ) -> Result<(), NotAdded> {
+        self.observe_segment(self.coming(start), start, bytes);
+        let added = self.add_span_in(service, thread, start, bytes).map(drop);
+        if added.is_err() {
+            self.observe_segment(self.going(start), start, bytes);
+        }
+        added
+    }
+
     /// Locks the heap and adds free memory to it, of which the observer was told.
     fn add_span_in(
         &self,
@@ -366,12 +385,7 @@ impl ThreadCache {
     ) -> Vec<Mapping> {
         let add = |mapping: &Mapping| {
             let (start, bytes) = (mapping.start(), mapping.bytes());
-            self.observe_segment(self.coming(start), start, bytes);
-            let is_added = self.add_span_in(service, thread, start, bytes).is_ok();
-            if !is_added {
-                self.observe_segment(self.going(start), start, bytes);
-            }
-            is_added
+            self.add_segment(service, thread, start, bytes).is_ok()
         };
         mappings.into_iter().filter(|mapping| !add(mapping)).collect()
     }
@@ -439,9 +453,9 @@ impl ThreadCache {
         runs.into_iter().filter_map(|run| add(&run).err().map(|NotAdded| run)).collect()
     }
 
-    /// Takes free spans out of this cache's heap; see [`Heap::take_free_spans`].
+    /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
-        let taken = heap.take_free_spans(&self.memory.pages);
+        let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
         if is_recorded() {
             taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentFree, start, bytes));
         }

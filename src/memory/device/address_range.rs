@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::{Mapping, PAGE};
+use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
@@ -32,7 +33,7 @@ pub(in crate::memory) struct AddressRange {
 }
 
 /// Runs a driver call with the device bound and no capture at risk.
-fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
+pub(super) fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
     let runtime = runtime::get()?;
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
@@ -76,7 +77,13 @@ impl AddressRange {
                 }
             }
         })?;
-        Ok(Self::new(device, base, bytes))
+        let range = Self::new(device, base, bytes);
+        if device.host_node().is_some() {
+            // Every device uses the host's pinned memory.
+            let devices = runtime::get()?.device_count();
+            *lock(&range.peers) = (0..devices).map(Device::from_ordinal).collect();
+        }
+        Ok(range)
     }
 
     /// Returns the fewest pages that a device's table has entries for.
@@ -127,7 +134,8 @@ impl AddressRange {
 
     /// Returns a new extent.
     pub(in crate::memory) fn create(&self, pages: u32) -> Result<Extent> {
-        self.driver(|runtime| runtime.extent_create(self.device, u64::from(pages) * PAGE))
+        let made = self.driver(|runtime| runtime.extent_create(self.device, u64::from(pages) * PAGE));
+        made.map_err(|error| with_limits(error, self.device))
     }
 
     /// Gives an extent back; its memory goes when its last mapping does.

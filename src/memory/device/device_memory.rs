@@ -1,4 +1,4 @@
-//! The memory of one device: its address range and pages, its segments, and what the allocator keeps between requests.
+//! The memory of one device, or the pinned memory of one NUMA node of the host: its address range and pages, its segments, and what the allocator keeps between requests.
 //!
 //! Made when first needed and never dropped, so that memory can be freed at any time until the process ends.
 
@@ -12,8 +12,9 @@ use super::live_peak::LivePeak;
 use super::pages::{PAGE, Pages};
 use super::pieces::Pieces;
 use super::retired::Retired;
+use super::retired_segments::RetiredSegments;
 use super::segments::Segments;
-use super::supply::{Budget, DriverSegments, Source};
+use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime;
@@ -32,6 +33,7 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) segments: Segments,
     pub(in crate::memory) events: EventPool,
     pub(super) retired: Retired,
+    pub(super) retired_segments: RetiredSegments,
     /// The physical bytes of all pools together.
     pub(in crate::memory) budget: Budget,
     /// The live bytes of all pools together.
@@ -64,6 +66,7 @@ impl DeviceMemory {
             segments: Segments::new(pages, pages),
             events: EventPool::new(device),
             retired: Retired::default(),
+            retired_segments: RetiredSegments::default(),
             budget: Budget::new(None),
             live: LivePeak::default(),
             moved_pages: AtomicU64::new(0),
@@ -80,9 +83,26 @@ impl DeviceMemory {
         Self::new(AddressRange::new(device, 0, PAGE), device, PAGE)
     }
 
+    /// Returns whether it is pinned memory of the host.
+    #[inline]
+    pub(in crate::memory) const fn is_of_host(&self) -> bool {
+        self.device.host_node().is_some()
+    }
+
+    /// Returns the budget of the whole process, where there is one beside the device's.
+    pub(in crate::memory) fn process_budget(&self) -> Option<&'static Budget> {
+        self.is_of_host().then_some(&PINNED)
+    }
+
     /// Returns where a pool's memory comes from that has no source of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
-        if self.range.bytes() > 0 { Source::Pages } else { Source::Segments(Arc::new(DriverSegments)) }
+        let has_pages = self.range.bytes() > 0;
+        match (self.is_of_host(), has_pages) {
+            (false, true) => Source::Pages,
+            (false, false) => Source::Segments(Arc::new(DriverSegments)),
+            (true, true) => Source::PagesAndSegments(Arc::new(PinnedSegments)),
+            (true, false) => Source::Segments(Arc::new(PinnedSegments)),
+        }
     }
 
     /// Returns the address of an offset.

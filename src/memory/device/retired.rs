@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use super::device_memory::DeviceMemory;
 use super::pages::Mapping;
-use super::supply::{Run, Source, Supply};
+use super::retired_segments::RetiredSegment;
+use super::supply::{Run, Supply};
 use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
@@ -54,6 +55,13 @@ impl DeviceMemory {
         if !matches!(remains, Remains::Reserve(_)) {
             deliver();
         }
+        if self.is_of_host()
+            && let Remains::Segment { address, bytes, stream } = remains
+        {
+            // What is free of pinned memory waits for nothing.
+            self.retire_segment(RetiredSegment { address, bytes, stream, supply: Arc::clone(supply) });
+            return;
+        }
         let mut entries = lock(&self.retired.entries);
         entries.push(Entry { remains, until, supply: Arc::clone(supply) });
         self.retired.len.store(entries.len(), Ordering::Release);
@@ -64,6 +72,13 @@ impl DeviceMemory {
     /// # Errors
     /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
     pub(in crate::memory) fn end_retired(&self, wait: bool) -> Result<u64> {
+        // Those would wait for kernels, whatever they use.
+        let segments = if wait { self.end_retired_segments() } else { Ok(0) };
+        let pages = self.end_retired_pages(wait);
+        Ok(segments? + pages?)
+    }
+
+    fn end_retired_pages(&self, wait: bool) -> Result<u64> {
         if self.retired.len.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
@@ -129,7 +144,7 @@ impl DeviceMemory {
                 return self.end(remains, supply, released);
             }
             Remains::Segment { address, bytes, stream } => {
-                let Source::Segments(source) = &supply.source else { return Ok(()) };
+                let Some(source) = supply.source.segments() else { return Ok(()) };
                 self.range.count_driver_call();
                 let outcome = source.free(*address, *bytes, stream);
                 if outcome.is_ok() || !source.frees_again() {
@@ -142,9 +157,12 @@ impl DeviceMemory {
     }
 
     /// Counts physical memory that has gone.
-    fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
+    pub(super) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
         self.pieces.go(bytes);
         self.budget.release(bytes);
+        if let Some(process) = self.process_budget() {
+            process.release(bytes);
+        }
         supply.budget.release(bytes);
         *released += bytes;
     }

@@ -26,7 +26,9 @@ impl Until {
     }
 
     /// Waits for the streams' work so far.
-    pub(in crate::memory) fn work_on(events: &EventPool, streams: Vec<Stream>) -> Result<Self> {
+    pub(in crate::memory) fn work_on(events: &EventPool, mut streams: Vec<Stream>) -> Result<Self> {
+        // The host's order has no work.
+        streams.retain(|stream| !stream.is_of_host());
         for stream in &streams {
             if stream.capture_status()? != CaptureStatus::None {
                 return Ok(Self::Unrecorded(streams));
@@ -38,9 +40,10 @@ impl Until {
     /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is
     /// recorded later.
     pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
-        for &device in devices {
+        let devices: Vec<_> = devices.iter().copied().filter(|device| device.host_node().is_none()).collect();
+        for &device in &devices {
             if runtime::is_known_stream_capturing(runtime::get()?, device)? {
-                return Ok(Self::Devices(devices.to_vec()));
+                return Ok(Self::Devices(devices));
             }
         }
         let record = |&device: &Device| {
@@ -83,9 +86,9 @@ impl Until {
     }
 }
 
-/// Returns the devices of streams, each once.
+/// Returns the devices of streams, each once; the host's order is of none.
 pub(in crate::memory) fn devices(streams: &[Stream]) -> Vec<Device> {
-    let mut devices: Vec<_> = streams.iter().map(Stream::device).collect();
+    let mut devices: Vec<_> = streams.iter().filter(|stream| !stream.is_of_host()).map(Stream::device).collect();
     devices.sort_unstable();
     devices.dedup();
     devices

@@ -155,7 +155,8 @@ impl Routes {
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
-        if !self.has_followed.get() && !is_rerouted && given.is_none() {
+        // Pinned memory has no pools of users.
+        if stream.is_of_host() || (!self.has_followed.get() && !is_rerouted && given.is_none()) {
             return Ok(None);
         }
         let (device, first) = (stream.device(), self.first_ticket.get());

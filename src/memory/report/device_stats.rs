@@ -57,6 +57,32 @@ pub(in crate::memory) struct DeviceStats {
     pub(in crate::memory) failures: u64,
 }
 
+impl DeviceStats {
+    /// Adds what another place has. Of the peaks too, so that they are bounds of what was at once.
+    pub(in crate::memory) fn add(&mut self, other: &Self) {
+        for (sum, more) in [
+            (&mut self.held, &other.held),
+            (&mut self.held_bytes, &other.held_bytes),
+            (&mut self.active, &other.active),
+            (&mut self.active_bytes, &other.active_bytes),
+            (&mut self.requested_bytes, &other.requested_bytes),
+            (&mut self.free_beside_held, &other.free_beside_held),
+            (&mut self.free_beside_held_bytes, &other.free_beside_held_bytes),
+            (&mut self.pieces, &other.pieces),
+            (&mut self.reserved_bytes, &other.reserved_bytes),
+        ] {
+            for (sum, more) in sum.iter_mut().zip(more) {
+                sum.current += more.current;
+                sum.peak += more.peak;
+                sum.allocated += more.allocated;
+                sum.freed += more.freed;
+            }
+        }
+        self.retries += other.retries;
+        self.failures += other.failures;
+    }
+}
+
 const fn blocks_of(amount: Amount) -> u64 {
     amount.blocks
 }

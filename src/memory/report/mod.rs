@@ -9,7 +9,7 @@ mod snapshot;
 mod stats;
 mod summary;
 
-pub(in crate::memory) use device_stats::{Stat, Stats, device_stats};
+pub(in crate::memory) use device_stats::{DeviceStats, Stat, Stats, device_stats};
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(in crate::memory) use largest_block::largest_block;
 pub(in crate::memory) use live_block::{LiveBlock, live_block};

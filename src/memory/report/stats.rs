@@ -55,6 +55,31 @@ pub struct MemoryStats {
     pub pools: u64,
 }
 
+impl MemoryStats {
+    /// Adds what another place has. Of the peaks too, so that they are bounds of what was at once.
+    pub(in crate::memory) fn add(&mut self, other: &Self) {
+        let (sum, more) = (&mut self.total, &other.total);
+        for (sum, more) in [
+            (&mut sum.live_bytes, more.live_bytes),
+            (&mut sum.peak_live_bytes, more.peak_live_bytes),
+            (&mut sum.requested_bytes, more.requested_bytes),
+            (&mut sum.cached_bytes, more.cached_bytes),
+            (&mut sum.releasing_bytes, more.releasing_bytes),
+            (&mut sum.reserved_bytes, more.reserved_bytes),
+            (&mut sum.peak_reserved_bytes, more.peak_reserved_bytes),
+            (&mut sum.live_blocks, more.live_blocks),
+            (&mut sum.waiting_blocks, more.waiting_blocks),
+            (&mut sum.allocations, more.allocations),
+            (&mut sum.frees, more.frees),
+            (&mut self.driver_calls, other.driver_calls),
+            (&mut self.moved_pages, other.moved_pages),
+            (&mut self.pools, other.pools),
+        ] {
+            *sum += more;
+        }
+    }
+}
+
 impl PoolStats {
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
         PoolSummary::of(pool).stats

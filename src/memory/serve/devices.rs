@@ -15,7 +15,7 @@ use crate::process;
 use crate::runtime;
 use crate::sync::ThisThread;
 
-/// Returns the device's memory, pools and caches.
+/// Returns the memory, pools and caches of a device, or of a node of the host.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
@@ -32,7 +32,10 @@ pub(in crate::memory) fn device_caches(device: Device) -> Result<&'static Device
 fn make(device: Device) -> Result<&'static DeviceCaches> {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| memory_users::add(MemoryUser { used, release }));
-    runtime::device(device.ordinal() as i64)?;
+    match device.host_node() {
+        None => runtime::device(device.ordinal() as i64)?,
+        Some(node) => runtime::host_node(node.into())?,
+    };
     // Whole, with its default pool, before any other thread sees it.
     let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
     let memory = &caches.memory;
@@ -40,7 +43,9 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply, end_pool)));
     // A call that sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
     let limit = lock_limit();
-    memory.budget.set_limit(limit.on(memory.total));
+    if !memory.is_of_host() {
+        memory.budget.set_limit(limit.on(memory.total));
+    }
     let installed = caches.install()?;
     drop(limit);
     if !std::ptr::eq(installed, caches) {

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, GivenKey, Service, ThreadCache, normalized};
 use crate::memory::pool::{self, Destination, Given};
+use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
@@ -22,6 +23,15 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
         Some(last) => Ok(last),
         None => find(stream),
     }
+}
+
+/// As [`cache_for`], in calls that are no requests.
+///
+/// # Errors
+/// As [`cache_for`].
+pub(in crate::memory) fn cache_on(stream: &Stream) -> Result<&'static ThreadCache> {
+    process::refuse_forked()?;
+    cache_for(stream).map(|(cache, _)| cache)
 }
 
 #[cold]

@@ -107,7 +107,8 @@ pub(in crate::memory) fn check_live(block: Allocation) -> Result<()> {
 /// Returns a stream that uses a block, as the calling thread names it.
 fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
-    if stream.device() != memory.device && !memory.range.is_peer(stream.device()) {
+    // The order of the host is no stream that work could be on.
+    if (stream.device() != memory.device || memory.is_of_host()) && !memory.range.is_peer(stream.device()) {
         return Err(Error::invalid_value(format!(
             "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
             block.address(),
@@ -116,7 +117,8 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
             memory.device
         )));
     }
-    Ok(BlockUser::new(stream, ThisThread::get()))
+    let user = BlockUser::new(stream, ThisThread::get());
+    Ok(if memory.is_of_host() { user.with_graph() } else { user })
 }
 
 /// Checks that a block can be freed on this stream.

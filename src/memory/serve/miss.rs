@@ -16,6 +16,7 @@ use super::settle::{Patience, settle};
 use super::trim::{leave_closed, trim_pools};
 use crate::error::{Error, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache, is_recorded};
+use crate::memory::device::PAGE;
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -23,13 +24,17 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
+/// How many caches are looked at for a free block before memory has run out.
+const LOOKED_AT: usize = 64;
+
 /// A step of the ladder: a block, or none if the next step is to be tried.
 type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
 /// The way of a request that found no free block, from the first rung to the last.
 #[rustfmt::skip] // the right column tells what the left one names
-const LADDER: [Rung; 10] = [
+const LADDER: [Rung; 11] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
+    Climb::blocks_of_other_threads, // pinned memory alone: free blocks of other threads, which wait for nothing
     Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest, a few ahead of need
     Climb::exact_pages,             // the same, with no more new ones than needed
     Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
@@ -117,6 +122,23 @@ impl Climb {
     fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
         let has_settled = settle(self.request.cache, self.request.thread, Patience::Ask)?;
         Ok(if has_settled { self.request.search() } else { None })
+    }
+
+    /// Returns a large block of another thread's cache, which goes back there. What is free of pinned memory can be used at
+    /// once, and segments of it cannot be moved to this cache.
+    fn blocks_of_other_threads(&mut self) -> Result<Option<Allocation>> {
+        let Request { cache: own, service, bytes, .. } = &self.request;
+        if !self.request.memory().is_of_host() || *bytes < PAGE {
+            return Ok(None);
+        }
+        let told = service.pool.ledger.with_pages(LOOKED_AT);
+        for cache in DeviceCaches::numbered(&service.pool, &told) {
+            let Some(other) = cache.service().filter(|_| !std::ptr::eq(cache, *own)) else { continue };
+            if let Some(found) = self.block_of(cache, &other)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     fn ready_pages(&mut self) -> Result<Option<Allocation>> {
@@ -238,6 +260,12 @@ impl Climb {
             let is_meant = |pool: &Pool| pool.number == own || pool.gives_way();
             // What cannot be given back leaves the rest to help.
             let _ = trim_pools(caches, self.request.thread, Patience::Wait, is_meant);
+            if self.request.memory().is_of_host() {
+                // The limit of pinned memory is of all nodes together.
+                for other in DeviceCaches::of_nodes().filter(|other| !std::ptr::eq(*other, caches)) {
+                    let _ = trim_pools(other, self.request.thread, Patience::Wait, Pool::gives_way);
+                }
+            }
         }
     }
 

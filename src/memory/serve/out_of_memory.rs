@@ -91,9 +91,9 @@ pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Calls a callback, and returns whether it freed anything.
+/// Calls a callback, and returns whether it freed anything. Callbacks are of devices' memory.
 pub(super) fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
-    without_callbacks(|| callback(device, bytes))
+    device.host_node().is_none() && without_callbacks(|| callback(device, bytes))
 }
 
 /// Returns what the driver says of a device's memory; zeros where it says nothing.

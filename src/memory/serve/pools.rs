@@ -53,7 +53,7 @@ pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOpti
 }
 
 /// Makes a new pool's reserve: from what the device has, else from what other pools and the user's callbacks give back.
-fn make_reserve_from_what_there_is(caches: &DeviceCaches, pool: &Pool, bytes: u64) -> Result<()> {
+fn make_reserve_from_what_there_is(caches: &'static DeviceCaches, pool: &Pool, bytes: u64) -> Result<()> {
     check_reserve(pool, bytes)?;
     let has_room = bytes <= pool.memory.total;
     let mut outcome = if has_room {

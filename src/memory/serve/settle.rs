@@ -43,7 +43,7 @@ pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patienc
     let mut asked = cache.waiting.change(|waiting| (0, std::mem::take(waiting)));
     let mut done = Vec::new();
     let mut outcome = Ok(());
-    asked.retain_mut(|block| match block.until.is_done(&cache.memory.events, patience == Patience::Wait) {
+    asked.retain_mut(|block| match block.is_done(&cache.memory.events, patience == Patience::Wait) {
         Ok(true) => {
             done.push(block.offset);
             false

@@ -48,11 +48,10 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     let (memory, supply) = (cache.memory, &service.pool.supply);
     let taken = take_out(cache, thread, service, |heap| {
         heap.drop_empty_slabs(&memory.pages);
-        if service.pool.source().is_pages() {
-            (cache.take_mappings(heap, u64::MAX, 0, u64::MAX), Vec::new())
-        } else {
-            (Vec::new(), cache.take_free_spans(heap))
-        }
+        let source = service.pool.source();
+        let mappings = if source.is_pages() { cache.take_mappings(heap, u64::MAX, 0, u64::MAX) } else { Vec::new() };
+        let spans = source.segments().map_or_else(Vec::new, |_| cache.take_free_spans(heap));
+        (mappings, spans)
     })?;
     let Some(((mappings, spans), until)) = taken else { return Ok(()) };
     let mut until = Some(until);
@@ -88,7 +87,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
 pub(in crate::memory) fn trim(
-    caches: &DeviceCaches,
+    caches: &'static DeviceCaches,
     pool: &Arc<Pool>,
     thread: ThisThread,
     patience: Patience,
@@ -106,7 +105,10 @@ pub(in crate::memory) fn trim(
         end_reserve(pool);
     }
     forget_if_empty(caches, pool, thread);
-    let released = caches.memory.end_retired(patience == Patience::Wait)?;
+    let mut released = caches.memory.end_retired(patience == Patience::Wait)?;
+    if caches.memory.is_of_host() {
+        released += caches.memory.begin_ending_segments()?;
+    }
     if released > 0 {
         let (device, took) = (caches.memory.device, activity.took());
         debug!(target: MEMORY, "pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released));
@@ -116,7 +118,7 @@ pub(in crate::memory) fn trim(
 
 /// [`trim`] for those pools of the device for which `is_meant` is true.
 pub(in crate::memory) fn trim_pools(
-    caches: &DeviceCaches,
+    caches: &'static DeviceCaches,
     thread: ThisThread,
     patience: Patience,
     is_meant: impl Fn(&Pool) -> bool,

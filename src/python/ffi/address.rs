@@ -15,7 +15,7 @@ use crate::library::RawHandle;
 use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
 use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions};
 use crate::python::whole::refuse_bool;
-use crate::runtime::Stream;
+use crate::runtime::{Kind, Stream, get};
 
 /// An address that a Python value gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,5 +115,22 @@ impl PythonAddress {
                 transmute::<*const c_void, FreeFunction>(free),
             )
         })
+    }
+}
+
+/// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
+/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
+pub(in crate::python) fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
+    let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
+    let number = stream.extract::<i64>()?;
+    refuse_bool(stream, number.cast_unsigned())?;
+    match number {
+        -1 => Ok(None),
+        1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),
+        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
+        _ => Err(Error::invalid_value(format!(
+            "stream={number} is no stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
+        ))
+        .into()),
     }
 }

@@ -1,4 +1,4 @@
-//! DLPack: device memory as other array libraries take it. See the specification of dmlc/dlpack, versions 0.8 and 1.
+//! DLPack: device memory, and pinned memory of the host, as other array libraries take it. See the specification of dmlc/dlpack, versions 0.8 and 1.
 //!
 //! A capsule owns a share of the buffer until a consumer takes it over by renaming it; then the consumer's call of the
 //! deleter ends that share, from any thread and without the GIL.
@@ -10,13 +10,15 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{C_API, DeviceBuffer};
+use crate::memory::{C_API, DeviceBuffer, PinnedBuffer};
 use crate::runtime::{self, Kind};
 
-/// `kDLCPU`, `kDLCUDA`, `kDLROCM`.
+/// `kDLCPU`, `kDLCUDA`, `kDLCUDAHost`, `kDLROCM`, `kDLROCMHost`.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
+const CUDA_HOST: i32 = 3;
 const ROCM: i32 = 10;
+const ROCM_HOST: i32 = 11;
 /// `kDLUInt`.
 const UNSIGNED: u8 = 1;
 
@@ -71,20 +73,57 @@ struct ManagedVersioned {
 struct Owner<M> {
     managed: M,
     shape: [i64; 1],
-    _buffer: Arc<DeviceBuffer>,
+    _buffer: Arc<dyn Exported>,
 }
 
-/// Where the buffer is: type and ordinal. The simulated devices' memory is the CPU's.
-pub(in crate::python) fn device(buffer: &DeviceBuffer) -> (i32, i32) {
-    match runtime::get().map(|runtime| runtime.kind()) {
-        Ok(Kind::Cuda) => (CUDA, buffer.device().ordinal() as i32),
-        Ok(Kind::Hip) => (ROCM, buffer.device().ordinal() as i32),
-        _ => (CPU, 0),
+/// Memory that is lent by DLPack.
+pub(in crate::python) trait Exported: Send + Sync {
+    /// The address of its first byte.
+    fn address(&self) -> u64;
+    /// Its bytes.
+    fn nbytes(&self) -> u64;
+    /// Where it is: type and ordinal. The simulated devices' memory is the CPU's.
+    fn place(&self) -> (i32, i32);
+}
+
+impl Exported for DeviceBuffer {
+    fn address(&self) -> u64 {
+        self.address()
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes()
+    }
+
+    fn place(&self) -> (i32, i32) {
+        match runtime::get().map(|runtime| runtime.kind()) {
+            Ok(Kind::Cuda) => (CUDA, self.device().ordinal() as i32),
+            Ok(Kind::Hip) => (ROCM, self.device().ordinal() as i32),
+            _ => (CPU, 0),
+        }
     }
 }
 
-fn tensor(buffer: &DeviceBuffer) -> Tensor {
-    let (kind, id) = device(buffer);
+impl Exported for PinnedBuffer {
+    fn address(&self) -> u64 {
+        self.address()
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes()
+    }
+
+    fn place(&self) -> (i32, i32) {
+        match runtime::get().map(|runtime| runtime.kind()) {
+            Ok(Kind::Cuda) => (CUDA_HOST, 0),
+            Ok(Kind::Hip) => (ROCM_HOST, 0),
+            _ => (CPU, 0),
+        }
+    }
+}
+
+fn tensor(buffer: &dyn Exported) -> Tensor {
+    let (kind, id) = buffer.place();
     Tensor {
         data: ptr::with_exposed_provenance_mut(buffer.address() as usize),
         device: Device { kind, id },
@@ -97,7 +136,7 @@ fn tensor(buffer: &DeviceBuffer) -> Tensor {
 }
 
 /// Moves a managed tensor to the heap, where its pointers stay good until the deleter frees it.
-fn own<M>(managed: M, buffer: Arc<DeviceBuffer>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
+fn own<M>(managed: M, buffer: Arc<dyn Exported>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
     let shape = [buffer.nbytes().cast_signed()];
     let owner = Box::into_raw(Box::new(Owner { managed, shape, _buffer: buffer }));
     // SAFETY: `owner` was just made from a box and is known only here yet.
@@ -137,11 +176,11 @@ fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> P
 /// The buffer as a capsule, of version 1 or of before.
 pub(in crate::python) fn export(
     py: Python<'_>,
-    buffer: Arc<DeviceBuffer>,
+    buffer: Arc<dyn Exported>,
     versioned: bool,
 ) -> PyResult<Bound<'_, PyAny>> {
     if versioned {
-        let tensor = tensor(&buffer);
+        let tensor = tensor(buffer.as_ref());
         let context = ptr::null_mut();
         let managed =
             ManagedVersioned { major: 1, minor: 0, context, deleter: Some(delete_versioned), flags: 0, tensor };
@@ -151,7 +190,7 @@ pub(in crate::python) fn export(
         });
         return capsule(py, pointer.cast(), VERSIONED_NAME);
     }
-    let managed = Managed { tensor: tensor(&buffer), context: ptr::null_mut(), deleter: Some(delete) };
+    let managed = Managed { tensor: tensor(buffer.as_ref()), context: ptr::null_mut(), deleter: Some(delete) };
     let pointer = own(managed, buffer, |managed, shape, owner| {
         managed.tensor.shape = shape;
         managed.context = owner;

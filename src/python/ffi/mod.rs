@@ -5,8 +5,10 @@
 mod address;
 pub(super) mod dlpack;
 pub(super) mod frames;
+mod pinned_buffer;
 mod torch;
 mod unwinding;
 
-pub(super) use address::PythonAddress;
+pub(super) use address::{PythonAddress, consumer};
+pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use torch::{torch_allocator, torch_functions};

@@ -8,13 +8,13 @@ use pyo3::types::PyDict;
 
 use super::{Id, pair};
 use crate::error::Error;
-use crate::ids::Device;
 use crate::memory::{self, DeviceBuffer, Empty};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::python::ffi::{PythonAddress, dlpack};
+use crate::python::ffi::consumer;
+use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::stream;
-use crate::python::whole::{Whole, refuse_bool};
+use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
 
@@ -174,7 +174,7 @@ impl PyDeviceBuffer {
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(dlpack::device(self.shared()?.as_ref()))
+        Ok(self.shared()?.place())
     }
 
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
@@ -190,7 +190,7 @@ impl PyDeviceBuffer {
         if copy == Some(true) {
             return Err(PyBufferError::new_err("a DeviceBuffer is not copied; ask with copy=None or False"));
         }
-        let own = dlpack::device(&buffer);
+        let own = buffer.place();
         if dl_device.is_some_and(|wanted| wanted != own) {
             let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
             return Err(PyBufferError::new_err(wrong));
@@ -217,23 +217,6 @@ impl PyDeviceBuffer {
             Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),
             Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
         }
-    }
-}
-
-/// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
-/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
-fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
-    let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
-    let number = stream.extract::<i64>()?;
-    refuse_bool(stream, number.cast_unsigned())?;
-    match number {
-        -1 => Ok(None),
-        1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),
-        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
-        _ => Err(Error::invalid_value(format!(
-            "stream={number} is no stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
-        ))
-        .into()),
     }
 }
 

@@ -6,6 +6,7 @@ mod capture;
 mod context;
 mod functions;
 mod mem_pool;
+mod pinned;
 mod recording;
 mod replaying;
 mod scope;
@@ -19,6 +20,7 @@ pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
+pub(super) use pinned::{pinned_stats, reset_peak_pinned_stats, set_pinned_limit, warm_pinned};
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};

@@ -1,6 +1,6 @@
 //! Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
 //!
-//! `handle_events`, and `thread` in each event, are gpupool's own; the viewers pass over them.
+//! `handle_events`, what is of pinned memory, and `thread` in each event are gpupool's own; the viewers pass over them.
 
 use std::collections::HashMap;
 
@@ -99,7 +99,10 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
         }
     }
     let entry = PyDict::new(py);
-    entry.set_item(intern!(py, "device"), view.device.ordinal())?;
+    match view.device.host_node() {
+        None => entry.set_item(intern!(py, "device"), view.device.ordinal())?,
+        Some(node) => entry.set_item(intern!(py, "numa"), node)?,
+    }
     entry.set_item(intern!(py, "address"), view.address)?;
     entry.set_item(intern!(py, "total_size"), view.bytes)?;
     entry.set_item(intern!(py, "allocated_size"), allocated)?;
@@ -121,7 +124,10 @@ pub(super) fn segments<'py>(py: Python<'py>, views: &[SegmentView]) -> PyResult<
     list_of_segments(&mut Frames::new(py), views)
 }
 
-fn list_of_segments<'py>(frames: &mut Frames<'py>, views: &[SegmentView]) -> PyResult<Bound<'py, PyList>> {
+fn list_of_segments<'a, 'py>(
+    frames: &mut Frames<'py>,
+    views: impl IntoIterator<Item = &'a SegmentView>,
+) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(frames.py);
     for view in views {
         list.append(segment(frames, view)?)?;
@@ -162,6 +168,19 @@ fn device_traces<'py>(
         }
     }
     PyList::new(frames.py, traces)
+}
+
+/// The events of pinned memory, each with its NUMA node.
+fn pinned_trace<'py>(frames: &mut Frames<'py>, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
+    let trace = PyList::empty(frames.py);
+    for event in events {
+        if let Some(node) = event.device.host_node() {
+            let entry = trace_entry(frames, event)?;
+            entry.set_item(intern!(frames.py, "numa"), node)?;
+            trace.append(entry)?;
+        }
+    }
+    Ok(trace)
 }
 
 fn handle_events<'py>(py: Python<'py>, events: &[HandleEvent]) -> PyResult<Bound<'py, PyList>> {
@@ -241,9 +260,13 @@ pub(in crate::python) fn memory_snapshot<'py>(
     let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };
     let frames = &mut Frames::new(py);
     let snapshot = PyDict::new(py);
-    snapshot.set_item("segments", list_of_segments(frames, views)?)?;
+    let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.device.host_node().is_some());
+    let has_expandable = of_devices.iter().all(|view| view.is_movable);
+    snapshot.set_item("segments", list_of_segments(frames, of_devices)?)?;
     snapshot.set_item("device_traces", device_traces(frames, devices, events)?)?;
-    snapshot.set_item("allocator_settings", allocator_settings(py, views.iter().all(|view| view.is_movable))?)?;
+    snapshot.set_item("pinned_segments", list_of_segments(frames, pinned)?)?;
+    snapshot.set_item("pinned_trace", pinned_trace(frames, events)?)?;
+    snapshot.set_item("allocator_settings", allocator_settings(py, has_expandable)?)?;
     snapshot.set_item("external_annotations", PyList::empty(py))?;
     snapshot.set_item("handle_events", handle_events(py, &taken.handle_events)?)?;
     Ok(snapshot)

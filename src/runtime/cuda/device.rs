@@ -63,6 +63,19 @@ impl Cuda {
         Ok(*slot.primary.get_or_init(|| context.addr()))
     }
 
+    /// Returns the context for calls on the host's memory: none if the thread has one, whichever it is; else the first
+    /// device's that is active, so that no context is made on a device that the program does not use.
+    pub(super) fn context_for_host(&self) -> Result<Option<usize>> {
+        let mut current = ptr::null_mut();
+        // SAFETY: `current` is a valid place for a context.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+        if !current.is_null() {
+            return Ok(None);
+        }
+        let active = self.devices.iter().position(|slot| has_context(slot).unwrap_or(false)).unwrap_or(0);
+        self.primary(Device::from_ordinal(active as u32)).map(Some)
+    }
+
     /// Returns the device whose primary context this is, if it was retained here.
     #[inline]
     pub(super) fn known_device_of(&self, context: usize) -> Option<Device> {

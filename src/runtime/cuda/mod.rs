@@ -6,6 +6,7 @@
 
 mod capture;
 mod device;
+mod host_memory;
 mod probe;
 mod stream_context;
 mod stream_ordered_memory;
@@ -102,7 +103,13 @@ impl Runtime for Cuda {
     }
 
     fn bind(&self, device: Device) -> Result<Option<Context>> {
-        let wanted = self.primary(device)?;
+        let wanted = match device.host_node() {
+            None => self.primary(device)?,
+            Some(_) => match self.context_for_host()? {
+                Some(wanted) => wanted,
+                None => return Ok(None),
+            },
+        };
         let mut previous = ptr::null_mut();
         // SAFETY: `previous` is a valid place for a context.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut previous) })?;
@@ -281,6 +288,9 @@ impl Runtime for Cuda {
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
+        if let Some(node) = device.host_node() {
+            return Ok(self.host_memory_info(node)?.total);
+        }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
         check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, self.slot(device)?.handle) })?;
@@ -296,6 +306,9 @@ impl Runtime for Cuda {
     }
 
     fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
+        if device.host_node().is_some() {
+            return Ok(self.has_host_extents(device));
+        }
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         self.attribute(attribute, device).map(|value| value != 0)
     }
@@ -335,6 +348,19 @@ impl Runtime for Cuda {
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller promises that nothing uses these mappings again.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
+    }
+
+    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+        self.nearest_node(device)
+    }
+
+    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64> {
+        self.allocate_on_host(node, bytes)
+    }
+
+    unsafe fn host_free(&self, _node: u32, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory and gives it up.
+        unsafe { self.free_on_host(address, bytes) }
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {

@@ -5,7 +5,6 @@ use std::{mem, ptr};
 
 use cudarc::driver::sys;
 
-use super::device::CudaDevice;
 use super::{Cuda, check};
 use crate::error::Result;
 use crate::ids::Device;
@@ -18,18 +17,17 @@ struct Location {
     id: c_int,
 }
 
-fn location_of(slot: &CudaDevice) -> sys::CUmemLocation {
-    let location = Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: slot.handle };
+fn location_of(location: Location) -> sys::CUmemLocation {
     // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
     unsafe { mem::transmute::<Location, sys::CUmemLocation>(location) }
 }
 
-/// Plain memory of the device, not shared with other processes.
-fn extent_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
+/// Plain memory of the place, not shared with other processes.
+fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location_of(slot),
+        location,
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
@@ -41,8 +39,22 @@ fn extent_properties(slot: &CudaDevice) -> sys::CUmemAllocationProp {
 }
 
 impl Cuda {
+    /// Returns a device, or a NUMA node of the host, as the driver names it.
+    fn location(&self, place: Device) -> Result<sys::CUmemLocation> {
+        let location = match place.host_node() {
+            Some(node) => {
+                Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node.cast_signed() }
+            }
+            None => {
+                let id = self.slot(place)?.handle;
+                Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id }
+            }
+        };
+        Ok(location_of(location))
+    }
+
     pub(super) fn granularity(&self, device: Device) -> Result<u64> {
-        let properties = extent_properties(self.slot(device)?);
+        let properties = extent_properties(self.location(device)?);
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
@@ -61,7 +73,7 @@ impl Cuda {
     }
 
     pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        let properties = extent_properties(self.slot(device)?);
+        let properties = extent_properties(self.location(device)?);
         let mut extent = 0;
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&mut extent, bytes as usize, &properties, 0) })?;
@@ -74,7 +86,7 @@ impl Cuda {
     /// The range consists of mappings of this runtime.
     pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: location_of(self.slot(device)?), flags });
+        let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: self.location(device)?, flags });
         let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
         let status = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };

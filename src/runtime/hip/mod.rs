@@ -16,6 +16,7 @@ use std::ptr;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
+use super::host_memory::node_of_pci_device;
 use super::{
     Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
@@ -30,6 +31,8 @@ const NOT_READY: Status = 600;
 const NOT_SUPPORTED: Status = 801;
 const CAPTURE_IMPLICIT: Status = 906;
 
+/// `hipHostMallocPortable` and `hipHostMallocMapped`: for every device, and for kernels too.
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 /// `hipStreamNonBlocking` and `hipEventDisableTiming`.
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -119,6 +122,15 @@ impl Hip {
         }
     }
 
+    fn pci_bus_id(&self, ordinal: c_int) -> Result<String> {
+        let mut place = [0_u8; 32];
+        let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
+        // SAFETY: `place` has the given length, which the library keeps to, with a final zero.
+        let status = unsafe { (self.symbols.device_pci_bus_id)(buffer, length, ordinal) };
+        self.check("hipDeviceGetPCIBusId", status)?;
+        Ok(text(&place))
+    }
+
     fn current_ordinal(&self) -> Result<c_int> {
         let mut ordinal = 0;
         // SAFETY: `ordinal` is a valid place for an int.
@@ -142,14 +154,11 @@ impl Runtime for Hip {
 
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
         let ordinal = self.ordinal(device)?;
-        let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], [0_u8; 16]);
+        let (mut name, mut uuid) = ([0_u8; 256], [0_u8; 16]);
         // SAFETY: `name` has the given length, which the library keeps to, with a final zero.
         let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, ordinal) };
         self.check("hipDeviceGetName", status)?;
-        let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
-        // SAFETY: `place` has the given length, which the library keeps to, with a final zero.
-        let status = unsafe { (self.symbols.device_pci_bus_id)(buffer, length, ordinal) };
-        self.check("hipDeviceGetPCIBusId", status)?;
+        let place = self.pci_bus_id(ordinal)?;
         // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
         self.check("hipDeviceGetUuid", unsafe { (self.symbols.device_uuid)(&mut uuid, ordinal) })?;
         let previous = self.bind(device)?;
@@ -162,7 +171,7 @@ impl Runtime for Hip {
             name: text(&name),
             uuid: uuid_of(uuid),
             compute_capability: None,
-            pci_bus_id: Some(text(&place)),
+            pci_bus_id: Some(place),
             is_mig: false,
             total_bytes: memory.total,
             free_bytes: Some(memory.free),
@@ -178,6 +187,10 @@ impl Runtime for Hip {
     }
 
     fn bind(&self, device: Device) -> Result<Option<Context>> {
+        // Any device will do for the host's memory, and a thread always has one.
+        if device.host_node().is_some() {
+            return Ok(None);
+        }
         let wanted = self.ordinal(device)?;
         let previous = self.current_ordinal()?;
         if previous == wanted {
@@ -336,6 +349,9 @@ impl Runtime for Hip {
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
+        if let Some(node) = device.host_node() {
+            return Ok(self.host_memory_info(node)?.total);
+        }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size.
         let status = unsafe { (self.symbols.device_total_memory)(&mut bytes, self.ordinal(device)?) };
@@ -353,7 +369,7 @@ impl Runtime for Hip {
     }
 
     fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
-        self.has_virtual_memory(device)
+        Ok(device.host_node().is_none() && self.has_virtual_memory(device)?)
     }
 
     fn page_bytes(&self, device: Device) -> Result<u64> {
@@ -392,6 +408,23 @@ impl Runtime for Hip {
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller promises that nothing uses these mappings again.
         unsafe { self.unmap(address, bytes) }
+    }
+
+    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+        Ok(node_of_pci_device(&self.pci_bus_id(self.ordinal(device)?)?))
+    }
+
+    fn host_allocate(&self, _node: u32, bytes: u64) -> Result<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: `address` is a valid place for one.
+        let status = unsafe { (self.symbols.host_allocate)(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
+        self.check("hipHostMalloc", status)?;
+        Ok(address.expose_provenance() as u64)
+    }
+
+    unsafe fn host_free(&self, _node: u32, address: u64, _bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory.
+        self.check("hipHostFree", unsafe { (self.symbols.host_free)(as_pointer(address)) })
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {

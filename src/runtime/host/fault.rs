@@ -38,12 +38,15 @@ pub enum Call {
     MemoryAllocate,
     MemoryFree,
     PageBytes,
+    NearestHostNode,
+    HostAllocate,
+    HostFree,
 }
 
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 32] = [
+    pub const ALL: [Call; 35] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -76,6 +79,9 @@ impl Call {
         Call::MemoryAllocate,
         Call::MemoryFree,
         Call::PageBytes,
+        Call::NearestHostNode,
+        Call::HostAllocate,
+        Call::HostFree,
     ];
 }
 

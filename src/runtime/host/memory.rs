@@ -15,11 +15,16 @@ use crate::ids::Device;
 pub(super) struct Memory {
     pub(super) capacity: u64,
     used: Vec<AtomicU64>,
+    /// The same of the host's NUMA nodes, each with as many bytes as a device.
+    used_of_nodes: [AtomicU64; NODES as usize],
 }
+
+/// How many NUMA nodes the simulated host has.
+pub(super) const NODES: u32 = 2;
 
 impl Memory {
     pub(super) fn new(devices: u64, capacity: u64) -> Self {
-        Self { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect() }
+        Self { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect(), used_of_nodes: Default::default() }
     }
 
     pub(super) fn devices(&self) -> usize {
@@ -27,10 +32,14 @@ impl Memory {
     }
 
     fn slot(&self, device: Device) -> Result<&AtomicU64> {
-        self.used.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
+        let slot = match device.host_node() {
+            Some(node) => self.used_of_nodes.get(node as usize),
+            None => self.used.get(device.ordinal()),
+        };
+        slot.ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
     }
 
-    /// Refuses a device that does not exist.
+    /// Refuses a device, or a node, that does not exist.
     pub(super) fn check(&self, device: Device) -> Result<()> {
         self.slot(device).map(drop)
     }

@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use super::host_memory::{Pages, map, unmap};
 use super::{
     Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
     no_such_device,
@@ -24,7 +25,7 @@ use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
-use memory::Memory;
+use memory::{Memory, NODES};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 
@@ -178,7 +179,8 @@ pub fn complete_all() -> Result<()> {
     timeline().complete_all(None)
 }
 
-/// Returns whether the device was given access to what is mapped or allocated at the address.
+/// Returns whether the device was given access to what is mapped or allocated at the address. Every device has access to
+/// pinned memory in one piece.
 pub fn accessible(address: u64, device: Device) -> bool {
     space().is_accessible(address, device)
 }
@@ -251,6 +253,9 @@ impl Runtime for Host {
     fn bind(&self, device: Device) -> Result<Option<Context>> {
         self.memory.check(device)?;
         check(Call::Bind)?;
+        if device.host_node().is_some() {
+            return Ok(None);
+        }
         let (wanted, previous) = (device.ordinal() + 1, BOUND.get());
         BOUND.set(wanted);
         Ok((previous != wanted).then_some(Context(previous)))
@@ -433,6 +438,40 @@ impl Runtime for Host {
         enter_memory_call(Call::MemoryUnmap)?;
         // SAFETY: the caller gives the mappings up.
         unsafe { space().memory_unmap(self.memory, address, bytes) }
+    }
+
+    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+        self.memory.check(device)?;
+        check(Call::NearestHostNode)?;
+        Ok(device.ordinal() as u32 % NODES)
+    }
+
+    fn has_host_node(&self, node: u32) -> bool {
+        node < NODES
+    }
+
+    fn host_memory_info(&self, node: u32) -> Result<MemoryInfo> {
+        check(Call::MemoryInfo)?;
+        let used = self.memory.used(Device::of_host_node(node))?;
+        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
+    }
+
+    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64> {
+        enter_memory_call(Call::HostAllocate)?;
+        let place = Device::of_host_node(node);
+        self.memory.take("host_allocate", place, bytes)?;
+        let mapped = map(node, bytes, Pages::WhenWritten);
+        if mapped.is_err() {
+            self.memory.give_back(place, bytes)?;
+        }
+        mapped
+    }
+
+    unsafe fn host_free(&self, node: u32, address: u64, bytes: u64) -> Result<()> {
+        enter_memory_call(Call::HostFree)?;
+        // SAFETY: the caller gives the memory up.
+        unsafe { unmap(address, bytes) };
+        self.memory.give_back(Device::of_host_node(node), bytes)
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {

@@ -70,11 +70,11 @@ impl Heap {
         true
     }
 
-    /// Takes spans that are wholly free out of the heap: start and bytes of each.
-    pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages) -> Vec<(u64, u64)> {
+    /// Takes spans from this offset on that are wholly free out of the heap: start and bytes of each.
+    pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages, from: u64) -> Vec<(u64, u64)> {
         let is_whole = |(_, span): (u32, Span)| {
             let block = self.blocks.get(span.first as usize)?;
-            let is_free = block.state == BlockState::Free && span.first == span.last;
+            let is_free = span.start >= from && block.state == BlockState::Free && span.first == span.last;
             is_free.then_some((span.first, block.start, block.size()))
         };
         let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();

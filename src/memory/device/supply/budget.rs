@@ -15,6 +15,9 @@ pub(in crate::memory) struct Budget {
     peak: AtomicU64,
 }
 
+/// The pinned memory of the process, on all NUMA nodes of the host.
+pub(in crate::memory) static PINNED: Budget = Budget::new(None);
+
 impl Budget {
     pub(in crate::memory) const fn new(limit: Option<u64>) -> Self {
         let limit = match limit {

@@ -1,12 +1,15 @@
 //! Where a pool's memory comes from, and how much it has and may have.
 
 mod budget;
+mod pinned_segments;
 mod reserve;
 mod segment_source;
 
 use std::sync::{Arc, OnceLock};
 
-pub(in crate::memory) use budget::Budget;
+pub(in crate::memory) use budget::{Budget, PINNED};
+pub(in crate::memory) use pinned_segments::PinnedSegments;
+pub(super) use pinned_segments::with_limits;
 pub(in crate::memory) use reserve::{Reserve, Run};
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
@@ -17,13 +20,23 @@ pub(in crate::memory) enum Source {
     /// Pages of the device's address range, moved where they are needed.
     #[default]
     Pages,
+    /// The same, and segments that stay where they are for large needs.
+    PagesAndSegments(Arc<dyn SegmentSource>),
     /// Segments that stay where they are.
     Segments(Arc<dyn SegmentSource>),
 }
 
 impl Source {
     pub(in crate::memory) const fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages)
+        matches!(self, Self::Pages | Self::PagesAndSegments(_))
+    }
+
+    /// Returns where segments come from, if there are any.
+    pub(in crate::memory) fn segments(&self) -> Option<&Arc<dyn SegmentSource>> {
+        match self {
+            Self::Pages => None,
+            Self::PagesAndSegments(source) | Self::Segments(source) => Some(source),
+        }
     }
 }
 

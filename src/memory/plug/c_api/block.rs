@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn find_block(address: *const c_void, block: *mut B
             requested,
             is_live: 1,
             is_waiting: 0,
-            device: device.ordinal() as c_int,
+            device: device.number() as c_int,
             stream: pointer(stream as u64),
             pool,
             segment: pointer(segment),

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use super::call::{device_of, run};
 use super::sized::{SizedStruct, write};
+use crate::error::Result;
 use crate::memory::report;
 
 /// `gpupool_stat`.
@@ -74,27 +75,36 @@ impl From<report::Stat> for Stat {
 pub(super) unsafe extern "C" fn device_stats(device: c_int, stats: *mut DeviceStats) -> c_int {
     run(|| {
         let found = report::device_stats(device_of(device)?)?;
-        let each = |stats: report::Stats| stats.map(Stat::from);
-        let (device_allocs, device_frees) = (found.pieces[0].allocated, found.pieces[0].freed);
-        let found = DeviceStats {
-            size: size_of::<DeviceStats>() as u64,
-            allocation: each(found.held),
-            segment: each(found.pieces),
-            active: each(found.active),
-            inactive_split: each(found.free_beside_held),
-            allocated_bytes: each(found.held_bytes),
-            reserved_bytes: each(found.reserved_bytes),
-            active_bytes: each(found.active_bytes),
-            inactive_split_bytes: each(found.free_beside_held_bytes),
-            requested_bytes: each(found.requested_bytes),
-            alloc_retries: found.retries.cast_signed(),
-            ooms: found.failures.cast_signed(),
-            device_allocs: device_allocs.cast_signed(),
-            device_frees: device_frees.cast_signed(),
-        };
         // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
-        unsafe { write(stats, found) }
+        unsafe { write_stats(stats, found) }
     })
+}
+
+/// Fills a caller's statistics.
+///
+/// # Safety
+/// As [`write`].
+pub(super) unsafe fn write_stats(stats: *mut DeviceStats, found: report::DeviceStats) -> Result<()> {
+    let each = |stats: report::Stats| stats.map(Stat::from);
+    let (device_allocs, device_frees) = (found.pieces[0].allocated, found.pieces[0].freed);
+    let found = DeviceStats {
+        size: size_of::<DeviceStats>() as u64,
+        allocation: each(found.held),
+        segment: each(found.pieces),
+        active: each(found.active),
+        inactive_split: each(found.free_beside_held),
+        allocated_bytes: each(found.held_bytes),
+        reserved_bytes: each(found.reserved_bytes),
+        active_bytes: each(found.active_bytes),
+        inactive_split_bytes: each(found.free_beside_held_bytes),
+        requested_bytes: each(found.requested_bytes),
+        alloc_retries: found.retries.cast_signed(),
+        ooms: found.failures.cast_signed(),
+        device_allocs: device_allocs.cast_signed(),
+        device_frees: device_frees.cast_signed(),
+    };
+    // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
+    unsafe { write(stats, found) }
 }
 
 /// Starts the peaks of a device's memory anew, from what it holds now.

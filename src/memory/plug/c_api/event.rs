@@ -44,7 +44,7 @@ impl From<&MemoryEvent> for Event {
         Self {
             size: size_of::<Self>() as u64,
             action: event.action as c_int,
-            device: event.device.ordinal() as c_int,
+            device: event.device.number() as c_int,
             address: event.address,
             bytes: event.bytes,
             stream: pointer(event.stream as u64),
@@ -71,6 +71,10 @@ static TOLD: RwLock<Option<Told>> = RwLock::new(None);
 
 /// Tells the observer of an event, with no lock held.
 fn tell(event: &MemoryEvent) {
+    // Observers are told of devices' memory.
+    if event.device.host_node().is_some() {
+        return;
+    }
     let told = *read(&TOLD);
     if let Some(Told { observer, context }) = told {
         let event = Event::from(event);

@@ -11,6 +11,7 @@ mod device;
 mod device_stats;
 mod event;
 mod oom_callbacks;
+mod pinned;
 mod pools;
 mod recording;
 mod sized;
@@ -128,6 +129,18 @@ pub struct Api {
     pub expect_captures: unsafe extern "C" fn(c_int) -> c_int,
     /// Ends what one call of `expect_captures` said.
     pub end_expecting_captures: unsafe extern "C" fn(c_int) -> c_int,
+    /// Allocates pinned memory on a NUMA node of the host.
+    pub allocate_pinned: unsafe extern "C" fn(u64, c_int, *mut *mut c_void) -> c_int,
+    /// Has pinned memory ready ahead of need.
+    pub warm_pinned: unsafe extern "C" fn(u64, c_int, c_int) -> c_int,
+    /// Gives back the pinned memory that is free.
+    pub empty_pinned_cache: unsafe extern "C" fn(*mut u64) -> c_int,
+    /// Sets the most pinned memory that this process may have.
+    pub set_pinned_limit: unsafe extern "C" fn(u64) -> c_int,
+    /// Says what pinned memory holds and has done.
+    pub pinned_stats: unsafe extern "C" fn(c_int, *mut DeviceStats) -> c_int,
+    /// Starts the peaks of pinned memory anew.
+    pub reset_peak_pinned_stats: unsafe extern "C" fn(c_int) -> c_int,
 }
 
 /// The functions.
@@ -174,4 +187,10 @@ pub static C_API: Api = Api {
     declare_lasting: device::declare_lasting,
     expect_captures: device::expect_captures,
     end_expecting_captures: device::end_expecting_captures,
+    allocate_pinned: pinned::allocate_pinned,
+    warm_pinned: pinned::warm_pinned,
+    empty_pinned_cache: pinned::empty_pinned_cache,
+    set_pinned_limit: pinned::set_pinned_limit,
+    pinned_stats: pinned::pinned_stats,
+    reset_peak_pinned_stats: pinned::reset_peak_pinned_stats,
 };

@@ -7,6 +7,7 @@ use super::call::{device_of, pointer, run};
 use super::event::Event;
 use super::recording::number_of;
 use super::sized::{SizedStruct, read};
+use crate::ids::Device;
 use crate::memory::cache::SMALL_BLOCK_BYTES;
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
@@ -60,7 +61,7 @@ unsafe impl SizedStruct for SnapshotVisitor {
 fn segment_of(view: &SegmentView) -> Segment {
     Segment {
         size: size_of::<Segment>() as u64,
-        device: view.device.ordinal() as c_int,
+        device: view.device.number() as c_int,
         address: pointer(view.address),
         bytes: view.bytes,
         stream: pointer(view.stream as u64),
@@ -98,7 +99,9 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
         let pool = unsafe { pool.as_ref() };
         let device = if device == -1 { None } else { Some(device_of(device)?) };
         let MemorySnapshot { mut segments, events } = report::take_snapshot(device)?;
-        segments.retain(|segment| pool.is_none_or(|pool| *pool == segment.pool));
+        // Pinned memory is of no device.
+        let is_of_device = |device: Device| device.host_node().is_none();
+        segments.retain(|segment| is_of_device(segment.device) && pool.is_none_or(|pool| *pool == segment.pool));
         segments.sort_by_key(|segment| (segment.device, segment.address));
         for view in &segments {
             let segment = segment_of(view);
@@ -115,7 +118,7 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
             }
         }
         if let Some(visit) = visitor.event {
-            for event in events.iter().map(Event::from) {
+            for event in events.iter().filter(|event| is_of_device(event.device)).map(Event::from) {
                 // SAFETY: the caller's function takes this context and an event.
                 unsafe { visit(visitor.context, &raw const event) };
             }

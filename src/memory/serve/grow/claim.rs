@@ -34,11 +34,17 @@ pub(super) fn claimed<R>(
         pool.budget().withdraw(bytes);
         return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
     }
+    let process = memory.process_budget();
+    if process.is_some_and(|process| !process.claim(bytes)) {
+        pool.budget().withdraw(bytes);
+        memory.budget.withdraw(bytes);
+        return Err(Error::no_memory("gpupool", "the limit of pinned memory is reached (set_pinned_limit)"));
+    }
     let supplied = supply();
     if supplied.is_ok() {
         memory.pieces.come(bytes);
     }
-    for budget in [pool.budget(), &memory.budget] {
+    for budget in [pool.budget(), &memory.budget].into_iter().chain(process) {
         if supplied.is_ok() { budget.settle(bytes) } else { budget.withdraw(bytes) }
     }
     supplied

@@ -78,6 +78,10 @@ fn pools(request: &Request, effort: Effort) -> Vec<Arc<Pool>> {
 /// Returns whether the request had better take new pages than those that other streams would want back.
 fn is_worth_new_pages(growth: &Growth<'_>) -> bool {
     let Request { cache, thread, .. } = *growth.request;
+    // Making pinned memory takes 5 times as long as mapping it anew.
+    if cache.memory.is_of_host() {
+        return false;
+    }
     let heap = cache.lock(thread);
     let pages = heap.mapped() / PAGE + u64::from(growth.place.pages);
     cache.traffic.is_worth_new_pages(pages, heap.allocations())

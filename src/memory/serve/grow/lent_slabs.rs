@@ -88,7 +88,7 @@ pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisTh
             record(lender, MemoryAction::SegmentMap, slab);
             heap.take_back(&cache.memory.pages, slab);
         }
-        wait(lender, Waiting { offset, until });
+        wait(lender, Waiting::new(offset, until));
     }
     if !service.pool.is_closed() {
         return Ok(());

@@ -18,6 +18,7 @@ pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
 pub(super) use lent_slabs::return_slabs;
 pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
+pub(in crate::memory) use segment::warm_by_segments;
 
 use super::request::Request;
 use crate::error::Result;
@@ -36,7 +37,7 @@ pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
         return Ok(Some(offset));
     }
     match request.pool().source() {
-        Source::Pages => {
+        Source::Pages | Source::PagesAndSegments(_) => {
             if effort == Effort::Ready
                 && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
             {

@@ -4,12 +4,17 @@ use log::debug;
 
 use super::claim::{claimed, out_of_addresses};
 use crate::error::{Bytes, Error, Result};
-use crate::memory::cache::{DeviceCaches, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
-use crate::memory::pool::supply;
+use crate::memory::pool::{Pool, supply};
+use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
+use crate::observe::delivery::Delivery;
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
 
 /// Adds a segment of the pool's own source; see [`grow`](super::grow).
 pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Option<u64>> {
@@ -18,28 +23,76 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
     // Whole pages, so that small requests share one.
     let wanted = needed.next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
-    let start = claimed(cache.memory, pool, wanted, || {
-        cache.memory.range.count_driver_call();
-        let address = supply(pool, || source.allocate(wanted, stream))?;
-        add_segment(cache, address, wanted).inspect_err(|_| {
-            // To free what starts where a segment does would take that segment's memory away from its holder.
-            if !cache.memory.segments.starts_at(address) {
-                let _ = source.free(address, wanted, stream);
-            }
-        })
-    })?;
+    let start = make_segment(cache, pool, source, stream, wanted)?;
     let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, wanted, request.bytes) else {
-        let address = cache.memory.address(start);
-        cache.memory.segments.remove(address, start, wanted);
-        let remains = Remains::Segment { address, bytes: wanted, stream: stream.clone() };
-        // SAFETY: no cache has got the segment, so no work uses it.
-        unsafe { cache.memory.retire(remains, Until::at_once(), &pool.supply) };
+        retire_segment(cache, &request.service, start, wanted);
         return Ok(None);
     };
     let (id, device, took) = (pool.id, cache.memory.device, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
     debug!(target: MEMORY, "pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved");
     Ok(offset)
+}
+
+/// Makes a segment that no cache has yet, and returns its offset.
+fn make_segment(
+    cache: &ThreadCache,
+    pool: &Pool,
+    source: &dyn SegmentSource,
+    stream: &Stream,
+    bytes: u64,
+) -> Result<u64> {
+    claimed(cache.memory, pool, bytes, || {
+        cache.memory.range.count_driver_call();
+        let address = supply(pool, || source.allocate(bytes, stream))?;
+        add_segment(cache, address, bytes).inspect_err(|_| {
+            // To free what starts where a segment does would take that segment's memory away from its holder.
+            if !cache.memory.segments.starts_at(address) {
+                let _ = source.free(address, bytes, stream);
+            }
+        })
+    })
+}
+
+/// Gives back a segment that no cache could take.
+fn retire_segment(cache: &ThreadCache, service: &Service, start: u64, bytes: u64) {
+    let address = cache.memory.address(start);
+    cache.memory.segments.remove(address, start, bytes);
+    let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
+    // SAFETY: no cache has got the segment, so no work uses it.
+    unsafe { cache.memory.retire(remains, Until::at_once(), &service.pool.supply) };
+}
+
+/// Has so many bytes free in a cache whose pool has segments, in one piece or in pieces of `most`: makes them, unless as
+/// many are free.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough; any other refusal of the driver.
+pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most: u64) -> Result<()> {
+    let (largest, free) = cache.visit().free_bytes();
+    let Some(service) = cache.service().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
+    let Some(source) = service.pool.source().segments() else { return Ok(()) };
+    let _delivery = Delivery::at_end();
+    let _stack = hold_stack(Purpose::Allocation);
+    let activity = Activity::begin_of(bytes, format_args!("warm memory pool"));
+    let mut left = bytes;
+    while left > 0 {
+        let piece = left.min(most).next_multiple_of(PAGE);
+        let made = if bytes <= cache.memory.total {
+            make_segment(cache, &service.pool, source.as_ref(), &service.stream, piece)
+        } else {
+            Err(Error::no_memory("gpupool", "the host has not that many bytes"))
+        };
+        let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
+        if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {
+            retire_segment(cache, &service, start, piece);
+            return Err(Error::unavailable("the memory that was made ahead could not be kept: its thread has ended"));
+        }
+        left = left.saturating_sub(piece);
+    }
+    let (on, took) = (cache.memory.device, activity.took());
+    debug!(target: MEMORY, "made {} ahead on {on} in {took}", Bytes(bytes));
+    Ok(())
 }
 
 /// Makes memory at a foreign address known, and the cache's. Returns its offset.

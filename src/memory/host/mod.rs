@@ -1,0 +1,29 @@
+//! Pinned memory of the host: page-locked, so that devices copy to and from it at full speed, read and written by the host
+//! and by every device at one address.
+//!
+//! A NUMA node of the host is a place like a device: the same caches, heaps, pages and ladder serve it. What differs is
+//! here and named by [`is_of_host`](super::device::DeviceMemory::is_of_host): a free block waits for no stream's order, since
+//! the host's next writer waits for none. So a block that streams use is free once their work is done, and a graph's once
+//! the graph is gone.
+//!
+//! It is made in two ways. Ordinary growth makes extents of 8 to 32 MiB (`cuMemCreate` on the node), whose pages can be
+//! mapped elsewhere, and which neither come nor go with a wait for the GPU. Needs of 256 MiB and more are made as segments, whose
+//! pages 16 threads bring in before the driver registers them: 5 times as fast, but they cannot be moved, and the driver
+//! waits for running kernels before it lets one go. So they go only when asked, on a thread of gpupool's own.
+
+mod limit;
+mod pinned_buffer;
+mod place;
+mod stats;
+mod warm;
+
+pub use limit::{pinned_limit, set_pinned_limit};
+#[cfg(feature = "python")]
+pub(crate) use pinned_buffer::{EmptyPinned, try_empty_pinned};
+pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
+pub(crate) use place::order_of;
+#[cfg(feature = "python")]
+pub(crate) use stats::pinned_summaries;
+pub(in crate::memory) use stats::{empty_pinned_cache, pinned_device_stats};
+pub use stats::{pinned_stats, reset_peak_pinned_stats};
+pub use warm::warm_pinned;

@@ -1,0 +1,224 @@
+//! A block of pinned memory that frees itself.
+
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use super::place::{nearest_order, order_of};
+use crate::error::Result;
+use crate::ids::Device;
+#[cfg(feature = "python")]
+use crate::memory::serve::Attempt;
+use crate::memory::serve::{self, Allocation};
+use crate::process;
+use crate::runtime::Stream;
+
+/// Pinned memory of the host, aligned to 512 bytes, that the host and every device read and write at the same address.
+///
+/// A stream that uses it is named by [`PinnedBuffer::record_stream`], or when the buffer is made or freed: once freed, the
+/// memory is used again only when the work that those streams had by then is done. So it can be dropped as soon as a copy was
+/// submitted. Recorded on a stream that is captured, it is the graph's until that is gone.
+///
+/// ```
+/// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
+/// let mut buffer = gpupool::empty_pinned(1 << 20, Some(&stream))?;
+/// // SAFETY: no device uses the buffer yet.
+/// unsafe { buffer.as_mut_slice() }.fill(7);
+/// // Copy from `buffer.as_ptr()` to a device on `stream`, with `cuMemcpyHtoDAsync` or the like.
+/// drop(buffer); // used again once that copy is done; nothing waits here
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    /// None for 0 bytes, and once freed.
+    block: Option<Allocation>,
+    bytes: u64,
+    node: Device,
+}
+
+/// Allocates pinned memory, not initialised, on the NUMA node nearest to the stream's device, else to the calling thread's
+/// current one. The stream is recorded, as by [`PinnedBuffer::record_stream`]. 0 bytes take no memory and have the address
+/// 0.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough, or this process may lock no more; `ErrorKind::InvalidValue` if the
+/// stream's device does not exist; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
+    allocate(nbytes, &nearest_order(stream)?, stream)
+}
+
+/// As [`empty_pinned`], on the NUMA node with this number.
+///
+/// # Errors
+/// As [`empty_pinned`], and `ErrorKind::InvalidValue` if the host has no such node.
+#[inline]
+pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> Result<PinnedBuffer> {
+    allocate(nbytes, &order_of(Some(node.into()), stream)?, stream)
+}
+
+#[inline]
+fn allocate(nbytes: u64, order: &Stream, stream: Option<&Stream>) -> Result<PinnedBuffer> {
+    let block = if nbytes > 0 { Some(serve::allocate(nbytes, order)?) } else { None };
+    PinnedBuffer { block, bytes: nbytes, node: order.device() }.recorded(stream)
+}
+
+/// What became of a request for a buffer that was tried.
+#[cfg(feature = "python")]
+#[derive(Debug)]
+pub(crate) enum EmptyPinned {
+    /// It was served at once.
+    Ready(PinnedBuffer),
+    /// What is left to do may make memory. [`EmptyPinnedMiss::serve`] goes on with it, on the same thread.
+    Miss(EmptyPinnedMiss),
+}
+
+/// A request for a buffer that found no free block.
+#[cfg(feature = "python")]
+#[derive(Debug)]
+#[must_use = "nothing is allocated before it is served"]
+pub(crate) struct EmptyPinnedMiss {
+    miss: serve::Miss,
+    bytes: u64,
+    node: Device,
+    stream: Option<Stream>,
+}
+
+#[cfg(feature = "python")]
+impl EmptyPinnedMiss {
+    /// Goes on with the request.
+    ///
+    /// # Errors
+    /// As [`empty_pinned`].
+    pub(crate) fn serve(self) -> Result<PinnedBuffer> {
+        let Self { miss, bytes, node, stream } = self;
+        PinnedBuffer { block: Some(miss.serve()?), bytes, node }.recorded(stream.as_ref())
+    }
+}
+
+/// [`empty_pinned`] in two parts, so that a caller can let others work while memory is made.
+///
+/// # Errors
+/// As [`empty_pinned_on_node`].
+#[cfg(feature = "python")]
+#[inline]
+pub(crate) fn try_empty_pinned(nbytes: u64, order: &Stream, stream: Option<&Stream>) -> Result<EmptyPinned> {
+    let node = order.device();
+    let block = match nbytes {
+        0 => None,
+        _ => match serve::try_allocate(nbytes, order)? {
+            Attempt::Ready(block) => Some(block),
+            Attempt::Miss(miss) => {
+                let stream = stream.map(Stream::view);
+                return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, node, stream }));
+            }
+        },
+    };
+    PinnedBuffer { block, bytes: nbytes, node }.recorded(stream).map(EmptyPinned::Ready)
+}
+
+impl PinnedBuffer {
+    /// Returns the same buffer, recorded on a stream if one is given.
+    #[inline]
+    fn recorded(self, stream: Option<&Stream>) -> Result<Self> {
+        if let Some(stream) = stream {
+            self.record_stream(stream)?;
+        }
+        Ok(self)
+    }
+
+    /// Returns the address, for the host and for devices; 0 for an empty buffer.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.block.map_or(0, Allocation::address)
+    }
+
+    /// Returns the address as a pointer; null for an empty buffer.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address() as usize)
+    }
+
+    /// Returns the bytes asked for.
+    pub const fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the number of the NUMA node that it is on.
+    pub const fn numa(&self) -> u32 {
+        match self.node.host_node() {
+            Some(node) => node,
+            None => 0,
+        }
+    }
+
+    fn start(&self) -> *mut u8 {
+        NonNull::new(self.as_ptr()).unwrap_or(NonNull::dangling()).as_ptr()
+    }
+
+    /// Returns the bytes, for the host to read. What was never written is arbitrary.
+    ///
+    /// # Safety
+    /// No work of a device writes the buffer as long as the slice lives.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
+        // nothing writes it.
+        unsafe { slice::from_raw_parts(self.start(), self.bytes as usize) }
+    }
+
+    /// Returns the bytes, for the host to write.
+    ///
+    /// # Safety
+    /// No work of a device reads or writes the buffer as long as the slice lives.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
+        // nothing else uses it.
+        unsafe { slice::from_raw_parts_mut(self.start(), self.bytes as usize) }
+    }
+
+    /// Keeps the memory, once freed, from being used again before this stream's work at that time is done. Of a stream that is
+    /// captured, until the graph, and all that was instantiated from it, are gone.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
+    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        process::refuse_forked()?;
+        self.block.map_or(Ok(()), |block| serve::record_stream(block, stream))
+    }
+
+    /// As [`PinnedBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
+    #[cfg(feature = "python")]
+    pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
+        process::refuse_forked()?;
+        self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))
+    }
+
+    /// Checks that the memory can be freed on this stream.
+    #[cfg(feature = "python")]
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        self.block.map_or(Ok(()), |block| serve::check_stream(block, stream))
+    }
+
+    /// Frees the memory: after what was submitted to the stream so far if one is given, as dropping it does otherwise.
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn free(mut self, on: Option<&Stream>) -> Result<()> {
+        process::refuse_forked()?;
+        self.block.take().map_or(Ok(()), |block| serve::free(block, on))
+    }
+
+    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](crate::memory::deallocate).
+    pub fn into_address(mut self) -> u64 {
+        self.block.take().map_or(0, Allocation::address)
+    }
+}
+
+impl Drop for PinnedBuffer {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            // Refused in a forked child.
+            let _ = serve::free(block, None);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The order that pinned memory is allocated in: a stream that is none, of a NUMA node of the host.
+
+use crate::error::Result;
+use crate::runtime::{self, Stream};
+
+/// Returns the order of the node nearest to the device of this stream, else to the calling thread's current device.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub(in crate::memory) fn nearest_order(stream: Option<&Stream>) -> Result<Stream> {
+    let device = match stream {
+        Some(stream) => stream.device(),
+        None => runtime::get()?.current_device()?,
+    };
+    runtime::nearest_host_node(device).map(Stream::legacy)
+}
+
+/// Returns the order of the node with this number; without one as [`nearest_order`].
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the host has no such node; as [`nearest_order`].
+#[inline]
+pub(crate) fn order_of(numa: Option<i64>, stream: Option<&Stream>) -> Result<Stream> {
+    match numa {
+        Some(number) => runtime::host_node(number).map(Stream::legacy),
+        None => nearest_order(stream),
+    }
+}

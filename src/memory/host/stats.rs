@@ -1,0 +1,88 @@
+//! Statistics of pinned memory, of one NUMA node or of all, and giving back what is free.
+
+use crate::error::Result;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::PINNED;
+#[cfg(feature = "python")]
+use crate::memory::report::PoolSummary;
+use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats};
+use crate::memory::serve::{Patience, trim_pools};
+use crate::process;
+use crate::runtime;
+use crate::sync::ThisThread;
+
+/// Returns the nodes of the host whose pinned memory this process has used: the one with this number, or all.
+fn nodes(numa: Option<u32>) -> Result<Vec<&'static DeviceCaches>> {
+    process::refuse_forked()?;
+    match numa {
+        Some(number) => Ok(DeviceCaches::known(runtime::host_node(number.into())?).into_iter().collect()),
+        None => Ok(DeviceCaches::of_nodes().collect()),
+    }
+}
+
+/// Returns the statistics of pinned memory, on the NUMA node with this number, or on all. The peaks of several nodes are those
+/// of all together for what is reserved, and at most as large for what is live. It asks no driver.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the host has no such node; `ErrorKind::Forked` in a forked child.
+pub fn pinned_stats(numa: Option<u32>) -> Result<MemoryStats> {
+    let nodes = nodes(numa)?;
+    let mut sum = MemoryStats::default();
+    for caches in &nodes {
+        sum.add(&report::memory_stats(caches.memory.device)?);
+    }
+    if numa.is_none() && nodes.len() > 1 {
+        let total: &mut PoolStats = &mut sum.total;
+        total.peak_reserved_bytes = PINNED.peak().max(total.reserved_bytes);
+        total.peak_live_bytes = total.peak_live_bytes.min(total.peak_reserved_bytes);
+    }
+    Ok(sum)
+}
+
+/// Starts the peaks of pinned memory anew, from what there is now; on the NUMA node with this number, or on all.
+///
+/// # Errors
+/// As [`pinned_stats`].
+pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
+    let nodes = nodes(numa)?;
+    if numa.is_none() {
+        PINNED.reset_peak();
+    }
+    nodes.into_iter().try_for_each(|caches| report::reset_peak_memory_stats(caches.memory.device))
+}
+
+/// Returns the statistics of pinned memory as PyTorch has them, on the NUMA node with this number, or on all.
+///
+/// # Errors
+/// As [`pinned_stats`].
+pub(in crate::memory) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
+    let mut sum = DeviceStats::default();
+    for caches in nodes(numa)? {
+        sum.add(&report::device_stats(caches.memory.device)?);
+    }
+    Ok(sum)
+}
+
+/// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on
+/// a thread of their own.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
+pub(in crate::memory) fn empty_pinned_cache() -> Result<u64> {
+    let mut released = 0;
+    for caches in nodes(None)? {
+        released += trim_pools(caches, ThisThread::get(), Patience::Ask, |_| true)?;
+    }
+    Ok(released)
+}
+
+/// Returns the statistics of each node whose pinned memory this process has used, with those of its pools.
+#[cfg(feature = "python")]
+pub(crate) fn pinned_summaries() -> Result<Vec<(u32, MemoryStats, Vec<PoolSummary>)>> {
+    let of_node = |caches: &DeviceCaches| {
+        let node = caches.memory.device;
+        let (stats, pools) = report::pool_summaries(node)?;
+        Some((node.host_node()?, stats, pools))
+    };
+    Ok(nodes(None)?.into_iter().filter_map(of_node).collect())
+}

@@ -1,0 +1,40 @@
+//! Pinned memory made ahead of need.
+
+use std::thread;
+
+use log::info;
+
+use super::place::order_of;
+use crate::error::{Bytes, Error, Result};
+use crate::memory::serve;
+use crate::observe::nvtx;
+use crate::observe::target::MEMORY;
+
+/// The most bytes of one segment: drivers register no 512 GiB at once.
+const SEGMENT_MOST: u64 = 256 << 30;
+/// The name of the thread; the system keeps 15 bytes.
+const THREAD: &str = "gpupool-pin";
+
+/// Has so many bytes of pinned memory ready in one piece, on the NUMA node with this number, else on the one nearest to the
+/// calling thread's current device: makes them if there are not as many free in one piece already. With `background` a thread
+/// of its own does, meanwhile requests are served as ever, and a failure is logged.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough, or this process may lock no more; `ErrorKind::InvalidValue` if the host
+/// has no such node; `ErrorKind::Unavailable` if the system starts no thread.
+pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
+    let order = order_of(numa.map(i64::from), None)?;
+    // That of the calling thread, which is to have the memory.
+    let cache = serve::cache_on(&order)?;
+    if !background {
+        return serve::warm_by_segments(cache, nbytes, SEGMENT_MOST);
+    }
+    let work = move || {
+        nvtx::name_thread(THREAD);
+        if let Err(error) = serve::warm_by_segments(cache, nbytes, SEGMENT_MOST) {
+            info!(target: MEMORY, "{} of pinned memory were not made ahead: {error}", Bytes(nbytes));
+        }
+    };
+    let started = thread::Builder::new().name(THREAD.to_owned()).spawn(work);
+    started.map(drop).map_err(|e| Error::unavailable(format!("no thread could be started to make pinned memory: {e}")))
+}

@@ -1,0 +1,73 @@
+//! Pinned memory of the host. Its blocks are freed and recorded on streams by the calls for any block.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::call::{hand_out, pointer, run};
+use super::device_stats::{DeviceStats, write_stats};
+use crate::error::Result;
+use crate::memory::host;
+use crate::memory::serve::{self, Allocation};
+use crate::observe::recording::{Purpose, hold_stack};
+
+/// Returns the NUMA node that a caller names; none for -1.
+fn node_of(numa: c_int) -> Option<i64> {
+    (numa != -1).then_some(numa.into())
+}
+
+/// As [`node_of`], where a node is a number.
+fn number_of_node(numa: c_int) -> Result<Option<u32>> {
+    // Refuses one that there is not.
+    let order = node_of(numa).map(|number| host::order_of(Some(number), None)).transpose()?;
+    Ok(order.and_then(|order| order.device().host_node()))
+}
+
+/// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
+pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
+    let allocate = || {
+        if bytes == 0 {
+            return Ok(ptr::null_mut());
+        }
+        let order = host::order_of(node_of(numa), None)?;
+        serve::allocate(bytes, &order).map(Allocation::address).map(pointer)
+    };
+    // SAFETY: the caller passes a place for a pointer, or null.
+    unsafe { hand_out(place, allocate) }
+}
+
+/// Has pinned memory ready ahead of need.
+pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background: c_int) -> c_int {
+    run(|| host::warm_pinned(bytes, number_of_node(numa)?, background != 0))
+}
+
+/// Gives back the pinned memory that is free.
+pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
+    run(|| {
+        let _stack = hold_stack(Purpose::Allocation);
+        let released = host::empty_pinned_cache()?;
+        // SAFETY: the caller passes a place for a number, or null.
+        if let Some(bytes) = unsafe { bytes.as_mut() } {
+            *bytes = released;
+        }
+        Ok(())
+    })
+}
+
+/// Sets the most pinned memory that this process may have.
+pub(super) unsafe extern "C" fn set_pinned_limit(bytes: u64) -> c_int {
+    run(|| host::set_pinned_limit((bytes != u64::MAX).then_some(bytes)))
+}
+
+/// Says what pinned memory holds and has done.
+pub(super) unsafe extern "C" fn pinned_stats(numa: c_int, stats: *mut DeviceStats) -> c_int {
+    run(|| {
+        let found = host::pinned_device_stats(number_of_node(numa)?)?;
+        // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
+        unsafe { write_stats(stats, found) }
+    })
+}
+
+/// Starts the peaks of pinned memory anew, from what there is now.
+pub(super) unsafe extern "C" fn reset_peak_pinned_stats(numa: c_int) -> c_int {
+    run(|| host::reset_peak_pinned_stats(number_of_node(numa)?))
+}

@@ -1,0 +1,230 @@
+//! `PinnedBuffer` and `empty_pinned`. It stands here because it lends its memory by Python's buffer protocol.
+//!
+//! What is lent stays: the buffer cannot be freed before the last that has its memory has let go.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::address::consumer;
+use super::dlpack::{self, Exported};
+use crate::error::Error;
+use crate::memory::{self, EmptyPinned, PinnedBuffer};
+use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
+use crate::python::whole::Whole;
+use crate::python::{device, stream};
+use crate::runtime::{Kind, Stream, get};
+use crate::sync::lock;
+
+/// A buffer.
+#[pyclass(name = "PinnedBuffer", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyPinnedBuffer(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Shared with those it was lent to by DLPack; none once freed.
+    buffer: Option<Arc<PinnedBuffer>>,
+    /// How often it is lent by the buffer protocol.
+    exports: usize,
+}
+
+#[pyfunction]
+#[pyo3(signature = (nbytes, stream = None, numa = None))]
+pub(in crate::python) fn empty_pinned(
+    py: Python<'_>,
+    nbytes: Whole,
+    stream: Option<&Bound<'_, PyAny>>,
+    numa: Option<Whole>,
+) -> PyResult<PyPinnedBuffer> {
+    let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
+    if stream.is_none() {
+        device::get(py)?;
+    }
+    let numa = numa.map(|number| i64::try_from(number.0).unwrap_or(i64::MAX));
+    let order = memory::order_of(numa, stream.as_ref())?;
+    let buffer = match memory::try_empty_pinned(nbytes.0, &order, stream.as_ref())? {
+        EmptyPinned::Ready(buffer) => buffer,
+        EmptyPinned::Miss(miss) => {
+            let _stack = hold_stack(Purpose::Allocation);
+            py.detach(|| miss.serve())?
+        }
+    };
+    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Some(Arc::new(buffer)), exports: 0 })))
+}
+
+/// Returns the error of a free while something has the memory.
+fn lent() -> PyErr {
+    PyBufferError::new_err(
+        "this buffer's memory is lent, to a memoryview, an array or by DLPack: let those go, and free it then",
+    )
+}
+
+impl PyPinnedBuffer {
+    /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
+    fn shared(&self) -> PyResult<Arc<PinnedBuffer>> {
+        process::refuse_forked()?;
+        let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
+        Ok(lock(&self.0).buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
+    }
+
+    /// Counts one more that has the memory, and returns its start and its bytes.
+    fn lend(&self) -> PyResult<(*mut u8, u64)> {
+        process::refuse_forked()?;
+        let mut state = lock(&self.0);
+        let freed = || PyBufferError::new_err("this buffer was freed; keep it as long as its memory is used");
+        let buffer = state.buffer.as_ref().ok_or_else(freed)?;
+        let lent = (buffer.as_ptr(), buffer.nbytes());
+        state.exports += 1;
+        Ok(lent)
+    }
+
+    fn end_lending(&self) {
+        // In a forked child the lock may be held for ever, and nothing is freed there.
+        if !process::is_forked() {
+            let mut state = lock(&self.0);
+            state.exports = state.exports.saturating_sub(1);
+        }
+    }
+
+    /// Frees the memory; refused while it is lent.
+    fn end(&self, py: Python<'_>, stream: Option<&Stream>) -> PyResult<()> {
+        process::refuse_forked()?;
+        let mut state = lock(&self.0);
+        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        if state.exports > 0 {
+            return Err(lent());
+        }
+        if let (Some(buffer), Some(stream)) = (&state.buffer, stream) {
+            // A refusal leaves the buffer as it is.
+            buffer.check_stream(stream)?;
+        }
+        match Arc::try_unwrap(state.buffer.take().ok_or_else(freed)?) {
+            Ok(buffer) => {
+                drop(state);
+                let _stack = hold_stack(Purpose::Free);
+                Ok(py.detach(|| buffer.free(stream))?)
+            }
+            Err(shared) => {
+                state.buffer = Some(shared);
+                Err(lent())
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl PyPinnedBuffer {
+    #[getter]
+    fn ptr(&self) -> PyResult<u64> {
+        Ok(self.shared()?.address())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.shared()?.nbytes())
+    }
+
+    #[getter]
+    fn numa(&self) -> PyResult<u32> {
+        Ok(self.shared()?.numa())
+    }
+
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::resolve(py, Some(stream), None)?;
+        Ok(self.shared()?.record_stream(&stream)?)
+    }
+
+    #[pyo3(signature = (stream = None))]
+    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
+        self.end(py, stream.as_ref())
+    }
+
+    /// # Safety
+    /// Python passes a place for a view.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let (start, bytes) = slf.get().lend()?;
+        // A view of no bytes has an address all the same.
+        let start = NonNull::new(start).unwrap_or(NonNull::dangling()).as_ptr();
+        // SAFETY: Python passes a place for a view, and the memory stays until the view is released: it is counted, and the
+        // view has a reference to this object.
+        let status = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), bytes.cast_signed() as ffi::Py_ssize_t, 0, flags)
+        };
+        if status != 0 {
+            slf.get().end_lending();
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Python passes a view that `__getbuffer__` filled, once.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.end_lending();
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let buffer = self.shared()?;
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (buffer.nbytes(),))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (buffer.address(), false))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
+    }
+
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        Ok(self.shared()?.place())
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let buffer = self.shared()?;
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a PinnedBuffer is not copied; ask with copy=None or False"));
+        }
+        let own = buffer.place();
+        if dl_device.is_some_and(|wanted| wanted != own) {
+            let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
+            return Err(PyBufferError::new_err(wrong));
+        }
+        // The host's memory has no stream; a consumer that names one will use it there.
+        if stream.is_some()
+            && get()?.kind() != Kind::Host
+            && let Some(consumer) = consumer(stream, get()?.current_device()?)?
+        {
+            buffer.record_consumer(&consumer)?;
+        }
+        dlpack::export(py, buffer, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.shared() {
+            Ok(buffer) => format!(
+                "gpupool.PinnedBuffer(ptr={:#x}, nbytes={}, numa={})",
+                buffer.address(),
+                buffer.nbytes(),
+                buffer.numa()
+            ),
+            Err(_) if process::is_forked() => "gpupool.PinnedBuffer(of the parent process)".to_owned(),
+            Err(_) => "gpupool.PinnedBuffer(freed)".to_owned(),
+        }
+    }
+}

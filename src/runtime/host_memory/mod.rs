@@ -1,0 +1,126 @@
+//! The host's own memory: its NUMA nodes, what limits the memory that a process may lock there, and mappings whose pages
+//! several threads bring in.
+//!
+//! What the operating system tells of it is read here, for every platform alike.
+
+mod limits;
+mod mapping;
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{MemoryInfo, get};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+pub(crate) use limits::locking_limits;
+pub(in crate::runtime) use mapping::{Pages, map, unmap};
+
+/// As many nodes as Linux knows on any machine.
+pub(crate) const NODES_MAX: usize = 1024;
+
+/// Returns whether the machine has a NUMA node with this number.
+pub(super) fn has_node(node: u32) -> bool {
+    // A kernel without NUMA lists none.
+    node == 0 || Path::new(&folder(node)).exists()
+}
+
+fn folder(node: u32) -> String {
+    format!("/sys/devices/system/node/node{node}")
+}
+
+/// Returns the NUMA node of a device on the PCI bus; 0 where the system knows none.
+pub(super) fn node_of_pci_device(bus_id: &str) -> u32 {
+    let file = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_ascii_lowercase());
+    // -1 where the machine has one node.
+    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Returns the number of KiB that a line of `meminfo` says, in bytes.
+fn field(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.split_once(name).map(|(_, rest)| rest))?;
+    let number = line.trim_start_matches(':').split_whitespace().next()?;
+    number.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Returns the memory of a node, within the limit of the process's control group.
+pub(super) fn node_memory(node: u32) -> MemoryInfo {
+    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node)));
+    let (total, free) = match &of_node {
+        Ok(text) => {
+            let part = |name| field(text, name).unwrap_or(0);
+            (field(text, "MemTotal"), part("MemFree") + part("FilePages").saturating_sub(part("Shmem")))
+        }
+        Err(_) => {
+            let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+            (field(&text, "MemTotal"), field(&text, "MemAvailable").unwrap_or(0))
+        }
+    };
+    // Where the system tells nothing, a request finds out.
+    let total = total.unwrap_or(1 << 40);
+    match limits::control_group() {
+        Some(group) => MemoryInfo { free: free.min(group.free), total: total.min(group.total) },
+        None => MemoryInfo { free: free.min(total), total },
+    }
+}
+
+/// Returns the bytes that the system could bring in for this process; none where it does not tell.
+pub(super) fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let available = field(&text, "MemAvailable")?;
+    Some(limits::control_group().map_or(available, |group| available.min(group.free)))
+}
+
+/// Returns the NUMA node of the host with this number.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none; else as [`get`].
+pub(crate) fn host_node(number: i64) -> Result<Device> {
+    let runtime = get()?;
+    match u32::try_from(number) {
+        Ok(node) if (node as usize) < NODES_MAX && runtime.has_host_node(node) => Ok(Device::of_host_node(node)),
+        _ => Err(Error::invalid_value(format!(
+            "the host has no NUMA node {number}: `lscpu` lists them; leave numa out for the one nearest to the device"
+        ))),
+    }
+}
+
+/// Returns the host's NUMA node nearest to a device. The driver is asked once for each.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub(crate) fn nearest_host_node(device: Device) -> Result<Device> {
+    match NEAREST.get(device.ordinal()).map_or(0, |known| known.load(Ordering::Relaxed)) {
+        0 => find_nearest(device),
+        known => Ok(Device::of_host_node(known - 1)),
+    }
+}
+
+/// The nearest node of each device, plus one; 0 where it is yet to be asked for.
+static NEAREST: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+#[cold]
+fn find_nearest(device: Device) -> Result<Device> {
+    let runtime = get()?;
+    let device = super::device(device.ordinal() as i64)?;
+    let node = runtime.nearest_host_node(device).map_err(|error| error.on(device))?;
+    let node = if runtime.has_host_node(node) { node } else { 0 };
+    if let Some(place) = NEAREST.get(device.ordinal()) {
+        place.store(node + 1, Ordering::Relaxed);
+    }
+    Ok(Device::of_host_node(node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::field;
+
+    #[test]
+    fn both_kinds_of_meminfo_are_read() {
+        let of_node = "Node 0 MemTotal:       24684092 kB\nNode 0 MemFree:        11146596 kB\n";
+        assert_eq!(field(of_node, "MemFree"), Some(11_146_596 << 10));
+        let of_all = "MemTotal:       24684092 kB\nMemAvailable:        5 kB\n";
+        assert_eq!((field(of_all, "MemAvailable"), field(of_all, "Shmem")), (Some(5 << 10), None));
+    }
+}
