@@ -2,7 +2,8 @@
 // so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same.
 //
 // FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is
-// virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time.
+// virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time;
+// with FAKE_HOST_VMM=1 also on the host's NUMA nodes.
 
 #include "double.h"
 #include <sys/mman.h>
@@ -11,12 +12,14 @@
 enum { INVALID = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_SUPPORTED = 801 };
 enum { UNSUPPORTED_IN_CAPTURE = 900, IMPLICIT_IN_CAPTURE = 906 };
 enum { MAX_DEVICES = 8, RELAXED = 2, NON_BLOCKING = 1, PAGE = 2 << 20 };
+// The host's NUMA nodes are places like devices, after those; the last has what is pinned in one piece.
+enum { ON_DEVICE = 1, ON_NODE = 3, NODES = 2, PINNED = MAX_DEVICES + NODES, PLACES };
 
 typedef struct { int kind, id; } Location;
 typedef struct { int kind, handle_kind; Location location; void *meta_data; unsigned char flags[8]; } Properties;
 typedef struct { Location location; int flags; } Access;
 
-static size_t used[MAX_DEVICES];
+static size_t used[PLACES];
 static _Thread_local int capture_mode;
 
 // The calling thread's current device; -1 if it has none.
@@ -147,10 +150,20 @@ static int release(uintptr_t address) {
 // Virtual memory.
 static int has_virtual_memory(void) { return number("FAKE_VMM", 0) != 0; }
 
-static void check_properties(const Properties *properties) {
-  Location location = properties->location;
-  if (properties->kind != 1 || properties->handle_kind || location.kind != 1) wrong("not plain device memory");
+// The place that a location is; -1 for a node where nodes have no virtual memory.
+static int place_of(Location location) {
+  if (location.kind == ON_NODE) {
+    if (location.id < 0 || location.id >= NODES) wrong("no node %d", location.id);
+    return number("FAKE_HOST_VMM", 0) ? MAX_DEVICES + location.id : -1;
+  }
+  if (location.kind != ON_DEVICE) wrong("a location of kind %d", location.kind);
   if (location.id < 0 || location.id >= devices()) wrong("no device %d", location.id);
+  return location.id;
+}
+
+static int check_properties(const Properties *properties) {
+  if (properties->kind != 1 || properties->handle_kind) wrong("not plain memory");
+  return place_of(properties->location) < 0 ? INVALID : 0;
 }
 
 static int reserve(uintptr_t *address, size_t bytes, size_t alignment) {
@@ -180,9 +193,10 @@ static int free_reservation(uintptr_t address, size_t bytes) {
 
 static int create_physical(uintptr_t *handle, size_t bytes, const Properties *properties) {
   static uintptr_t last = 0x1000;
-  check_properties(properties);
-  int device = properties->location.id;
-  int status = allocation_spoils();
+  int status = check_properties(properties);
+  if (status) return status;
+  int device = place_of(properties->location);
+  status = allocation_spoils();
   if (!status) status = bytes % PAGE ? INVALID : taken(device, bytes);
   if (status) return status;
   Object *memory = add("physical memory", *handle = ++last, bytes, device);
@@ -248,10 +262,45 @@ static void unmap_mapping(Object *mapping) {
 
 static int set_access(uintptr_t address, size_t bytes, const Access *access, size_t count, int most) {
   for (size_t index = 0; index < count; index++) {
-    if (access[index].location.kind != 1 || access[index].flags != 3) wrong("not read and write access of a device");
-    if (access[index].location.id < 0 || access[index].location.id >= devices()) return INVALID_DEVICE;
+    Location location = access[index].location;
+    if (access[index].flags != 3) wrong("not read and write access");
+    if (location.kind == ON_DEVICE && (location.id < 0 || location.id >= devices())) return INVALID_DEVICE;
+    if (place_of(location) < 0) return INVALID;
   }
   return count ? each_mapping(address, bytes, most, open_mapping) : INVALID;
+}
+
+// Pinned memory of the host in one piece: for every context and for kernels, which are flags 1 and 2.
+static int pin(uintptr_t address, size_t bytes, unsigned flags) {
+  if (flags != 3) wrong("pinned memory with the flags %u", flags);
+  for (Object *object = objects; object; object = object->next)
+    if (!strcmp(object->kind, "pinned memory") && overlap(object, address, bytes)) wrong("%#lx is pinned", address);
+  int status = allocation_spoils();
+  if (!status) status = taken(PINNED, bytes);
+  if (!status) add("pinned memory", address, bytes, PINNED);
+  return status;
+}
+
+static int unpin(void *address) {
+  Object *memory = alive("pinned memory", address);
+  int status = allocation_spoils();
+  if (status) return status;
+  used[PINNED] -= memory->bytes;
+  removed(memory);
+  return 0;
+}
+
+static int allocate_pinned(void **address, size_t bytes, unsigned flags) {
+  *address = aligned_alloc(PAGE, bytes);
+  int status = pin((uintptr_t)*address, bytes, flags);
+  if (status) free(*address);
+  return status;
+}
+
+static int free_pinned(void *address) {
+  int status = unpin(address);
+  if (!status) free(address);
+  return status;
 }
 
 // For the doubles of libraries, and for tests.
@@ -276,3 +325,4 @@ void double_set_capture(void *stream, int state) {
 }
 int double_capture(void *stream) { return alive("stream", stream)->state; }
 unsigned long double_used(int device) { return used[device]; }
+unsigned long double_used_of_host(void) { return used[PINNED] + used[MAX_DEVICES] + used[MAX_DEVICES + 1]; }

@@ -139,9 +139,9 @@ Error hipEventQuery(void *event) { CALL(); alive("event", event); return 0; }
 Error hipEventSynchronize(void *event) { CALL(); alive("event", event); return 0; }
 Error hipMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {
   CALL();
-  check_properties(properties);
   *bytes = 4096;
-  return ANSWER(option);
+  int status = check_properties(properties);
+  return ANSWER(status ? status : option);
 }
 Error hipMemAddressReserve(void **address, size_t bytes, size_t alignment, void *wanted, unsigned long long flags) {
   CALL();
@@ -171,6 +171,11 @@ Error hipMemUnmap(void *address, size_t bytes) {
   if (alive("mapping", address)->bytes != bytes) wrong("not one whole mapping");
   return ANSWER(each_mapping((uintptr_t)address, bytes, 1, unmap_mapping));
 }
+Error hipHostMalloc(void **address, size_t bytes, unsigned flags) {
+  CALL();
+  return ANSWER(allocate_pinned(address, bytes, flags));
+}
+Error hipHostFree(void *address) { CALL(); return ANSWER(free_pinned(address)); }
 Error hipMalloc(void **address, size_t bytes) {
   CALL();
   return ANSWER(allocate((uintptr_t *)address, bytes, current));

@@ -17,7 +17,7 @@ typedef struct UserObject {
 } UserObject;
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
-enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50 };
+enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, REGISTERED_IN_PLACE = 91, HOST_NUMA_ID = 134 };
 // The driver's own pool, which says that it has so much.
 enum { POOL_RESERVED = 5, POOL_RESERVED_HIGH = 6, POOL_BYTES = 64 << 20 };
 
@@ -183,6 +183,8 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     case CAPABILITY_MAJOR: *value = (int)number("FAKE_CAPABILITY", 9); break;
     case CAPABILITY_MINOR: *value = 0; break;
     case VIRTUAL_MEMORY_SUPPORTED: *value = has_virtual_memory(); break;
+    case REGISTERED_IN_PLACE: *value = (int)number("FAKE_IN_PLACE", 1); break;
+    case HOST_NUMA_ID: *value = (int)number("FAKE_NUMA", -1); break;
     case PCI_BUS: case PCI_DEVICE: case PCI_DOMAIN: *value = device; break;
     default: wrong("attribute %d", attribute);
   }
@@ -190,9 +192,9 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 Result cuMemGetAllocationGranularity(size_t *bytes, const Properties *properties, int option) {
   CALL();
-  check_properties(properties);
   *bytes = PAGE;
-  return option;
+  int status = check_properties(properties);
+  return status ? status : option;
 }
 Result cuMemAddressReserve(Address *address, size_t bytes, size_t alignment, Address wanted, Address flags) {
   CALL();
@@ -213,6 +215,18 @@ Result cuMemSetAccess(Address address, size_t bytes, const Access *access, size_
   return set_access(address, bytes, access, count, -1);
 }
 Result cuMemUnmap(Address address, size_t bytes) { CALL(); return each_mapping(address, bytes, -1, unmap_mapping); }
+Result cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+  CALL();
+  NEEDS_CONTEXT();
+  return allocate_pinned(address, bytes, flags);
+}
+Result cuMemFreeHost(void *address) { CALL(); NEEDS_CONTEXT(); return free_pinned(address); }
+Result cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
+  CALL();
+  NEEDS_CONTEXT();
+  return pin((uintptr_t)address, bytes, flags);
+}
+Result cuMemHostUnregister(void *address) { CALL(); NEEDS_CONTEXT(); return unpin(address); }
 Result cuMemAlloc_v2(Address *address, size_t bytes) {
   CALL();
   NEEDS_CONTEXT();
