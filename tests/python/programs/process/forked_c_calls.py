@@ -46,11 +46,18 @@ def calls(address: int) -> dict[str, tuple]:
         "declare_lasting": (0, none),
         "expect_captures": (0,),
         "end_expecting_captures": (0,),
+        "allocate_pinned": (ctypes.c_uint64(1), -1, place),
+        "warm_pinned": (ctypes.c_uint64(1), -1, 0),
+        "empty_pinned_cache": (none,),
+        "set_pinned_limit": (ctypes.c_uint64(1 << 40),),
+        "pinned_stats": (-1, struct),
+        "reset_peak_pinned_stats": (-1,),
+        "pinned_times": (struct, struct),
     }
 
 
-def child(paged: int, in_segment: int) -> None:
-    for address in (paged, in_segment):
+def child(paged: int, in_segment: int, pinned: int) -> None:
+    for address in (paged, in_segment, pinned):
         for name, arguments in calls(address).items():
             status = function(name)(*arguments)
             assert status == FORKED, f"{name} returned {status}"
@@ -66,7 +73,8 @@ def main() -> None:
     own = gpupool.MemPool(segments=True)
     with gpupool.use_mem_pool(own):
         segment = gpupool.empty(1 << 20)
-    blocks = buffer.ptr, segment.ptr
+    pinned = gpupool.empty_pinned(1 << 20)
+    blocks = buffer.ptr, segment.ptr, pinned.ptr
     gpupool.record_memory_history()
     ends, busy = threading.Event(), threading.Barrier(2)
 
@@ -84,7 +92,7 @@ def main() -> None:
         in_child(lambda: child(*blocks))
     ends.set()
     worker.join()
-    assert buffer.nbytes == segment.nbytes == 1 << 20, "the parent's buffers changed"
+    assert buffer.nbytes == segment.nbytes == pinned.nbytes == 1 << 20, "the parent's buffers changed"
     os._exit(0)
 
 
