@@ -145,7 +145,7 @@ CALL(pinned_external, int which, void *address, size_t bytes) {
 }
 #endif
 
-// Threads that allocate, write, hand their blocks to each other, check and free them; returns how many words were wrong.
+// Threads that allocate, write, hand their blocks to each other, check and free them: how many were wrong.
 CALL(pinned_turn_over, int which, int threads, int steps) {
   return answer([=] {
     std::mutex mutex;

@@ -288,8 +288,8 @@ def torch_cpu(tmp_path):
         "void setHostAllocator(c10::DeviceType, HostAllocator *, unsigned char) {}\n"
         "}\n"
     )
-    command = [*compiler.find_compiler(), "-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", str(source), "-o", str(path)]
-    subprocess.run(command, check=True)
+    options = ("-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so")
+    subprocess.run([*compiler.find_compiler(), *options, str(source), "-o", str(path)], check=True)
     ctypes.CDLL(str(path))
 
 
@@ -326,7 +326,7 @@ def test_where_pytorch_cannot_set_its_pinned_memory_that_is_told_and_nothing_cha
 
 def test_without_a_library_pinned_memory_is_refused_and_nothing_changes(machine, monkeypatch, torch_cpu):
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(gpupool.LibraryNotFound, match=r"pinned memory cannot come from gpupool: .* no library .*pinned=T"):
+    with pytest.raises(gpupool.LibraryNotFound, match=r"pinned memory cannot come from gpupool: .* no library"):
         gpupool.torch.enable(pinned=True)
     assert place.way() is None
     assert torch().allocator is None

@@ -142,8 +142,8 @@ def _functions_of_torch_cpu() -> list[int]:
         return [ctypes.cast(library[symbol], ctypes.c_void_p).value or 0 for symbol in _OF_TORCH_CPU]
     except (OSError, AttributeError) as error:
         raise _native.LibraryNotFound(
-            f"PyTorch's allocator of pinned memory cannot be set, by at::setHostAllocator of {_TORCH_CPU}: {error}. Use "
-            "a PyTorch of its own wheel, or gpupool.torch.enable() without pinned=True"
+            f"PyTorch's allocator of pinned memory cannot be set, by at::setHostAllocator of {_TORCH_CPU}: {error}. "
+            "Use a PyTorch of its own wheel, or gpupool.torch.enable() without pinned=True"
         ) from error
 
 
