@@ -57,7 +57,8 @@ fn the_structs_are_those_of_the_header() {
         pool_release pool_id pool_set_use_on_oom pool_set_no_split pool_trim ticket pool_allocate pool_checkpoint
         pool_restore checkpoint_release device_stats reset_peak_stats snapshot record visit_stacks observe pool_by_id
         declare_lasting expect_captures end_expecting_captures allocate_pinned warm_pinned empty_pinned_cache
-        set_pinned_limit pinned_stats reset_peak_pinned_stats pinned_times);
+        set_pinned_limit pinned_stats reset_peak_pinned_stats pinned_times
+        pinned_snapshot);
     assert_eq!(compile(&text), (true, String::new()));
     assert!(!compile(&format!("{text}_Static_assert(sizeof(gpupool_block) == 1, \"\");\n")).0);
 }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "host_snapshot.h"
 #include "statistics.h"
 
 namespace gpupool_torch {
@@ -232,13 +233,28 @@ class HostAllocator final : public at::HostAllocator {
   void release_pool(MempoolId_t id) override { native_host->release_pool(id); }
 
 #if PYTORCH_AT_LEAST(2, 14)
-  void record_history(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, size_t most,
-                      c10::CachingDeviceAllocator::RecordContext when, bool clear) override {
+  void record_history(bool enabled, CreateContextFn recorder, size_t most, RecordContext when, bool clear) override {
     native_host->record_history(enabled, recorder, most, when, clear);
+    // gpupool has one recording, which is begun with stacks where it is the allocator of devices' memory too.
+    if (native) return;
+    auto recording = sized<gpupool_recording>();
+    recording.most_events = std::max(size_t{1}, most);
+    recording.forget = clear;
+    check_pinned(api.record(enabled ? &recording : nullptr));
   }
   bool is_history_enabled() const override { return native_host->is_history_enabled(); }
-  std::vector<at::HostSegmentInfo> get_segments() override { return native_host->get_segments(); }
-  std::vector<c10::CachingDeviceAllocator::TraceEntry> get_traces() override { return native_host->get_traces(); }
+  std::vector<at::HostSegmentInfo> get_segments() override {
+    HostSnapshot snapshot{native_host->get_segments(), {}};
+    snapshot.take(false);
+    return std::move(snapshot.segments);
+  }
+  std::vector<TraceEntry> get_traces() override {
+    HostSnapshot snapshot{{}, native_host->get_traces()};
+    snapshot.take(true);
+    std::stable_sort(snapshot.entries.begin(), snapshot.entries.end(),
+                     [](auto &a, auto &b) { return a.time_.t_ < b.time_.t_; });
+    return std::move(snapshot.entries);
+  }
   void record_external_register(void *pointer, size_t bytes) override {
     native_host->record_external_register(pointer, bytes);
   }

@@ -291,6 +291,8 @@ typedef struct gpupool_api {
   int (*reset_peak_pinned_stats)(int numa);
   /* How long pieces of pinned memory took to come, and to go, on all nodes. The caller sets `size`; either may be null. */
   int (*pinned_times)(gpupool_durations *made, gpupool_durations *given_back);
+  /* As snapshot, of pinned memory alone, which snapshot leaves out. Of devices it has -1 less the number of the node. */
+  int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
 } gpupool_api;
 
 #ifdef __cplusplus

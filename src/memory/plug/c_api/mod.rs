@@ -144,6 +144,8 @@ pub struct Api {
     pub reset_peak_pinned_stats: unsafe extern "C" fn(c_int) -> c_int,
     /// Says how long pinned memory took to come and to go.
     pub pinned_times: unsafe extern "C" fn(*mut Durations, *mut Durations) -> c_int,
+    /// Tells a visitor of pinned memory, and of what was recorded of it.
+    pub pinned_snapshot: unsafe extern "C" fn(*const SnapshotVisitor) -> c_int,
 }
 
 /// The functions.
@@ -197,4 +199,5 @@ pub static C_API: Api = Api {
     pinned_stats: pinned::pinned_stats,
     reset_peak_pinned_stats: pinned::reset_peak_pinned_stats,
     pinned_times: pinned::pinned_times,
+    pinned_snapshot: snapshot::pinned_snapshot,
 };

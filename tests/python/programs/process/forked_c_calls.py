@@ -53,6 +53,7 @@ def calls(address: int) -> dict[str, tuple]:
         "pinned_stats": (-1, struct),
         "reset_peak_pinned_stats": (-1,),
         "pinned_times": (struct, struct),
+        "pinned_snapshot": (struct,),
     }
 
 

@@ -12,6 +12,7 @@ from torch_calls import (
     Allocator,
     call,
     drop,
+    install,
     install_pinned,
     main,
     set_pending,
@@ -122,18 +123,55 @@ def check_the_rest_of_the_interface(ours):
     assert ours.pinned_copy_data(made["block"], 4096)
     drop(made["block"])
     assert live() == 0
+
+
+def check_history(ours):
+    """It is of gpupool's blocks, and of what other code pinned, which PyTorch's own allocator is told."""
     if VERSION < (2, 14):
         return
-    # Of memory that gpupool does not pin PyTorch's own allocator keeps the history.
     assert not ours.pinned_is_history_enabled()
     ours.pinned_record_history(1)
     assert ours.pinned_is_history_enabled()
+    held = ours.pinned_allocate(MIB)
+    record(ours, held["block"])
     ours.pinned_external(1 << 20, 4096)
-    assert [segment["address"] for segment in ours.pinned_segments()] == [1 << 20]
+    segments = {segment["address"]: segment for segment in ours.pinned_segments()}
+    assert (1 << 20) in segments
+    found = segments[held["address"]]
+    assert (found["bytes"], found["allocated"], found["active"]) == (MIB, True, True)
     ours.pinned_external(1 << 20, 0)
-    assert [entry["action"] for entry in ours.pinned_traces()][::4] == ["segment_alloc", "segment_free"]
+    set_pending(True)
+    drop(held["block"])
+    found = {segment["address"]: segment for segment in ours.pinned_segments()}[held["address"]]
+    assert (found["allocated"], found["active"]) == (False, True)
+    set_pending(False)
+    gpupool.empty_cache()
+
+    def actions(address):
+        traces = ours.pinned_traces()
+        assert [entry["time"] for entry in traces] == sorted(entry["time"] for entry in traces)
+        return [entry["action"] for entry in traces if entry["address"] == address and entry["bytes"] <= MIB]
+
+    assert actions(held["address"]) == ["alloc", "free_requested", "free_completed"]
+    assert actions(1 << 20) == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
     ours.pinned_record_history(0)
     assert not ours.pinned_is_history_enabled()
+    assert not actions(held["address"])
+
+    # With the stacks that the allocator of devices' memory takes.
+    assert install() is None
+    call("set_doing", "the first")
+    ours.record()
+    ours.pinned_record_history(1)
+    held = ours.pinned_allocate(MIB)
+    found = {segment["address"]: segment for segment in ours.pinned_segments()}[held["address"]]
+    assert found["context"] == "the first"
+    seen = [(entry["action"], entry["context"]) for entry in ours.pinned_traces() if entry["address"] == held["address"]]
+    assert ("alloc", "the first") in seen, seen
+    assert not [event for event in ours.events("address") if held["address"] in event], "it is among devices' events"
+    drop(held["block"])
+    ours.record_history(0, 0, 1, 0, 1, "")
+    ours.pinned_record_history(0)
 
 
 def check_place(ours):
