@@ -10,14 +10,13 @@ import gc
 import json
 import sys
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from figures import CALLS, Allocate, Free, forget, mix
+from figures import CALLS, Allocate, forget, mix
 from torch_calls import Calls
 from torch_workloads import PEAKS, peak, small_operations
 
 GPUPOOL = "gpupool"
-POOL = "torch pool of gpupool"
 
 
 class Measures:
@@ -31,10 +30,6 @@ class Measures:
         import torch
 
         self._torch = torch
-        self._scope = contextlib.nullcontext
-        if way == POOL:
-            pool = gpupool.MemPool()
-            self._scope = lambda: gpupool.torch.using(pool)
         torch.empty(1, device="cuda")
         self._calls: Calls | None = None
 
@@ -51,8 +46,7 @@ class Measures:
             "delete": torch.cuda.caching_allocator_delete,
             "gpupool_empty": gpupool.empty,
         }
-        with self._scope():
-            return timeit.timeit(statement, globals=names, number=CALLS) / CALLS * 1e9
+        return timeit.timeit(statement, globals=names, number=CALLS) / CALLS * 1e9
 
     def on_a_stream(self, statement: str) -> float:
         """Return the same on a stream of PyTorch's."""
@@ -60,12 +54,7 @@ class Measures:
             return self.statement(statement)
 
     def _mix(self, threads: int, allocate: Allocate) -> float:
-        @contextlib.contextmanager
-        def peer() -> Iterator[tuple[Allocate, Free]]:
-            with self._scope():
-                yield allocate, forget
-
-        return mix(peer, threads)
+        return mix(lambda: contextlib.nullcontext((allocate, forget)), threads)
 
     def mix(self, threads: int) -> float:
         """Return the nanoseconds of a step of the random mix."""

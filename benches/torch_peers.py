@@ -1,12 +1,12 @@
 """PyTorch on gpupool's memory and on its own, in one run on one machine, as one JSON object a line.
 
-    python benches/torch_peers.py
+    python benches/torch_peers.py [times] [peaks]
 
-A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, PyTorch's with expandable segments,
-PyTorch's pool fed by gpupool (``gpupool.torch.using``), and gpupool alone (``gpupool.torch.enable``). They take turns
-at every work, some rounds each, so that what else the machine does falls on all alike; a figure is the median. What is
-timed in C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken
-while no other process is there.
+A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, and gpupool (``gpupool.torch.enable``);
+for peaks of memory also PyTorch's with expandable segments. They take turns at every work, some rounds each, and a
+figure is that of the best round: what else the machine does only adds to it, and falls on both alike. What is timed
+in C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken while no
+other process is there.
 
 Times are nanoseconds, of a step of training microseconds; with several threads, those of the slowest. The last lines
 are ratios: gpupool's figure to that of PyTorch's own, and to that with expandable segments; and of the mix in Python
@@ -16,21 +16,20 @@ what is left of PyTorch's time where its tensors have no memory, which no alloca
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 from figures import THREADS, tell
-from torch_peer import GPUPOOL, POOL
+from torch_peer import GPUPOOL
 from torch_workloads import PEAKS
 
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
 EXPANDABLE = "torch expandable"
 OWN = ("torch", EXPANDABLE)
-WAYS = (*OWN, POOL, GPUPOOL)
+WAYS = ("torch", GPUPOOL)
 SIZES = (1024, 1 << 20, 32 << 20)
-ROUNDS, LONG_ROUNDS = 9, 3
+ROUNDS, LONG_ROUNDS = 15, 4
 
 
 class Peer:
@@ -85,7 +84,9 @@ class Table:
                 tell(peer="ratio of gpupool", **work, to=ratios)
         of_torch = {(work["work"], work.get("threads")): figures.get("torch") for work, figures in self._rows}
         for threads in THREADS:
-            whole, rest = of_torch["mix", threads], of_torch[WITHOUT_MEMORY, threads]
+            whole, rest = of_torch.get(("mix", threads)), of_torch.get((WITHOUT_MEMORY, threads))
+            if not whole or not rest:
+                continue
             tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=round(rest / whole, 3))
 
 
@@ -93,12 +94,12 @@ WITHOUT_MEMORY = "mix of tensors without memory"
 
 
 def take_turns(peers: list[Peer], rounds: int, *what: object) -> dict[str, float]:
-    """Return the median of each peer's figures."""
+    """Return each peer's best figure."""
     figures: dict[str, list[float]] = {peer.way: [] for peer in peers}
     for _ in range(rounds):
         for peer in peers:
             figures[peer.way].append(peer.measure(*what))
-    return {way: statistics.median(values) for way, values in figures.items()}
+    return {way: min(values) for way, values in figures.items()}
 
 
 def measure_times(table: Table) -> None:
@@ -107,7 +108,6 @@ def measure_times(table: Table) -> None:
         peers = [Peer(way) for way in WAYS]
         for peer in peers:
             stack.callback(peer.end)
-        whole = [peer for peer in peers if peer.way != POOL]
         for size in SIZES:
             statement = f"empty({size}, dtype=uint8, device=device)"
             table.tell({"work": f"empty({size}, uint8)"}, "ns", take_turns(peers, ROUNDS, "statement", statement))
@@ -122,12 +122,12 @@ def measure_times(table: Table) -> None:
         table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
         for what in ("pair", "storage"):
             for size in SIZES:
-                figures = take_turns(whole, ROUNDS, "cpp", what, size)
+                figures = take_turns(peers, ROUNDS, "cpp", what, size)
                 table.tell({"work": f"C++ {what}", "size": size}, "ns_per_pair", figures)
         for threads in THREADS:
-            figures = take_turns(whole, LONG_ROUNDS, "cpp", "mix", threads)
+            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads)
             table.tell({"work": "C++ mix", "threads": threads}, "ns_per_step", figures)
-        table.tell({"work": "step of small operations"}, "us", take_turns(whole, LONG_ROUNDS, "step"))
+        table.tell({"work": "step of small operations"}, "us", take_turns(peers, LONG_ROUNDS, "step"))
 
 
 def measure_peaks(table: Table) -> None:
@@ -143,11 +143,14 @@ def measure_peaks(table: Table) -> None:
         table.tell({"work": f"peak of {name}"}, "mib", figures)
 
 
+MEASURES = {"times": measure_times, "peaks": measure_peaks}
+
+
 def main() -> None:
-    """Measure all."""
+    """Measure what is named, or all."""
     table = Table()
-    measure_times(table)
-    measure_peaks(table)
+    for name in sys.argv[1:] or MEASURES:
+        MEASURES[name](table)
     table.tell_ratios()
 
 

@@ -1321,6 +1321,12 @@ def devices_in_use() -> list[int]:
 def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
     """Return what holds a device's memory, for :func:`gpupool.memory_summary`."""
 
+def summarize_pinned() -> tuple[list[dict[str, Any]], int | None]:
+    """Return the counts of pinned memory for each NUMA node that was used, and the limit of all together."""
+
+def nearest_numa_node(device: SupportsIndex) -> int | None:
+    """Return the number of the host's NUMA node that is nearest to a device."""
+
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
 def simulate_costly_handles(create_seconds: float, nbytes: int) -> None: ...
 

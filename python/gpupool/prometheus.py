@@ -57,6 +57,19 @@ METRICS: dict[str, tuple[str, str]] = {
     "gpupool_pool_live_blocks": ("gauge", "Live blocks of a pool."),
     "gpupool_pool_waiting_blocks": ("gauge", "Live blocks of a pool that were freed and wait for other streams."),
     "gpupool_stream_memory_bytes": ("gauge", "Memory of a pool for one stream: live or cached."),
+    "gpupool_pinned_memory_bytes": ("gauge", "Pinned memory of a NUMA node of the host: live, cached, or releasing."),
+    "gpupool_pinned_memory_requested_bytes": ("gauge", "Bytes asked for, of a NUMA node's live pinned memory."),
+    "gpupool_pinned_memory_peak_live_bytes": ("gauge", "The most live pinned memory of a NUMA node."),
+    "gpupool_pinned_memory_peak_reserved_bytes": ("gauge", "The most pinned memory of a NUMA node at once."),
+    "gpupool_pinned_memory_limit_bytes": (
+        "gauge",
+        "The most pinned memory that the process may reserve on all NUMA nodes together, where there is a limit.",
+    ),
+    "gpupool_pinned_live_blocks": ("gauge", "Live blocks of pinned memory."),
+    "gpupool_pinned_waiting_blocks": ("gauge", "Live blocks of pinned memory that were freed and wait for streams."),
+    "gpupool_pinned_allocations_total": ("counter", "Blocks of pinned memory handed out."),
+    "gpupool_pinned_frees_total": ("counter", "Blocks of pinned memory that came back."),
+    "gpupool_pinned_driver_calls_total": ("counter", "Calls of the driver's functions for pinned memory."),
     "gpupool_handles": ("gauge", "Library handles by state: idle, held by threads, leased, or discarded."),
     "gpupool_handles_peak_in_use": ("gauge", "The most library handles in use at once."),
     "gpupool_handles_created_total": ("counter", "Library handles created."),
@@ -170,6 +183,11 @@ def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
         for name, more, value in (sample for part in parts for sample in part):
             if value is not None:
                 found[f"gpupool_{name}"].append(({**labels, **more}, value))
+    for node in summary.pinned:
+        for name, more, value in _of_node(node):
+            found[f"gpupool_{name}"].append(({"numa": str(node.numa), **more}, value))
+    if summary.pinned and summary.pinned_limit is not None:
+        found["gpupool_pinned_memory_limit_bytes"].append(({}, summary.pinned_limit))
     return {name: samples for name, samples in found.items() if samples}
 
 
@@ -195,6 +213,23 @@ def _of_device(device: _summary.DeviceSummary) -> _Part:
     yield "device_moved_pages_total", {}, device.moved_pages
     for each in device.frameworks:
         yield "framework_memory_reserved_bytes", {"framework": each.framework}, each.reserved_bytes
+
+
+def _of_node(node: _summary.PinnedSummary) -> Iterator[tuple[str, _Labels, float]]:
+    for state, nbytes in (
+        ("live", node.live_bytes),
+        ("cached", node.cached_bytes),
+        ("releasing", node.releasing_bytes),
+    ):
+        yield "pinned_memory_bytes", {"state": state}, nbytes
+    yield "pinned_memory_requested_bytes", {}, node.requested_bytes
+    yield "pinned_memory_peak_live_bytes", {}, node.peak_live_bytes
+    yield "pinned_memory_peak_reserved_bytes", {}, node.peak_reserved_bytes
+    yield "pinned_live_blocks", {}, node.live_blocks
+    yield "pinned_waiting_blocks", {}, node.waiting_blocks
+    yield "pinned_allocations_total", {}, node.allocations
+    yield "pinned_frees_total", {}, node.frees
+    yield "pinned_driver_calls_total", {}, node.driver_calls
 
 
 def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:

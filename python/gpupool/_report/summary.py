@@ -20,6 +20,7 @@ __all__ = [
     "FrameworkSummary",
     "LibrarySummary",
     "MemorySummary",
+    "PinnedSummary",
     "PoolSummary",
     "StreamSummary",
     "gather",
@@ -165,15 +166,39 @@ class DeviceSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MemorySummary:
-    """The summary of the GPUs' memory. ``print`` shows it as tables.
+class PinnedSummary:
+    """The counts of the pinned memory on one NUMA node of the host, as in :class:`gpupool.MemoryStats`."""
 
-    ``process`` is the process's id, ``runtime`` the runtime in use, None if the summary is of no device.
+    numa: int
+    live_bytes: int
+    peak_live_bytes: int
+    requested_bytes: int
+    cached_bytes: int
+    releasing_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    live_blocks: int
+    waiting_blocks: int
+    allocations: int
+    frees: int
+    driver_calls: int
+    moved_pages: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemorySummary:
+    """The summary of the GPUs' memory, and of the host's pinned memory. ``print`` shows it as tables.
+
+    ``process`` is the process's id, ``runtime`` the runtime in use, None if the summary is of no device. ``pinned`` has
+    each NUMA node whose pinned memory the process has used, and ``pinned_limit`` the most bytes that all of them
+    together may reserve, None for no limit.
     """
 
     process: int
     runtime: str | None
     devices: tuple[DeviceSummary, ...]
+    pinned: tuple[PinnedSummary, ...] = ()
+    pinned_limit: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain values, by the names of the fields."""
@@ -189,11 +214,16 @@ class MemorySummary:
         if not self.devices:
             return f"process {self.process} has used no device through gpupool"
         title = f"process {self.process}, runtime {self.runtime}"
-        return "\n\n".join([title, *map(str, self.devices)])
+        tables = [title, *map(str, self.devices)]
+        if self.pinned:
+            tables.append("\n".join(_aligned(_pinned_table(self.pinned, self.pinned_limit))))
+        return "\n\n".join(tables)
 
 
 def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
     """Return what holds the memory of a device, or of every device that this process has used through gpupool.
+
+    So it does for the host's pinned memory, in either case.
 
     If it has used none, the summary is of the current device. Each device is asked how much is free, which makes a
     context there if the process has none. No other thread is stopped. Counts are exact while no other thread allocates
@@ -210,10 +240,12 @@ def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
 
 
 def gather(devices: Iterable[SupportsIndex]) -> MemorySummary:
-    """Return the summary of these devices. Without a device, no driver is started."""
+    """Return the summary of these devices, and of pinned memory. Without a device, no driver is started."""
     summaries = tuple(_device(_native.summarize(device)) for device in devices)
     runtime = _native.runtime() if summaries else None
-    return MemorySummary(process=os.getpid(), runtime=runtime, devices=summaries)
+    nodes, limit = _native.summarize_pinned()
+    pinned = tuple(PinnedSummary(**node) for node in nodes)
+    return MemorySummary(process=os.getpid(), runtime=runtime, devices=summaries, pinned=pinned, pinned_limit=limit)
 
 
 def _device(counts: dict[str, Any]) -> DeviceSummary:
@@ -294,6 +326,18 @@ def _aligned(rows: list[list[str]]) -> list[str]:
         return "  ".join([row[0].ljust(widths[0]), *numbers, *row[len(widths) :]]).rstrip()
 
     return [line(row) for row in rows]
+
+
+def _pinned_table(nodes: tuple[PinnedSummary, ...], limit: int | None) -> list[list[str]]:
+    rows = [["pinned memory", "now", "peak", ""]]
+    for node in nodes:
+        parts = f"live {size(node.live_bytes)}, cached {size(node.cached_bytes)}"
+        if node.releasing_bytes:
+            parts += f", releasing {size(node.releasing_bytes)}"
+        rows.append([f"NUMA node {node.numa}", size(node.reserved_bytes), size(node.peak_reserved_bytes), parts])
+    if limit is not None:
+        rows.append(["limit of all", size(limit), "", ""])
+    return rows
 
 
 def _device_table(device: DeviceSummary) -> list[list[str]]:

@@ -3,8 +3,6 @@
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Durations, PINNED, PINNED_GONE, PINNED_MADE};
-#[cfg(feature = "python")]
-use crate::memory::report::PoolSummary;
 use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats};
 use crate::memory::serve::{Patience, trim_pools};
 use crate::process;
@@ -87,13 +85,17 @@ pub(in crate::memory) fn empty_pinned_cache() -> Result<u64> {
     Ok(released)
 }
 
-/// Returns the statistics of each node whose pinned memory this process has used, with those of its pools.
+/// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It asks no driver.
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
 #[cfg(feature = "python")]
-pub(crate) fn pinned_summaries() -> Result<Vec<(u32, MemoryStats, Vec<PoolSummary>)>> {
-    let of_node = |caches: &DeviceCaches| {
-        let node = caches.memory.device;
-        let (stats, pools) = report::pool_summaries(node)?;
-        Some((node.host_node()?, stats, pools))
-    };
-    Ok(nodes(None)?.into_iter().filter_map(of_node).collect())
+pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
+    let mut found = Vec::new();
+    for node in nodes(None)?.into_iter().map(|caches| caches.memory.device) {
+        if let Some(number) = node.host_node() {
+            found.push((number, report::memory_stats(node)?));
+        }
+    }
+    Ok(found)
 }

@@ -20,7 +20,9 @@ pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
-pub(super) use pinned::{pinned_stats, reset_peak_pinned_stats, set_pinned_limit, warm_pinned};
+pub(super) use pinned::{
+    nearest_numa_node, pinned_stats, reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
+};
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};

@@ -1,12 +1,14 @@
 //! What is set and asked of pinned memory.
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::stats::PyMemoryStats;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::python::device;
 use crate::python::whole::Whole;
+use crate::runtime::nearest_host_node;
 
 /// The number of a NUMA node; which there are is known where it is used.
 fn number(numa: Option<Whole>) -> Result<Option<u32>> {
@@ -44,4 +46,25 @@ pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> Py
 pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<()> {
     let numa = number(numa)?;
     Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
+}
+
+/// The counts of each node that was used, for summaries, and the limit of all.
+#[pyfunction]
+pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict>>, Option<u64>)> {
+    let found = py.detach(memory::pinned_stats_by_node)?;
+    let of_node = |(node, stats)| {
+        let counts = PyMemoryStats::from(stats).as_dict(py)?;
+        counts.del_item("pools")?;
+        counts.set_item("numa", node)?;
+        Ok(counts)
+    };
+    let nodes = found.into_iter().map(of_node).collect::<PyResult<_>>()?;
+    Ok((nodes, memory::pinned_limit()))
+}
+
+/// The number of the NUMA node nearest to a device. No context is made.
+#[pyfunction]
+pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    let device = device::extract(py, device)?;
+    Ok(py.detach(|| nearest_host_node(device))?.host_node())
 }

@@ -1,7 +1,9 @@
 """The functions that gather the facts and put them together."""
 
+import contextlib
 import os
 import platform
+import resource
 import sys
 import time
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from gpupool import _native
 from gpupool._native import Error, Forked
 from gpupool._report.info import frameworks, libraries, variables
-from gpupool._report.info.report import Check, Device, Info, Problem, Process, Runtime
+from gpupool._report.info.report import Check, Device, Info, Pinned, Problem, Process, Runtime
 
 # The bytes that the smoke test allocates on each device: a page.
 _BYTES = 2 << 20
@@ -23,19 +25,21 @@ def info(*, smoke_test: bool = False) -> Info:
     was not yet, so call this after forking. Nothing is loaded, imported, created or allocated, and no context is made.
 
     Args:
-        smoke_test: Load every library, make one handle of each and allocate 2 MiB on each device, as ``gpupool info``
-            does; the handles stay in their pools. Leave it out while a stream is captured.
+        smoke_test: Load every library, make one handle of each, and allocate 2 MiB on each device and of pinned memory,
+            as ``gpupool info`` does; the handles stay in their pools. Leave it out while a stream is captured.
     """
     process = _process()
     runtime = _runtime()
     count = _native.device_count() if runtime.name else 0
     devices = [_device(ordinal, smoke_test) for ordinal in range(count)]
+    pinned = _pinned(count, smoke_test and count > 0)
     found, files = libraries.gather(runtime.name, count, smoke_test and not process.forked)
     environment = variables.gather()
     explained = {variable.name for variable in environment if variables.leads_nowhere(variable)}
     problems = [
         *_problems_of_runtime(runtime),
         *_problems_of_devices(devices),
+        *_problems_of_pinned(pinned),
         *libraries.problems(found, files, explained),
         *variables.problems(environment),
     ]
@@ -45,6 +49,7 @@ def info(*, smoke_test: bool = False) -> Info:
         process=process,
         runtime=runtime,
         devices=devices,
+        pinned=pinned,
         libraries=found,
         loaded_files=files,
         frameworks=frameworks.gather(count if runtime.name == "cuda" else 0),
@@ -132,6 +137,33 @@ def _try_allocation(device: int) -> Check:
         return Check(seconds=time.perf_counter() - start, error=None)
     except Error as error:
         return Check(seconds=None, error=str(error))
+
+
+def _pinned(count: int, smoke_test: bool) -> Pinned:
+    nodes = {}
+    for ordinal in range(count):
+        # A device that does not start has its error told where it is listed.
+        with contextlib.suppress(Error):
+            node = _native.nearest_numa_node(ordinal)
+            if node is not None:
+                nodes[ordinal] = node
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    lock_limit = None if limit == resource.RLIM_INFINITY else limit
+    return Pinned(numa_nodes=nodes, lock_limit=lock_limit, allocation=_try_pinning() if smoke_test else None)
+
+
+def _try_pinning() -> Check:
+    start = time.perf_counter()
+    try:
+        _native.empty_pinned(_BYTES).free()
+    except Error as error:
+        return Check(seconds=None, error=str(error))
+    return Check(seconds=time.perf_counter() - start, error=None)
+
+
+def _problems_of_pinned(pinned: Pinned) -> list[Problem]:
+    error = pinned.allocation and pinned.allocation.error
+    return [Problem(severity="error", what=f"no pinned memory can be had: {error}")] if error else []
 
 
 def _problems_of_devices(devices: list[Device]) -> list[Problem]:

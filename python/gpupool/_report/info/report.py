@@ -63,6 +63,18 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """What matters for pinned memory of the host."""
+
+    numa_nodes: dict[int, int]
+    """The NUMA nodes nearest to the devices, by the devices' ordinals."""
+    lock_limit: int | None
+    """The bytes that the process may lock (RLIMIT_MEMLOCK, ``ulimit -l``); None for no limit."""
+    allocation: Check | None = None
+    """The smoke test's allocation."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Library:
     """A library whose handles gpupool pools."""
 
@@ -132,6 +144,7 @@ class Info:
     process: Process
     runtime: Runtime
     devices: list[Device]
+    pinned: Pinned
     libraries: list[Library]
     loaded_files: dict[str, list[str]]
     """The files of GPU libraries in the process, by the name of the library."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from gpupool._report.info.report import Check, Device, Framework, Info, Library, Runtime
+from gpupool._report.info.report import Check, Device, Framework, Info, Library, Pinned, Runtime
 
 _WIDTH = 100
 _HOST = (
@@ -19,6 +19,7 @@ def text(info: Info) -> str:
     for title, section in (
         ("Runtime", _runtime(info.runtime)),
         ("Devices", [line for device in info.devices for line in _device(device)]),
+        ("Pinned memory", list(_pinned(info.pinned))),
         ("Libraries", [line for library in info.libraries for line in _library(library)]),
         ("Frameworks", list(_frameworks(info.frameworks))),
         (
@@ -102,6 +103,21 @@ def _device(device: Device) -> Iterator[str]:
     if device.allocation:
         failed = device.allocation.error
         yield from _fold("allocation failed" if failed else f"allocation in {_time(device.allocation)}", "     ")
+
+
+def _pinned(pinned: Pinned) -> Iterator[str]:
+    if not pinned.numa_nodes:
+        return
+    facts = []
+    for node in sorted(set(pinned.numa_nodes.values())):
+        near = [str(device) for device, nearest in pinned.numa_nodes.items() if nearest == node]
+        facts.append(f"NUMA node {node} for device{'s' if len(near) > 1 else ''} {', '.join(near)}")
+    if pinned.lock_limit is not None:
+        facts.append(f"the process may lock {size(pinned.lock_limit)} (ulimit -l)")
+    if pinned.allocation:
+        failed = pinned.allocation.error
+        facts.append("allocation failed" if failed else f"allocation in {_time(pinned.allocation)}")
+    yield from _fold("; ".join(facts), "  ", "    ")
 
 
 def _library(library: Library) -> Iterator[str]:

@@ -80,6 +80,8 @@ pub(in crate::memory) struct Heap {
     next_look: u64,
     /// Whether the block under way is the one that memory was just added for.
     is_growing: bool,
+    /// The allocations when empty slabs were last dropped for a large block.
+    slabs_dropped_at: u64,
 }
 
 impl Heap {
@@ -104,6 +106,7 @@ impl Heap {
             told_from: PAGE,
             next_look: 0,
             is_growing: false,
+            slabs_dropped_at: 0,
         }
     }
 
@@ -255,6 +258,7 @@ impl Heap {
     fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
         let block = &mut self.blocks[id as usize];
         block.state = BlockState::Live;
+        block.is_visitors = false;
         block.set_requested(requested);
         pages.set_block(start, id);
         self.count_allocation(kind_of(size), size, requested);
@@ -373,18 +377,33 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or a slot and those that were freed since.
-    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
+    /// Frees a block that was marked as freed, or a slot and those that were freed since. Returns whether it was a block of
+    /// the owner's, and no slot.
+    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) -> bool {
         match pages.entry(offset) {
-            Entry::Freed(id) => self.free_block(pages, id),
+            Entry::Freed(id) => {
+                let is_visitors = self.blocks[id as usize].is_visitors;
+                self.free_block(pages, id);
+                return !is_visitors;
+            }
             Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return };
-                let Some(slot) = slab.slot_at(offset) else { return };
+                let Some(slab) = pages.slabs.get(number) else { return false };
+                let Some(slot) = slab.slot_at(offset) else { return false };
                 for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
             Entry::Block(_) | Entry::Nothing => {}
+        }
+        false
+    }
+
+    /// Notes that another thread than the owner took the live block at the offset, and no slot.
+    pub(in crate::memory) fn give_to_visitor(&mut self, pages: &'static Pages, offset: u64) {
+        if let Entry::Block(id) = pages.entry(offset)
+            && let Some(block) = self.blocks.get_mut(id as usize)
+        {
+            block.is_visitors = true;
         }
     }
 

@@ -47,9 +47,9 @@ def calls(address: int) -> dict[str, tuple]:
         "expect_captures": (0,),
         "end_expecting_captures": (0,),
         "allocate_pinned": (ctypes.c_uint64(1), -1, place),
-        "warm_pinned": (ctypes.c_uint64(1), -1, 0),
+        "warm_pinned": (ctypes.c_uint64(1), 0, 0),
         "empty_pinned_cache": (none,),
-        "set_pinned_limit": (ctypes.c_uint64(1 << 40),),
+        "set_pinned_limit": (ctypes.c_uint64(1),),
         "pinned_stats": (-1, struct),
         "reset_peak_pinned_stats": (-1,),
         "pinned_times": (struct, struct),
@@ -57,8 +57,8 @@ def calls(address: int) -> dict[str, tuple]:
     }
 
 
-def child(paged: int, in_segment: int, pinned: int) -> None:
-    for address in (paged, in_segment, pinned):
+def child(paged: int, *others: int) -> None:
+    for address in (paged, *others):
         for name, arguments in calls(address).items():
             status = function(name)(*arguments)
             assert status == FORKED, f"{name} returned {status}"
@@ -74,8 +74,8 @@ def main() -> None:
     own = gpupool.MemPool(segments=True)
     with gpupool.use_mem_pool(own):
         segment = gpupool.empty(1 << 20)
-    pinned = gpupool.empty_pinned(1 << 20)
-    blocks = buffer.ptr, segment.ptr, pinned.ptr
+    pinned, registered = gpupool.empty_pinned(1 << 20), gpupool.empty_pinned(1 << 28)
+    blocks = buffer.ptr, segment.ptr, pinned.ptr, registered.ptr
     gpupool.record_memory_history()
     ends, busy = threading.Event(), threading.Barrier(2)
 
@@ -84,6 +84,7 @@ def main() -> None:
         while not ends.is_set():
             # Holds the locks that a fork may find held.
             gpupool.empty(1 << 20)
+            gpupool.empty_pinned(1 << 20)
             gpupool.memory_snapshot()
 
     worker = threading.Thread(target=work, daemon=True)

@@ -46,6 +46,7 @@ ANSWERED = {
     "MemPool.use_on_oom": FACT,
     "MemoryStats": VALUES,
     "MemorySummary": VALUES,
+    "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
     "PoolScope.__exit__": ENDS_A_BLOCK,
     "PoolStats": VALUES,
     "PoolToken.device": FACT,
@@ -82,7 +83,7 @@ def refused_calls():
     """Return what must be refused in a child, by name, with arguments that the parent could give."""
     stream = gpupool.Stream()
     stream_scope = gpupool.stream(stream)
-    buffer = gpupool.empty(1000, stream)
+    buffer, pinned = gpupool.empty(1000, stream), gpupool.empty_pinned(1000, stream)
     mem_pool = gpupool.MemPool()
     token = mem_pool.token()
     capture = mem_pool.capture(stream)
@@ -144,6 +145,15 @@ def refused_calls():
         "MemPool.trim": mem_pool.trim,
         "MemPool.use_count": mem_pool.use_count,
         "OomCallback.remove": callback.remove,
+        "PinnedBuffer.__array_interface__": lambda: pinned.__array_interface__,
+        "PinnedBuffer.__buffer__": lambda: memoryview(pinned),
+        "PinnedBuffer.__dlpack__": pinned.__dlpack__,
+        "PinnedBuffer.__dlpack_device__": pinned.__dlpack_device__,
+        "PinnedBuffer.free": pinned.free,
+        "PinnedBuffer.nbytes": lambda: pinned.nbytes,
+        "PinnedBuffer.numa": lambda: pinned.numa,
+        "PinnedBuffer.ptr": lambda: pinned.ptr,
+        "PinnedBuffer.record_stream": lambda: pinned.record_stream(stream),
         "PoolScope.__enter__": scope.__enter__,
         "PoolToken.enter": token.enter,
         "Stream.__cuda_stream__": stream.__cuda_stream__,
@@ -159,6 +169,9 @@ def refused_calls():
         "dump_snapshot": lambda: gpupool.dump_snapshot(os.devnull),
         "empty": lambda: gpupool.empty(1, stream),
         "empty_cache": gpupool.empty_cache,
+        "empty_pinned": lambda: gpupool.empty_pinned(1),
+        "empty_pinned on a stream": lambda: gpupool.empty_pinned(1, stream),
+        "empty_pinned on a node": lambda: gpupool.empty_pinned(1, numa=0),
         "enable_peer_access": lambda: gpupool.enable_peer_access(0, 0),
         "end_allocate_to_pool": lambda: gpupool.end_allocate_to_pool(0, mem_pool.id),
         "get_per_process_memory_fraction": gpupool.get_per_process_memory_fraction,
@@ -168,15 +181,20 @@ def refused_calls():
         "memory_stats": gpupool.memory_stats,
         "memory_summary": gpupool.memory_summary,
         "on_oom": lambda: gpupool.on_oom(lambda device, nbytes: False),
+        "pinned_stats": gpupool.pinned_stats,
         "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
         "record_memory_history": gpupool.record_memory_history,
         "release_pool": lambda: gpupool.release_pool(0, mem_pool.id),
         "reset_peak_memory_stats": gpupool.reset_peak_memory_stats,
+        "reset_peak_pinned_stats": gpupool.reset_peak_pinned_stats,
         "runtime": gpupool.runtime,
         "set_per_process_memory_fraction": lambda: gpupool.set_per_process_memory_fraction(0.5),
+        "set_pinned_limit": lambda: gpupool.set_pinned_limit(1),
         "stream": lambda: gpupool.stream(stream),
         "use_mem_pool": lambda: gpupool.use_mem_pool(mem_pool),
         "use_mem_pool of a token": lambda: gpupool.use_mem_pool(token),
+        "warm_pinned": lambda: gpupool.warm_pinned(1),
+        "warm_pinned at once": lambda: gpupool.warm_pinned(1, background=False),
     }
 
 
