@@ -166,7 +166,9 @@ def check_history(ours):
     held = ours.pinned_allocate(MIB)
     found = {segment["address"]: segment for segment in ours.pinned_segments()}[held["address"]]
     assert found["context"] == "the first"
-    seen = [(entry["action"], entry["context"]) for entry in ours.pinned_traces() if entry["address"] == held["address"]]
+    seen = [
+        (entry["action"], entry["context"]) for entry in ours.pinned_traces() if entry["address"] == held["address"]
+    ]
     assert ("alloc", "the first") in seen, seen
     assert not [event for event in ours.events("address") if held["address"] in event], "it is among devices' events"
     drop(held["block"])
