@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use gpupool::PoolId;
 use gpupool::memory::c_api::{
-    Api, Block, DeviceStats, Event, PoolOptions, PoolSource, Recording, Segment, SnapshotVisitor, Stat,
+    Api, Block, DeviceStats, Durations, Event, PoolOptions, PoolSource, Recording, Segment, SnapshotVisitor, Stat,
 };
 
 /// Adds C that fails to compile unless the struct has these fields at these places, and ends with the last.
@@ -50,13 +50,15 @@ fn the_structs_are_those_of_the_header() {
     layout!(text, Stat, "gpupool_stat", current peak allocated freed);
     layout!(text, DeviceStats, "gpupool_device_stats", size allocation segment active inactive_split allocated_bytes
         reserved_bytes active_bytes inactive_split_bytes requested_bytes alloc_retries ooms device_allocs device_frees);
+    layout!(text, Durations, "gpupool_durations", size total max min count);
     layout!(text, Api, "gpupool_api", version size malloc free cupy_malloc cupy_free handler_alloc handler_free
         last_error allocate deallocate record_stream owns find_block empty_cache get_memory_fraction
         set_memory_fraction largest_block enable_peer_access add_oom_callback remove_oom_callback pool_create
         pool_release pool_id pool_set_use_on_oom pool_set_no_split pool_trim ticket pool_allocate pool_checkpoint
         pool_restore checkpoint_release device_stats reset_peak_stats snapshot record visit_stacks observe pool_by_id
         declare_lasting expect_captures end_expecting_captures allocate_pinned warm_pinned empty_pinned_cache
-        set_pinned_limit pinned_stats reset_peak_pinned_stats);
+        set_pinned_limit pinned_stats reset_peak_pinned_stats pinned_times
+        pinned_snapshot);
     assert_eq!(compile(&text), (true, String::new()));
     assert!(!compile(&format!("{text}_Static_assert(sizeof(gpupool_block) == 1, \"\");\n")).0);
 }

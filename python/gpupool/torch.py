@@ -135,7 +135,7 @@ def empty_cache() -> None:
     gpupool.empty_cache()
 
 
-def enable(*, allocator: bool = True) -> None:
+def enable(*, allocator: bool = True, pinned: bool = False) -> None:
     """Make gpupool the allocator of every CUDA tensor of the process, and follow PyTorch's current stream.
 
     Call it at any time: tensors that exist keep their memory, which goes back where it came from. ``handle()`` and
@@ -154,21 +154,35 @@ def enable(*, allocator: bool = True) -> None:
     PyTorch's pluggable allocator: before the first tensor on a GPU alone, for good, and without PyTorch's statistics,
     snapshots, pools and graph trees.
 
+    With ``pinned``, PyTorch's pinned memory comes from gpupool too: ``tensor.pin_memory()``,
+    ``torch.empty(..., pin_memory=True)``, ``DataLoader(pin_memory=True)``,
+    ``torch.autograd.graph.save_on_cpu(pin_memory=True)``. ``torch.cuda.host_memory_stats`` and what resets it tell of
+    it. A block is used again once the copies with ``non_blocking=True`` are done that were begun by then. A later call
+    may add it.
+
     Args:
-        allocator: False to follow the streams alone.
+        allocator: False to leave out the memory of tensors on GPUs.
+        pinned: Let PyTorch's pinned memory come from gpupool too.
 
     Raises:
         gpupool.Error: Another allocator was chosen, by ``PYTORCH_CUDA_ALLOC_CONF`` or
             ``torch.cuda.memory.change_current_allocator``; or there is no library and PyTorch has used CUDA already.
-        gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA.
+        gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA; or, with ``pinned``, there
+            is no library.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
     global _source
     torch = _torch()
     with _lock:
-        if allocator:
-            _place.take(torch)
+        is_new = pinned and _place.take_pinned(torch)
+        try:
+            if allocator:
+                _place.take(torch)
+        except Exception:
+            if is_new:
+                _place.give_back_pinned()
+            raise
         if _source is None:
             source = torch._C._cuda_getCurrentRawStream
             _plug.follow(source)
@@ -176,7 +190,7 @@ def enable(*, allocator: bool = True) -> None:
 
 
 def disable() -> None:
-    """Give PyTorch its own allocator back, and follow its streams no longer. A second call does nothing.
+    """Give PyTorch its own allocators back, and follow its streams no longer. A second call does nothing.
 
     Tensors made meanwhile keep their memory, which goes back to gpupool when they die; graphs and pools live on too.
     Only a pluggable allocator stays, since PyTorch has no way back from it.
@@ -187,6 +201,7 @@ def disable() -> None:
     global _source
     with _lock:
         _place.give_back()
+        _place.give_back_pinned()
         if _source is not None:
             _plug.unfollow(_source)
             _source = None

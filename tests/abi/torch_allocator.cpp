@@ -1,5 +1,5 @@
-// A stand-in for allocator.cpp, with its functions: it notes who has the place and takes nobody's. PYTORCH and
-// REFUSES are of the stand-in for PyTorch's header.
+// A stand-in for allocator.cpp and host_allocator.cpp, with their functions: it notes who has a place and takes none.
+// PYTORCH and REFUSES are of the stand-in for PyTorch's header.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ extern "C" int torch_filters_alive();
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-static std::atomic<int> installations, uninstallations, filters;
+static std::atomic<int> installations, uninstallations, pinned_installations, pinned_uninstallations, filters;
 
 EXPORT const char *gpupool_torch_version(void) { return PYTORCH; }
 EXPORT const char *gpupool_torch_install(const gpupool_api *api) {
@@ -27,6 +27,17 @@ EXPORT const char *gpupool_torch_uninstall(void) {
   uninstallations++;
   return nullptr;
 }
+EXPORT const char *gpupool_torch_install_pinned(const gpupool_api *api, void *get, void *set) {
+  if (REFUSES) return "it is refused";
+  if (api->version < 1 || !get || !set) return "these are no functions";
+  pinned_installations++;
+  return nullptr;
+}
+EXPORT const char *gpupool_torch_uninstall_pinned(void) {
+  if (REFUSES > 1) return "it is refused";
+  pinned_uninstallations++;
+  return nullptr;
+}
 static unsigned long long adopted[5];
 EXPORT const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t second, gpupool_pool_id own) {
   if (REFUSES) return "it is refused";
@@ -35,4 +46,7 @@ EXPORT const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t seco
   return nullptr;
 }
 EXPORT unsigned long long adopted_number(int which) { return adopted[which]; }
-EXPORT int counted(int which) { return which ? uninstallations : installations; }
+EXPORT int counted(int which) {
+  std::atomic<int> *counts[] = {&installations, &uninstallations, &pinned_installations, &pinned_uninstallations};
+  return *counts[which];
+}

@@ -605,3 +605,5 @@ CALL(replace, int is_replaced) {
       CA::allocator.store(before);
   });
 }
+
+#include "torch_pinned.h"

@@ -58,6 +58,21 @@ PROGRAMS = {
         "of_16_threads_are_right",
         "at_the_end_of_the_process",
     ],
+    "pinned": [
+        "serves_every_way",
+        "is_copied_right",
+        "is_right_on_16_threads",
+        "is_a_data_loaders_of_this_process",
+        "keeps_activations",
+        "waits_for_recorded_streams",
+        "is_counted",
+        "is_a_graphs_own",
+        "of_before_goes_back",
+        "outlives_disable",
+        "is_limited",
+        "is_all_that_is_gpupools",
+        "at_the_end_of_the_process",
+    ],
     "limits": [
         "say_what_memory_ran_out",
         "tell_observers",
@@ -90,6 +105,11 @@ def test_with_gpupool_enabled(program, what):
 @pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_shared", "are_not_touched_by_workers"])
 def test_with_gpupool_enabled_where_pytorch_says_more(what):
     print(run_loud_program("pytorch/limits.py", what))
+
+
+def test_pinned_memory_of_a_data_loader_with_workers():
+    # Python warns of forks with threads.
+    print(run_loud_program("pytorch/pinned.py", "is_a_data_loaders_of_workers"))
 
 
 @pytest.mark.parametrize("what", ["train", "infer", "keeps_outputs_that_live_on", "outlives_disable"])

@@ -33,7 +33,8 @@ def is_whole() -> None:
     """Check that all came along: types for checkers, licences, the modules for frameworks."""
     package = Path(gpupool.__file__).parent
     assert "site-packages" in package.parts, f"{package} is not the installed one"
-    for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", "_torch/allocator.cpp"):
+    sources = ("_torch/allocator.cpp", "_torch/host_allocator.cpp")
+    for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", *sources):
         assert (package / name).is_file(), name
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
     libraries = sorted(path.name for path in (package / "_torch").glob("*.so"))

@@ -19,7 +19,16 @@ def machine(request):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "what",
-    ["at_any_time", "with_memory_alive", "while_threads_allocate", "as_it_comes_with_gpupool", "for_another_version"],
+    [
+        "at_any_time",
+        "with_memory_alive",
+        "while_threads_allocate",
+        "with_pinned_memory",
+        "with_pinned_memory_while_threads_allocate",
+        "with_pinned_memory_of_another",
+        "as_it_comes_with_gpupool",
+        "for_another_version",
+    ],
 )
 def test_it_is_enabled(machine, what):
     cache = COMPILED / "cache"

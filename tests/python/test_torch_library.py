@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import stat
+import subprocess
 import sys
 import threading
 
@@ -20,7 +21,7 @@ from torch_installation import VERSION, TorchInstallation
 def machine(tmp_path, monkeypatch, nothing_left):
     """Return a machine where PyTorch was just imported, with a compiler, and where gpupool brought no library."""
     machine = TorchInstallation(tmp_path)
-    monkeypatch.setattr(compiler, "SOURCE", machine.source / "allocator.cpp")
+    monkeypatch.setattr(compiler, "SOURCES", machine.source)
     monkeypatch.setattr(compiler, "FOLDER", machine.shipped)
     for name in ("CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -29,6 +30,7 @@ def machine(tmp_path, monkeypatch, nothing_left):
     monkeypatch.setitem(sys.modules, "torch", machine.torch_as_imported())
     for module, name in ((gpupool.torch, "_source"), (place, "_way"), (place, "_library")):
         monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(place, "_has_pinned", False)
     yield machine
     gpupool.torch.disable()
 
@@ -169,7 +171,7 @@ def test_many_processes_may_compile_at_once(machine):
     ("variables", "message"),
     [
         ({"CXX": "no-such-compiler -x"}, "CXX=no-such-compiler -x is no command here: set CXX to a C"),
-        ({"CXX": "false"}, r"false could not compile .*allocator\.cpp \(exit code 1\): it said nothing"),
+        ({"CXX": "false"}, r"false could not compile .*source \(exit code 1\): it said nothing"),
         ({"PATH": "/nonexistent"}, r"there is no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\): install one"),
         (
             {"CUDA_HOME": "/nonexistent"},
@@ -271,6 +273,70 @@ def test_a_refusal_is_an_error_and_changes_nothing(machine):
         with pytest.raises(gpupool.Error, match="could not become PyTorch's allocator: it is refused"):
             gpupool.torch.enable()
     assert place.way() is None
+    assert plug._sources == []
+
+
+@pytest.fixture
+def torch_cpu(tmp_path):
+    """Load a library that has the functions by which PyTorch's allocator of pinned memory is set."""
+    source, path = tmp_path / "cpu.cpp", tmp_path / "libtorch_cpu.so"
+    source.write_text(
+        "namespace c10 { enum class DeviceType : signed char {}; }\n"
+        "namespace at {\n"
+        "struct HostAllocator;\n"
+        "HostAllocator *getHostAllocator(c10::DeviceType) { return nullptr; }\n"
+        "void setHostAllocator(c10::DeviceType, HostAllocator *, unsigned char) {}\n"
+        "}\n"
+    )
+    options = ("-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so")
+    subprocess.run([*compiler.find_compiler(), *options, str(source), "-o", str(path)], check=True)
+    ctypes.CDLL(str(path))
+
+
+def counted_pinned(path):
+    count = ctypes.CDLL(str(path)).counted
+    return count(2), count(3)
+
+
+def test_pinned_memory_is_taken_on_request_and_given_back(machine, torch_cpu):
+    gpupool.torch.enable()
+    path = place._library.path
+    assert counted_pinned(path) == (0, 0)
+    for round in range(1, 3):
+        gpupool.torch.enable(pinned=True)
+        gpupool.torch.enable(pinned=True)
+        gpupool.torch.enable()
+        assert (counted(path), counted_pinned(path)) == ((round, round - 1), (round, round - 1))
+        gpupool.torch.disable()
+        gpupool.torch.disable()
+        assert (counted(path), counted_pinned(path)) == ((round, round), (round, round))
+    gpupool.torch.enable(allocator=False, pinned=True)
+    assert place.way() is None
+    assert (counted(path), counted_pinned(path)) == ((2, 2), (3, 2))
+
+
+def test_where_pytorch_cannot_set_its_pinned_memory_that_is_told_and_nothing_changes(machine, monkeypatch):
+    monkeypatch.setattr(library, "_TORCH_CPU", "libtorch_cpu_of_another.so")
+    with pytest.raises(gpupool.LibraryNotFound, match=r"by at::setHostAllocator of libtorch_cpu_of_.*: .*pinned=True"):
+        gpupool.torch.enable(pinned=True)
+    assert place.way() is None
+    assert plug._sources == []
+    assert counted(place._library.path) == (0, 0)
+
+
+def test_without_a_library_pinned_memory_is_refused_and_nothing_changes(machine, monkeypatch, torch_cpu):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(gpupool.LibraryNotFound, match=r"pinned memory cannot come from gpupool: .* no library"):
+        gpupool.torch.enable(pinned=True)
+    assert place.way() is None
+    assert torch().allocator is None
+
+
+def test_where_the_allocator_is_refused_pinned_memory_goes_back(machine, torch_cpu):
+    torch().backend = "pluggable"
+    with pytest.raises(gpupool.Error, match="allocator was changed already"):
+        gpupool.torch.enable(pinned=True)
+    assert counted_pinned(place._library.path) == (1, 1)
     assert plug._sources == []
 
 

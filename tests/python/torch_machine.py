@@ -34,9 +34,8 @@ class TorchMachine:
         except CannotFetch as error:
             pytest.skip(str(error))
         # Sources and headers of which any may have changed.
-        parts = [SOURCES / name for name in ("libcuda.c", "libcudart.c", "torch_calls.cpp")]
-        parts += [*sorted(SOURCES.glob("*.h")), *sorted(ALLOCATOR.glob("*.h"))]
-        parts += [ALLOCATOR / "allocator.cpp", HEADER, Path(__file__)]
+        parts = [SOURCES / name for name in ("libcuda.c", "libcudart.c", "libtorch_cpu.cpp", "torch_calls.cpp")]
+        parts += [*sorted(SOURCES.glob("*.h")), *sorted(ALLOCATOR.glob("*.h")), *self._units(), HEADER, Path(__file__)]
         digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
         self._folder = COMPILED / f"{self.version}-{digest}"
         if not (self._folder / "done").exists():
@@ -54,6 +53,7 @@ class TorchMachine:
             LD_LIBRARY_PATH=f"{self._folder}:{self._fetched.torch / 'lib'}",
             FAKE_DEVICES="2",
             FAKE_VMM="1",
+            FAKE_HOST_VMM="1",
             FETCHED_TORCH=str(self._fetched.torch),
             CUDA_HOME=str(self._fetched.cuda.parent),
             **variables,
@@ -76,9 +76,16 @@ class TorchMachine:
         )
         torch = ("-std=c++20", "-fvisibility=hidden", "-isystem", self._fetched.torch / "include", f"-I{HEADER.parent}")
         libraries = (f"-L{self._fetched.torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so")
-        self._run("c++", "-O0", *torch, SOURCES / "torch_calls.cpp", *libraries, out="calls.so")
-        self._run("c++", "-O2", *torch, ALLOCATOR / "allocator.cpp", *libraries, out="allocator.so")
+        cpu = "libtorch_cpu.so"
+        runtime_of_cpu = (f"-L{self._folder}", f"-l:{runtime}", f"-Wl,-soname,{cpu}")
+        self._run("c++", "-O0", *torch, SOURCES / "libtorch_cpu.cpp", *libraries, *runtime_of_cpu, out=cpu)
+        of_cpu = (f"-L{self._folder}", f"-l:{cpu}")
+        self._run("c++", "-O0", *torch, SOURCES / "torch_calls.cpp", *libraries, *of_cpu, out="calls.so")
+        self._run("c++", "-O2", *torch, *self._units(), *libraries, out="allocator.so")
         (self._folder / "done").touch()
+
+    def _units(self) -> list[Path]:
+        return sorted(ALLOCATOR.glob("*.cpp"))
 
     def _run(self, language: str, *arguments: object, out: str) -> None:
         compiler = shutil.which(language)

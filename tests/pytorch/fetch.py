@@ -10,6 +10,7 @@ reads metadata; else the wheel is downloaded and deleted again. The index is the
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,11 @@ from typing import IO, NamedTuple
 # The versions that gpupool's wheel has libraries for.
 VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
-_TORCH = re.compile(r"torch/(include/c10/|include/torch/headeronly/|lib/libc10(_cuda)?\.so$|version\.py$)")
+_HOST_ALLOCATOR = "include/ATen/core/CachingHostAllocator.h"
+_TORCH = re.compile(
+    r"torch/(include/c10/|include/torch/headeronly/|" + re.escape(_HOST_ALLOCATOR) + r"$|"
+    r"lib/libc10(_cuda)?\.so$|version\.py$)"
+)
 _CUDA = re.compile(r"nvidia/cu\d+/include/")
 # Wheels of the platforms that gpupool's own are for, whatever Python runs this.
 _PLATFORMS = [f"--platform=manylinux{glibc}_x86_64" for glibc in ("_2_28", "_2_27", "_2_17", "2014")]
@@ -49,7 +54,9 @@ def fetch(version: str, folder: Path) -> Fetched:
         CannotFetch: The package index cannot be reached, or lacks a package.
     """
     torch = folder / version / "torch"
-    if not torch.is_dir():
+    # What was fetched before may lack what was not needed then.
+    if not (torch / _HOST_ALLOCATOR).is_file():
+        shutil.rmtree(torch.parent, ignore_errors=True)
         _extract(f"torch=={version}.*", _TORCH, folder / version)
     told = re.search(r"^cuda.*= '([\d.]+)'$", (torch / "version.py").read_text(), re.MULTILINE)
     if told is None:

@@ -587,23 +587,20 @@ class Allocator final : public CUDAAllocator {
   }
 };
 
-std::mutex installing;
 Allocator *installed = nullptr;
 
 void install(const gpupool_api *table) {
   std::lock_guard<std::mutex> lock(installing);
   if (!installed) {
     auto *present = CA::allocator.load();
-    TORCH_CHECK(table->version >= GPUPOOL_API_VERSION && table->size >= sizeof api,
-                "this library is of another gpupool: it needs version ", GPUPOOL_API_VERSION, " of gpupool.h, of ",
-                sizeof api, " bytes, and got version ", table->version, ", of ", table->size, " bytes");
+    check_table(*table);
     TORCH_CHECK(present, "PyTorch has no CUDA allocator: it was built without CUDA");
     TORCH_CHECK(present->name() == "native", "PyTorch uses the allocator ", present->name(),
                 ": gpupool takes the place of the native one alone. Unset backend in PYTORCH_CUDA_ALLOC_CONF, and do "
                 "not call torch.cuda.memory.change_current_allocator");
     // PyTorch parses its settings while the allocator that they were written for is there.
     present->snapshot({0, 0}, false);
-    api = *table;
+    take_table(*table);
     native = present;
     auto *allocator = new Allocator; // for the whole process: tensors may be freed at its very end
     set_detour(UNCACHED, Allocator::is_uncached() || !native->isEnabled());
@@ -620,26 +617,9 @@ void install(const gpupool_api *table) {
   CA::allocator.store(installed);
 }
 
-// Returns what went wrong in a function, valid until the thread's next call; null if nothing did.
-template <typename Function> const char *attempt(Function function) noexcept {
-  static thread_local std::string why;
-  try {
-    function();
-    return nullptr;
-  } catch (const c10::Error &error) {
-    why = error.what_without_backtrace();
-  } catch (const std::exception &error) {
-    why = error.what();
-  } catch (...) {
-    return "an exception of an unknown kind";
-  }
-  return why.c_str();
-}
-
 } // namespace
 } // namespace gpupool_torch
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 

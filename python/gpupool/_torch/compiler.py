@@ -1,4 +1,4 @@
-"""The compiler that makes a library of ``allocator.cpp`` for one PyTorch, from that PyTorch's own headers.
+"""The compiler that makes a library of this folder's C++ for one PyTorch, from that PyTorch's own headers.
 
 It uses nothing of gpupool's but this folder, for the libraries that come with gpupool are compiled by it too.
 """
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Where the sources are, and the libraries that came with gpupool.
+# Where the libraries are that came with gpupool, and the sources.
 FOLDER = Path(__file__).parent
-SOURCE = FOLDER / "allocator.cpp"
+SOURCES = FOLDER
 TABLE = FOLDER.parent / "include"
 
 # The commands that are tried after $CXX, as PyTorch and most build tools do.
@@ -33,7 +33,11 @@ class CompilationFailed(Exception):
 
 def sources() -> list[Path]:
     """Return the files that a library is made of."""
-    return [*sorted(SOURCE.parent.glob("*.cpp")), *sorted(SOURCE.parent.glob("*.h")), TABLE / "gpupool.h"]
+    return [*_units(), *sorted(SOURCES.glob("*.h")), TABLE / "gpupool.h"]
+
+
+def _units() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
 
 
 def find_compiler() -> list[str]:
@@ -137,7 +141,7 @@ def compile_library(
         *(command or find_compiler()),
         *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w"),
         *includes,
-        str(SOURCE),
+        *map(str, _units()),
         *("-o", str(out)),
         *(f"-L{torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so", "-Wl,--no-undefined", "-s"),
         *options,
@@ -147,10 +151,10 @@ def compile_library(
             arguments, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilationFailed(f"{arguments[0]} could not compile {SOURCE}: {error}") from error
+        raise CompilationFailed(f"{arguments[0]} could not compile {SOURCES}: {error}") from error
     if done.returncode:
         raise CompilationFailed(
-            f"{arguments[0]} could not compile {SOURCE} (exit code {done.returncode}): {_first_error(done.stderr)}"
+            f"{arguments[0]} could not compile {SOURCES} (exit code {done.returncode}): {_first_error(done.stderr)}"
         )
 
 

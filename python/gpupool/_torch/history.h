@@ -90,6 +90,11 @@ class History {
     return stack == stacks_.end() ? nullptr : stack->second.context;
   }
 
+  // The same, where gpupool may not be the allocator of devices' memory, and keeps no stacks then.
+  static std::shared_ptr<GatheredContext> known_context(uint32_t number) {
+    return current ? current->context(number) : nullptr;
+  }
+
   // What a visitor of events gathers.
   struct Entries {
     History *history;

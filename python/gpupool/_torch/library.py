@@ -15,8 +15,20 @@ from typing import Any
 from gpupool import _native
 from gpupool._torch import compiler
 
-# The headers that the allocator's own class is made from; a library is of use for these alone.
-_INTERFACE = ("c10/cuda/CUDACachingAllocator.h", "c10/core/CachingDeviceAllocator.h", "c10/core/Allocator.h")
+# The headers that the allocators' own classes are made from; a library is of use for these alone.
+_INTERFACE = (
+    "c10/cuda/CUDACachingAllocator.h",
+    "c10/core/CachingDeviceAllocator.h",
+    "c10/core/Allocator.h",
+    "ATen/core/CachingHostAllocator.h",
+)
+_FUNCTIONS = ("version", "install", "uninstall", "install_pinned", "uninstall_pinned", "adopt")
+# Half a gigabyte, to which the library is not linked for two functions: at::getHostAllocator and at::setHostAllocator.
+_TORCH_CPU = "libtorch_cpu.so"
+_OF_TORCH_CPU = (
+    "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE",
+    "_ZN2at16setHostAllocatorEN3c1010DeviceTypeEPNS_13HostAllocatorEh",
+)
 
 
 class NoLibrary(Exception):
@@ -30,7 +42,7 @@ class _PoolId(ctypes.Structure):
 
 
 class Library:
-    """The functions of ``allocator.cpp``, loaded into the process."""
+    """The functions of ``allocator.cpp`` and ``host_allocator.cpp``, loaded into the process."""
 
     def __init__(self, path: Path, version: str) -> None:
         """Load it.
@@ -45,14 +57,14 @@ class Library:
         try:
             # ctypes resolves all symbols at once, so what PyTorch no longer has is missed here.
             functions = ctypes.CDLL(str(path))
-            tell, self._install, self._uninstall, self._adopt = (
-                functions[f"gpupool_torch_{name}"] for name in ("version", "install", "uninstall", "adopt")
-            )
+            answering = [functions[f"gpupool_torch_{name}"] for name in _FUNCTIONS]
         except (OSError, AttributeError) as error:
             raise NoLibrary(f"{path} cannot be loaded: {error}") from error
-        for function in (tell, self._install, self._uninstall, self._adopt):
+        for function in answering:
             function.restype = ctypes.c_char_p
+        tell, self._install, self._uninstall, self._install_pinned, self._uninstall_pinned, self._adopt = answering
         self._install.argtypes = [ctypes.c_void_p]
+        self._install_pinned.argtypes = [ctypes.c_void_p] * 3
         self._adopt.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, _PoolId]
         told = _text(tell())
         if told != version:
@@ -74,6 +86,24 @@ class Library:
             gpupool.Error: It refuses.
         """
         _check(self._uninstall(), f"{self.path} could not give PyTorch's allocator its place back")
+
+    def install_pinned(self) -> None:
+        """Make it PyTorch's allocator of pinned memory; a second call does nothing.
+
+        Raises:
+            gpupool.LibraryNotFound: PyTorch lacks the functions by which that is set.
+            gpupool.Error: It refuses.
+        """
+        answer = self._install_pinned(_table(), *_functions_of_torch_cpu())
+        _check(answer, f"{self.path} could not become PyTorch's allocator of pinned memory")
+
+    def uninstall_pinned(self) -> None:
+        """Let the allocator of pinned memory that was there serve what is new.
+
+        Raises:
+            gpupool.Error: It refuses.
+        """
+        _check(self._uninstall_pinned(), f"{self.path} could not give the place of PyTorch's pinned memory back")
 
     def adopt(self, device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
         """Make a pool that PyTorch has just made one of gpupool's.
@@ -98,6 +128,23 @@ def _table() -> int:
     point = ctypes.pythonapi.PyCapsule_GetPointer
     point.restype, point.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return int(point(_native.c_api.capsule, b"gpupool.c_api") or 0)
+
+
+def _functions_of_torch_cpu() -> list[int]:
+    """Return the addresses of the functions by which PyTorch's allocator of pinned memory is told and set.
+
+    Raises:
+        gpupool.LibraryNotFound: PyTorch has no such library in memory, or no such functions.
+    """
+    try:
+        # The copy that is in memory, wherever that is.
+        library = ctypes.CDLL(_TORCH_CPU, mode=os.RTLD_NOLOAD)
+        return [ctypes.cast(library[symbol], ctypes.c_void_p).value or 0 for symbol in _OF_TORCH_CPU]
+    except (OSError, AttributeError) as error:
+        raise _native.LibraryNotFound(
+            f"PyTorch's allocator of pinned memory cannot be set, by at::setHostAllocator of {_TORCH_CPU}: {error}. "
+            "Use a PyTorch of its own wheel, or gpupool.torch.enable() without pinned=True"
+        ) from error
 
 
 def load(torch: Any) -> Library:

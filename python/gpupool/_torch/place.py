@@ -1,4 +1,4 @@
-"""Who is PyTorch's allocator: gpupool takes the place, and gives it back."""
+"""Who is PyTorch's allocator, of devices' memory and of pinned memory: gpupool takes a place, and gives it back."""
 
 import threading
 import warnings
@@ -9,10 +9,12 @@ from gpupool._torch import library, pluggable
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
-# The library of `allocator.cpp`, once it was loaded; it is loaded once, for it stays in the process.
+# The library of this folder's C++, once it was loaded; it is loaded once, for it stays in the process.
 _library: library.Library | None = None
 # How gpupool is PyTorch's allocator: None, "full", or "pluggable", which is for good.
 _way: str | None = None
+# Whether PyTorch's pinned memory comes from gpupool.
+_has_pinned = False
 
 
 def way() -> str | None:
@@ -27,21 +29,43 @@ def take(torch: Any) -> None:
         gpupool.Error: Another allocator has the place, or it is too late for the pluggable one.
         gpupool.LibraryNotFound: PyTorch lacks what is needed.
     """
-    global _library, _way
+    global _way
     with _lock:
         if _way is not None:
             return
         _refuse_others(torch)
         try:
-            if _library is None:
-                _library = library.load(torch)
+            loaded = _load(torch)
         except library.NoLibrary as reason:
             lost = _take_pluggable(torch, reason)
             _way = "pluggable"
             warnings.warn(lost, RuntimeWarning, stacklevel=3)
             return
-        _library.install()
+        loaded.install()
         _way = "full"
+
+
+def take_pinned(torch: Any) -> bool:
+    """Make gpupool PyTorch's allocator of pinned memory; return False if it was already.
+
+    Raises:
+        gpupool.Error: Another allocator has the place.
+        gpupool.LibraryNotFound: There is no library for this PyTorch, or PyTorch lacks what is needed.
+    """
+    global _has_pinned
+    with _lock:
+        if _has_pinned:
+            return False
+        try:
+            loaded = _load(torch)
+        except library.NoLibrary as reason:
+            raise _native.LibraryNotFound(
+                f"PyTorch's pinned memory cannot come from gpupool: {_missing(torch, reason)}. Mend that, or leave out "
+                "pinned=True"
+            ) from reason
+        loaded.install_pinned()
+        _has_pinned = True
+        return True
 
 
 def give_back() -> None:
@@ -57,6 +81,19 @@ def give_back() -> None:
             _way = None
 
 
+def give_back_pinned() -> None:
+    """Let PyTorch's own allocator of pinned memory serve what is new.
+
+    Raises:
+        gpupool.Error: The library refuses.
+    """
+    global _has_pinned
+    with _lock:
+        if _has_pinned and _library is not None:
+            _library.uninstall_pinned()
+            _has_pinned = False
+
+
 def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
     """Make a pool that PyTorch has just made one of gpupool's, which is its allocator.
 
@@ -65,6 +102,22 @@ def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> No
     """
     if _library is not None:
         _library.adopt(device, torch_id, own_id)
+
+
+def _load(torch: Any) -> library.Library:
+    """Return the library, loaded at the first call.
+
+    Raises:
+        library.NoLibrary: There is none.
+    """
+    global _library
+    if _library is None:
+        _library = library.load(torch)
+    return _library
+
+
+def _missing(torch: Any, reason: library.NoLibrary) -> str:
+    return f"gpupool has no library for PyTorch {torch.__version__} and could not make one: {reason}"
 
 
 def _refuse_others(torch: Any) -> None:
@@ -85,7 +138,7 @@ def _refuse_others(torch: Any) -> None:
 
 def _take_pluggable(torch: Any, reason: library.NoLibrary) -> str:
     """Do with what every PyTorch has, and return what is lost by that and how to mend it."""
-    why = f"gpupool has no library for PyTorch {torch.__version__} and could not make one: {reason}"
+    why = _missing(torch, reason)
     try:
         pluggable.install(torch)
     except _native.Error as error:

@@ -49,6 +49,16 @@ inline gpupool_device_stats own_stats(DeviceIndex device) {
   return stats;
 }
 
+// Adds gpupool's to those of PyTorch's own allocator. The peak is that of the sum: never less than what was. What the
+// other had at the beginning bounds what it had since.
+inline void add_stat(Stat &stat, const gpupool_stat &own, const gpupool_stat &reset, int64_t native_before) {
+  int64_t most = std::max(native_before, stat.current);
+  stat.peak = std::max(stat.peak, own.peak + std::min(stat.peak, most));
+  stat.current += own.current;
+  stat.allocated += own.allocated - reset.allocated;
+  stat.freed += own.freed - reset.freed;
+}
+
 class Statistics {
  public:
   DeviceStats of(DeviceIndex device) {
@@ -58,7 +68,8 @@ class Statistics {
     auto &since = since_[device];
     for (auto [torch, ours] : STAT_ARRAYS)
       for (size_t kind = 0; kind < 3; kind++)
-        add((stats.*torch)[kind], (own.*ours)[kind], (since.reset.*ours)[kind], (since.native.*torch)[kind].current);
+        add_stat((stats.*torch)[kind], (own.*ours)[kind], (since.reset.*ours)[kind],
+                 (since.native.*torch)[kind].current);
     for (auto [torch, ours] : STAT_COUNTS) stats.*torch += own.*ours - since.reset.*ours;
     return stats;
   }
@@ -90,15 +101,6 @@ class Statistics {
   };
   std::mutex mutex_;
   std::map<DeviceIndex, Since> since_;
-
-  // The peak of the sum: never less than what was. What the other had at the beginning bounds what it had since.
-  static void add(Stat &stat, const gpupool_stat &own, const gpupool_stat &reset, int64_t native_before) {
-    int64_t most = std::max(native_before, stat.current);
-    stat.peak = std::max(stat.peak, own.peak + std::min(stat.peak, most));
-    stat.current += own.current;
-    stat.allocated += own.allocated - reset.allocated;
-    stat.freed += own.freed - reset.freed;
-  }
 };
 
 } // namespace gpupool_torch

@@ -1,4 +1,4 @@
-// What the other files share: gpupool's table, PyTorch's own allocator, and errors in PyTorch's kinds.
+// What the other files share: gpupool's table, PyTorch's own allocator, and errors in PyTorch's kinds and in C's.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -15,14 +16,30 @@
 #define PYTORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
 namespace gpupool_torch {
 
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-// A copy, so that a call needs one load and not two. Written once, before the allocator takes its place.
+// A copy, so that a call needs one load and not two. Written once, before an allocator takes its place.
 inline gpupool_api api{};
+
+inline void check_table(const gpupool_api &table) {
+  TORCH_CHECK(table.version >= GPUPOOL_API_VERSION && table.size >= sizeof api,
+              "this library is of another gpupool: it needs version ", GPUPOOL_API_VERSION, " of gpupool.h, of ",
+              sizeof api, " bytes, and got version ", table.version, ", of ", table.size, " bytes");
+}
+
+// Held while an allocator takes its place, or gives it up.
+inline std::mutex installing;
+
+inline void take_table(const gpupool_api &table) {
+  if (!api.version) api = table;
+}
+
 // The allocator whose place was taken. What it has handed out goes back to it.
 inline CUDAAllocator *native = nullptr;
 
@@ -124,6 +141,22 @@ inline cudaStream_t lasting(const c10::cuda::CUDAStream &stream) {
       last = now;
     }
   return handle;
+}
+
+// Returns what went wrong in a function, valid until the thread's next call; null if nothing did.
+template <typename Function> const char *attempt(Function function) noexcept {
+  static thread_local std::string why;
+  try {
+    function();
+    return nullptr;
+  } catch (const c10::Error &error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception &error) {
+    why = error.what();
+  } catch (...) {
+    return "an exception of an unknown kind";
+  }
+  return why.c_str();
 }
 
 inline bool is_ours(const void *pointer) { return api.owns(pointer); }

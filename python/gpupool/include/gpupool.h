@@ -168,6 +168,15 @@ typedef struct gpupool_device_stats {
   int64_t device_frees;  /* calls of the driver that gave memory back */
 } gpupool_device_stats;
 
+/* How long calls of one kind took that did what they should, in microseconds. */
+typedef struct gpupool_durations {
+  uint64_t size; /* of this struct */
+  int64_t total;
+  int64_t max; /* since peaks were reset; 0 for none */
+  int64_t min; /* the same */
+  int64_t count;
+} gpupool_durations;
+
 typedef struct gpupool_api {
   uint64_t version;
   uint64_t size;
@@ -280,6 +289,10 @@ typedef struct gpupool_api {
    * gave, whichever way they were made. */
   int (*pinned_stats)(int numa, gpupool_device_stats *stats);
   int (*reset_peak_pinned_stats)(int numa);
+  /* How long pieces of pinned memory took to come, and to go, on all nodes. The caller sets `size`; either may be null. */
+  int (*pinned_times)(gpupool_durations *made, gpupool_durations *given_back);
+  /* As snapshot, of pinned memory alone, which snapshot leaves out. Of devices it has -1 less the number of the node. */
+  int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
 } gpupool_api;
 
 #ifdef __cplusplus

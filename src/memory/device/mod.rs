@@ -26,5 +26,7 @@ pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use small::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass, Slab};
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, Reserve, Run, Source, Supply};
+pub(in crate::memory) use supply::{
+    Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
+};
 pub(in crate::memory) use until::{Until, devices};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use super::device_memory::DeviceMemory;
 use super::pages::Mapping;
 use super::retired_segments::RetiredSegment;
-use super::supply::{Run, Supply};
+use super::supply::{PINNED_GONE, Run, Supply};
 use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
@@ -130,7 +130,8 @@ impl DeviceMemory {
                     while let Some(mapping) = unmapped.last() {
                         // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
                         // entry below.
-                        unsafe { self.range.release(mapping.extent) }?;
+                        let release = || unsafe { self.range.release(mapping.extent) };
+                        if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
                         self.uncount(mapping.bytes(), supply, released);
                         unmapped.pop();
                     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use super::device_memory::DeviceMemory;
-use super::supply::Supply;
+use super::supply::{PINNED_GONE, Supply};
 use crate::error::Result;
 use crate::runtime::Stream;
 use crate::sync::lock;
@@ -63,7 +63,8 @@ impl DeviceMemory {
         for segment in segments {
             let RetiredSegment { address, bytes, stream, supply } = &segment;
             self.range.count_driver_call();
-            match supply.source.segments().map_or(Ok(()), |source| source.free(*address, *bytes, stream)) {
+            let source = supply.source.segments();
+            match PINNED_GONE.time(|| source.map_or(Ok(()), |source| source.free(*address, *bytes, stream))) {
                 Ok(()) => self.uncount(*bytes, supply, &mut released),
                 Err(error) => {
                     outcome = outcome.and(Err(error));

@@ -24,6 +24,6 @@ pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
 pub(crate) use place::order_of;
 #[cfg(feature = "python")]
 pub(crate) use stats::pinned_stats_by_node;
-pub(in crate::memory) use stats::{empty_pinned_cache, pinned_device_stats};
+pub(in crate::memory) use stats::{empty_pinned_cache, pinned_device_stats, pinned_times};
 pub use stats::{pinned_stats, reset_peak_pinned_stats};
 pub use warm::warm_pinned;

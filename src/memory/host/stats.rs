@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::PINNED;
+use crate::memory::device::{Durations, PINNED, PINNED_GONE, PINNED_MADE};
 use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats};
 use crate::memory::serve::{Patience, trim_pools};
 use crate::process;
@@ -45,6 +45,8 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
     let nodes = nodes(numa)?;
     if numa.is_none() {
         PINNED.reset_peak();
+        PINNED_MADE.reset_peaks();
+        PINNED_GONE.reset_peaks();
     }
     nodes.into_iter().try_for_each(|caches| report::reset_peak_memory_stats(caches.memory.device))
 }
@@ -59,6 +61,15 @@ pub(in crate::memory) fn pinned_device_stats(numa: Option<u32>) -> Result<Device
         sum.add(&report::device_stats(caches.memory.device)?);
     }
     Ok(sum)
+}
+
+/// Returns how long pieces of pinned memory took to come, and to go, on all NUMA nodes.
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
+pub(in crate::memory) fn pinned_times() -> Result<[Durations; 2]> {
+    process::refuse_forked()?;
+    Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
 }
 
 /// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on

@@ -4,6 +4,7 @@ mod budget;
 mod pinned_segments;
 mod reserve;
 mod segment_source;
+mod times;
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +14,7 @@ pub(super) use pinned_segments::with_limits;
 pub(in crate::memory) use reserve::{Reserve, Run};
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+pub(in crate::memory) use times::{Durations, PINNED_GONE, PINNED_MADE};
 
 /// Where a pool's memory comes from.
 #[derive(Clone, Debug, Default)]

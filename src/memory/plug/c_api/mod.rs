@@ -27,6 +27,7 @@ pub use checkpoint::{AllocatedFunction, Checkpoint, FreedFunction};
 pub use device_stats::{DeviceStats, Stat, Stats};
 pub use event::{Event, Observer};
 pub use oom_callbacks::OomFunction;
+pub use pinned::Durations;
 pub use pools::{PoolHandle, PoolOptions, PoolSource};
 pub use recording::{Recording, TakeStack};
 pub use snapshot::{Segment, SnapshotVisitor};
@@ -141,6 +142,10 @@ pub struct Api {
     pub pinned_stats: unsafe extern "C" fn(c_int, *mut DeviceStats) -> c_int,
     /// Starts the peaks of pinned memory anew.
     pub reset_peak_pinned_stats: unsafe extern "C" fn(c_int) -> c_int,
+    /// Says how long pinned memory took to come and to go.
+    pub pinned_times: unsafe extern "C" fn(*mut Durations, *mut Durations) -> c_int,
+    /// Tells a visitor of pinned memory, and of what was recorded of it.
+    pub pinned_snapshot: unsafe extern "C" fn(*const SnapshotVisitor) -> c_int,
 }
 
 /// The functions.
@@ -193,4 +198,6 @@ pub static C_API: Api = Api {
     set_pinned_limit: pinned::set_pinned_limit,
     pinned_stats: pinned::pinned_stats,
     reset_peak_pinned_stats: pinned::reset_peak_pinned_stats,
+    pinned_times: pinned::pinned_times,
+    pinned_snapshot: snapshot::pinned_snapshot,
 };

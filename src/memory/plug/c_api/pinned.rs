@@ -5,10 +5,41 @@ use std::ptr;
 
 use super::call::{hand_out, pointer, run};
 use super::device_stats::{DeviceStats, write_stats};
+use super::sized::{SizedStruct, write};
 use crate::error::Result;
+use crate::memory::device;
 use crate::memory::host;
 use crate::memory::serve::{self, Allocation};
 use crate::observe::recording::{Purpose, hold_stack};
+
+/// `gpupool_durations`: how long calls of one kind took, in microseconds.
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Durations {
+    /// Of this struct.
+    pub size: u64,
+    /// All together.
+    pub total: i64,
+    /// The longest since peaks were reset; 0 for none.
+    pub max: i64,
+    /// The shortest since then; 0 for none.
+    pub min: i64,
+    /// How many there were.
+    pub count: i64,
+}
+
+// SAFETY: numbers alone, the size first.
+unsafe impl SizedStruct for Durations {
+    const NAME: &'static str = "gpupool_durations";
+}
+
+impl From<device::Durations> for Durations {
+    fn from(durations: device::Durations) -> Self {
+        let device::Durations { total, most, least, count } = durations;
+        let [total, max, min, count] = [total, most, least, count].map(u64::cast_signed);
+        Self { size: size_of::<Self>() as u64, total, max, min, count }
+    }
+}
 
 /// Returns the NUMA node that a caller names; none for -1.
 fn node_of(numa: c_int) -> Option<i64> {
@@ -70,4 +101,17 @@ pub(super) unsafe extern "C" fn pinned_stats(numa: c_int, stats: *mut DeviceStat
 /// Starts the peaks of pinned memory anew, from what there is now.
 pub(super) unsafe extern "C" fn reset_peak_pinned_stats(numa: c_int) -> c_int {
     run(|| host::reset_peak_pinned_stats(number_of_node(numa)?))
+}
+
+/// Says how long pinned memory took to come and to go.
+pub(super) unsafe extern "C" fn pinned_times(made: *mut Durations, given_back: *mut Durations) -> c_int {
+    run(|| {
+        for (place, durations) in [made, given_back].into_iter().zip(host::pinned_times()?) {
+            if !place.is_null() {
+                // SAFETY: the caller passes durations of its version, whose size it has set, or null.
+                unsafe { write(place, durations.into()) }?;
+            }
+        }
+        Ok(())
+    })
 }

@@ -98,31 +98,53 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
         // SAFETY: the caller passes an id, or null.
         let pool = unsafe { pool.as_ref() };
         let device = if device == -1 { None } else { Some(device_of(device)?) };
-        let MemorySnapshot { mut segments, events } = report::take_snapshot(device)?;
+        let mut taken = report::take_snapshot(device)?;
         // Pinned memory is of no device.
-        let is_of_device = |device: Device| device.host_node().is_none();
-        segments.retain(|segment| is_of_device(segment.device) && pool.is_none_or(|pool| *pool == segment.pool));
-        segments.sort_by_key(|segment| (segment.device, segment.address));
-        for view in &segments {
-            let segment = segment_of(view);
-            if let Some(visit) = visitor.segment {
-                // SAFETY: the caller's function takes this context and a segment.
-                unsafe { visit(visitor.context, &raw const segment) };
-            }
-            for block in &view.blocks {
-                let block = block_of(&segment, block);
-                if let Some(visit) = visitor.block {
-                    // SAFETY: the caller's function takes this context and a block.
-                    unsafe { visit(visitor.context, &raw const block) };
-                }
-            }
-        }
-        if let Some(visit) = visitor.event {
-            for event in events.iter().filter(|event| is_of_device(event.device)).map(Event::from) {
-                // SAFETY: the caller's function takes this context and an event.
-                unsafe { visit(visitor.context, &raw const event) };
-            }
-        }
+        taken.segments.retain(|segment| pool.is_none_or(|pool| *pool == segment.pool));
+        // SAFETY: the caller's functions take the visitor's context.
+        unsafe { visit(&visitor, taken, |device| device.host_node().is_none()) };
         Ok(())
     })
+}
+
+/// Tells a visitor of pinned memory, and of what was recorded of it.
+pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor) -> c_int {
+    run(|| {
+        process::refuse_forked()?;
+        // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
+        let visitor = unsafe { read(visitor) }?;
+        // SAFETY: the caller's functions take the visitor's context.
+        unsafe { visit(&visitor, report::take_snapshot(None)?, |device| device.host_node().is_some()) };
+        Ok(())
+    })
+}
+
+/// Tells a visitor of what a snapshot has of some places.
+///
+/// # Safety
+/// The visitor's functions take its context.
+unsafe fn visit(visitor: &SnapshotVisitor, taken: MemorySnapshot, is_wanted: impl Fn(Device) -> bool) {
+    let MemorySnapshot { mut segments, events } = taken;
+    segments.retain(|segment| is_wanted(segment.device));
+    segments.sort_by_key(|segment| (segment.device, segment.address));
+    for view in &segments {
+        let segment = segment_of(view);
+        if let Some(visit) = visitor.segment {
+            // SAFETY: the caller's function takes this context and a segment.
+            unsafe { visit(visitor.context, &raw const segment) };
+        }
+        for block in &view.blocks {
+            let block = block_of(&segment, block);
+            if let Some(visit) = visitor.block {
+                // SAFETY: the caller's function takes this context and a block.
+                unsafe { visit(visitor.context, &raw const block) };
+            }
+        }
+    }
+    if let Some(visit) = visitor.event {
+        for event in events.iter().filter(|event| is_wanted(event.device)).map(Event::from) {
+            // SAFETY: the caller's function takes this context and an event.
+            unsafe { visit(visitor.context, &raw const event) };
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Claims on memory: within the limits of the pool and the process, or refused for want of memory.
 
 use crate::error::{Error, ErrorKind, Result, StatusKind};
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, PINNED_MADE};
 use crate::memory::pool::Pool;
 
 /// Returns whether an error means that memory ran out, so that freeing some may help.
@@ -40,7 +40,7 @@ pub(super) fn claimed<R>(
         memory.budget.withdraw(bytes);
         return Err(Error::no_memory("gpupool", "the limit of pinned memory is reached (set_pinned_limit)"));
     }
-    let supplied = supply();
+    let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() };
     if supplied.is_ok() {
         memory.pieces.come(bytes);
     }

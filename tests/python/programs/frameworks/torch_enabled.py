@@ -108,6 +108,73 @@ def while_threads_allocate():
     assert live() == 0, f"{live()} blocks did not come back"
 
 
+def live_pinned():
+    gpupool.empty_cache()
+    return gpupool.pinned_stats().live_blocks
+
+
+def take_pinned(nbytes=4096):
+    return call("pinned_allocate", IN_PLACE, nbytes)["block"]
+
+
+def with_pinned_memory():
+    old = take_pinned()
+    gpupool.torch.enable()
+    call("drop", take_pinned())
+    assert not call("pinned_in_place"), "pinned memory was not asked for"
+    for _ in range(3):
+        # A later call adds it.
+        gpupool.torch.enable(pinned=True)
+        gpupool.torch.enable(pinned=True)
+        gpupool.torch.enable()
+        pinned, block = take_pinned(), take()
+        assert (live_pinned(), live()) == (1, 1)
+        gpupool.torch.disable()
+        gpupool.torch.disable()
+        other = take_pinned()
+        assert live_pinned() == 1, "PyTorch takes pinned memory from gpupool still"
+        assert call("pinned_record", IN_PLACE, pinned, 0, 1, 1, 0), "what is left is not recorded"
+        for held in (pinned, other, block):
+            call("drop", held)
+        assert (live_pinned(), live()) == (0, 0)
+    gpupool.torch.enable(allocator=False, pinned=True)
+    pinned, block = take_pinned(), take()
+    assert (live_pinned(), live()) == (1, 0), "the memory of devices was not asked for"
+    gpupool.torch.disable()
+    for held in (pinned, block, old):
+        call("drop", held)
+    assert live_pinned() == 0
+
+
+def with_pinned_memory_while_threads_allocate():
+    is_over = threading.Event()
+
+    def toggle():
+        while not is_over.is_set():
+            gpupool.torch.enable(pinned=True)
+            gpupool.torch.disable()
+
+    toggling = threading.Thread(target=toggle)
+    toggling.start()
+    try:
+        wrong = [call("pinned_turn_over", IN_PLACE, 4, 1000) for _ in range(3)]
+    finally:
+        is_over.set()
+        toggling.join()
+    assert wrong == [0, 0, 0]
+    assert live_pinned() == 0, f"{live_pinned()} blocks did not come back"
+
+
+def with_pinned_memory_of_another():
+    call("pinned_replace", 1, 0)
+    gpupool.torch.enable(pinned=True)
+    gpupool.torch.disable()
+    call("pinned_replace", 0, 0)
+    error = raised(gpupool.Error, gpupool.torch.enable, pinned=True)
+    assert_says(error, "PyTorch's allocator of pinned memory", "was changed since")
+    assert place.way() is None, "the allocator of devices' memory was taken all the same"
+
+
 def as_it_comes_with_gpupool():
     torch = import_torch()
     minor = ".".join(torch.__version__.split(".")[:2])

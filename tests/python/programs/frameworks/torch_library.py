@@ -16,7 +16,7 @@ from torch_double import Torch
 
 
 def compile_one(folder: Path) -> None:
-    compiler.SOURCE = folder / "source" / "allocator.cpp"
+    compiler.SOURCES = folder / "source"
     compiler.FOLDER = folder / "shipped"
     torch = Torch(folder / "torch")
     cache = library.cache_path(torch)

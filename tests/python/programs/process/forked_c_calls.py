@@ -52,6 +52,8 @@ def calls(address: int) -> dict[str, tuple]:
         "set_pinned_limit": (ctypes.c_uint64(1),),
         "pinned_stats": (-1, struct),
         "reset_peak_pinned_stats": (-1,),
+        "pinned_times": (struct, struct),
+        "pinned_snapshot": (struct,),
     }
 
 

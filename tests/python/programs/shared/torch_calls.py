@@ -154,6 +154,21 @@ def install():
     return library.gpupool_torch_install(table())
 
 
+def install_pinned():
+    cpu = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+    get, set_ = (
+        ctypes.cast(cpu[f"_ZN2at16{name}HostAllocatorEN3c1010DeviceTypeE{rest}"], ctypes.c_void_p)
+        for name, rest in (("get", ""), ("set", "PNS_13HostAllocatorEh"))
+    )
+    library.gpupool_torch_install_pinned.restype = ctypes.c_char_p
+    return library.gpupool_torch_install_pinned(table(), get, set_)
+
+
+def uninstall_pinned():
+    library.gpupool_torch_uninstall_pinned.restype = ctypes.c_char_p
+    return library.gpupool_torch_uninstall_pinned()
+
+
 class PoolId(ctypes.Structure):
     _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
 
@@ -169,8 +184,8 @@ def uninstall():
     return library.gpupool_torch_uninstall()
 
 
-def main(functions):
-    """Run the function that the command line names."""
+def main(functions, install=install):
+    """Run the function that the command line names, with gpupool put in its place by `install`."""
     name = sys.argv[3]
     function = functions[name]
     native, ours = Allocator(NATIVE), Allocator(OURS)

@@ -1,0 +1,87 @@
+//! How long pinned memory takes to come and to go, as PyTorch's statistics have it.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::error::Result;
+use crate::sync::lock;
+
+/// How long calls took that did what they should, in microseconds.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Durations {
+    pub(in crate::memory) total: u64,
+    /// Since peaks were last reset, as the least is; 0 for none.
+    pub(in crate::memory) most: u64,
+    pub(in crate::memory) least: u64,
+    pub(in crate::memory) count: u64,
+}
+
+/// The calls of one kind.
+#[derive(Debug)]
+pub(in crate::memory) struct Times(Mutex<Durations>);
+
+/// Those that made pinned memory, a piece each.
+pub(in crate::memory) static PINNED_MADE: Times = Times::new();
+/// Those that gave a piece of it back.
+pub(in crate::memory) static PINNED_GONE: Times = Times::new();
+
+impl Times {
+    const fn new() -> Self {
+        Self(Mutex::new(Durations { total: 0, most: 0, least: 0, count: 0 }))
+    }
+
+    /// Runs a call, and counts how long it took unless it fails.
+    pub(in crate::memory) fn time<R>(&self, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let began = Instant::now();
+        let done = call()?;
+        self.note(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX));
+        Ok(done)
+    }
+
+    fn note(&self, micros: u64) {
+        let mut durations = lock(&self.0);
+        durations.least = if durations.most == 0 { micros } else { durations.least.min(micros) };
+        durations.most = durations.most.max(micros);
+        durations.total = durations.total.saturating_add(micros);
+        durations.count += 1;
+    }
+
+    pub(in crate::memory) fn get(&self) -> Durations {
+        *lock(&self.0)
+    }
+
+    /// Starts the most and the least anew.
+    pub(in crate::memory) fn reset_peaks(&self) {
+        let mut durations = lock(&self.0);
+        durations.most = 0;
+        durations.least = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Durations, Times};
+    use crate::error::Error;
+
+    #[test]
+    fn the_most_and_the_least_begin_anew_and_the_sums_stay() {
+        let times = Times::new();
+        for micros in [30, 10, 20] {
+            times.note(micros);
+        }
+        assert_eq!(times.get(), Durations { total: 60, most: 30, least: 10, count: 3 });
+        times.reset_peaks();
+        assert_eq!(times.get(), Durations { total: 60, most: 0, least: 0, count: 3 });
+        times.note(15);
+        assert_eq!(times.get(), Durations { total: 75, most: 15, least: 15, count: 4 });
+    }
+
+    #[test]
+    fn what_failed_is_not_counted() {
+        let times = Times::new();
+        assert!(times.time(|| Err::<(), _>(Error::invalid_value("no"))).is_err());
+        assert_eq!(times.get().count, 0);
+        assert_eq!(times.time(|| Ok(7)).ok(), Some(7));
+        assert_eq!(times.get().count, 1);
+    }
+}
