@@ -29,7 +29,7 @@ pub use device_buffer::{DeviceBuffer, empty};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::{Empty, try_empty};
 #[cfg(feature = "python")]
-pub(crate) use host::{EmptyPinned, order_of, pinned_stats_by_node, try_empty_pinned};
+pub(crate) use host::{EmptyPinned, empty_pinned_cache, order_of, pinned_stats_by_node, try_empty_pinned};
 pub use host::{
     PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_limit, pinned_stats, reset_peak_pinned_stats,
     set_pinned_limit, warm_pinned,
@@ -54,6 +54,8 @@ pub use report::{
     memory_stats, reset_peak_memory_stats,
 };
 pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_snapshot};
+#[cfg(feature = "python")]
+pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
 pub use serve::{OomCallback, OomGuard, on_oom};
 
