@@ -1,7 +1,7 @@
 //! The cost of the allocator: allocation and freeing of one size, a random mix on several threads, a recording, many live
 //! blocks, and the replay of trace files. It prints one JSON object a line, as benches/memory_peers.py does.
 //!
-//! `memory pair | c_abi | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments it
+//! `memory pair | c_abi | pinned THREADS... | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments it
 //! measures all but the replay.
 
 use std::collections::HashMap;
@@ -59,6 +59,30 @@ fn pair() {
         let buffer = timed(200_000, || drop(black_box(gpupool::empty(size, &stream).expect("memory"))));
         println!(
             r#"{{"peer":"gpupool","work":"pair","size":{size},"ns_per_pair":{raw:.1},"buffer_ns_per_pair":{buffer:.1}}}"#
+        );
+    }
+}
+
+/// Prints the nanoseconds that allocating and freeing pinned memory takes the slowest thread; and on one thread where a stream
+/// was recorded on it, whose work is done.
+fn pinned(threads: usize) {
+    for size in [512, 65536, 1 << 20, 32 << 20] {
+        let barrier = Barrier::new(threads);
+        let pair = || drop(black_box(gpupool::empty_pinned(size, None).expect("memory")));
+        let work = || {
+            pair();
+            barrier.wait();
+            timed(200_000, pair)
+        };
+        let times: Vec<_> = thread::scope(|scope| {
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let slowest = times.into_iter().fold(0.0, f64::max);
+        let stream = stream();
+        let recorded = timed(20_000, || drop(black_box(gpupool::empty_pinned(size, Some(&stream)).expect("memory"))));
+        println!(
+            r#"{{"peer":"gpupool","work":"pinned","threads":{threads},"size":{size},"ns_per_pair":{slowest:.1},"recorded_ns_per_pair":{recorded:.1}}}"#
         );
     }
 }
@@ -250,12 +274,16 @@ fn main() {
         None => {
             pair();
             c_abi();
+            [1, 2].into_iter().for_each(pinned);
             [1, 2].into_iter().for_each(mix);
             [1, 2].into_iter().for_each(recording);
             random(100_000);
         }
         Some("pair") => pair(),
         Some("c_abi") => c_abi(),
+        Some("pinned") => {
+            arguments[1..].iter().for_each(|threads| pinned(threads.parse().expect("a number of threads")))
+        }
         Some("mix") => arguments[1..].iter().for_each(|threads| mix(threads.parse().expect("a number of threads"))),
         Some("recording") => {
             arguments[1..].iter().for_each(|threads| recording(threads.parse().expect("a number of threads")));

@@ -178,3 +178,29 @@ def test_a_use_is_counted_by_node():
     del first, second
     gpupool.reset_peak_pinned_stats()
     assert gpupool.pinned_stats().peak_live_bytes == 0
+
+
+def test_the_summary_has_a_table_of_it():
+    buffer = gpupool.empty_pinned(3 * MIB)
+    gpupool.set_pinned_limit(64 * MIB)
+    summary = gpupool.memory_summary(1)
+    node = summary.pinned[0]
+    assert (node.numa, node.live_bytes, node.live_blocks) == (0, buffer.nbytes, 1)
+    assert (summary.pinned_limit, summary.to_dict()["pinned"][0]["live_bytes"]) == (64 * MIB, 3 * MIB)
+    [line] = [line for line in str(summary).splitlines() if line.startswith("NUMA node 0")]
+    assert "live 3.00 MiB" in line
+    assert str(summary).splitlines()[-1].split("  ")[0] == "limit of all"
+
+
+def test_threads_that_end_leave_their_blocks_and_their_memory_to_others():
+    buffers = []
+    thread = threading.Thread(target=lambda: buffers.append(gpupool.empty_pinned(32 * MIB)))
+    thread.start()
+    thread.join()
+    address = buffers[0].ptr
+    memoryview(buffers[0])[:1] = b"x"
+    del buffers[:]
+    thread = threading.Thread(target=lambda: buffers.append(gpupool.empty_pinned(32 * MIB)))
+    thread.start()
+    thread.join()
+    assert buffers[0].ptr == address

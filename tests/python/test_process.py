@@ -9,6 +9,11 @@ def test_exit_is_clean_with_handles_everywhere():
     assert (done.returncode, done.stdout, done.stderr) == (0, "at exit True\n", "")
 
 
+def test_exit_is_clean_with_pinned_memory_everywhere():
+    done = start_program("process/pinned_at_exit.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on():
     run_program("process/forks.py", "handles")
 

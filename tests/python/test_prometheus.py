@@ -45,11 +45,14 @@ def busy(nothing_left):
     with gpupool.use_mem_pool(pool):
         buffers = [gpupool.empty(3 * MIB, streams[0]), gpupool.empty(1000, streams[1])]
     buffers.append(gpupool.empty(MIB, streams[0]))
+    buffers.append(gpupool.empty_pinned(5 * MIB))
+    gpupool.set_pinned_limit(64 * MIB)
     gpupool.host.warm(2)
     with gpupool.host.lease(streams[0]):
         # Not the pool itself, which pytest would keep until what was left is looked at.
         yield pool.id
     gpupool.host.trim()
+    gpupool.set_pinned_limit(None)
     del pool, buffers
 
 
@@ -74,6 +77,11 @@ def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
     assert values(text, "gpupool_pool_memory_bytes", **pool)[("live",)] == 3 * MIB + 1024
     assert values(text, "gpupool_pool_memory_requested_bytes", **pool) == {(): 3 * MIB + 1000}
     assert values(text, "gpupool_pool_memory_limit_bytes") == {("0", str(busy)): 64 * MIB}
+    pinned = gpupool.pinned_stats(0)
+    held = values(text, "gpupool_pinned_memory_bytes", numa="0")
+    assert held == {("live",): pinned.live_bytes, ("cached",): pinned.cached_bytes, ("releasing",): 0}
+    assert pinned.live_bytes >= 5 * MIB
+    assert values(text, "gpupool_pinned_memory_limit_bytes") == {(): 64 * MIB}
     stats = gpupool.host.stats(0)
     library = {"device": "0", "library": "host"}
     states = values(text, "gpupool_handles", **library)
