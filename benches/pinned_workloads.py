@@ -9,9 +9,10 @@ Step = int | tuple[str, int]
 
 
 def loader() -> list[Step]:
-    """Return what a loader of token sequences asks for: eight batches are ready at a time, each with tokens, mask, positions and labels.
+    """Return what a loader of token sequences asks for: eight batches are ready at a time.
 
-    A batch is padded to its longest sequence, whose length is log-normal, as in text of mixed sources.
+    A batch has tokens, mask, positions and labels, and is padded to its longest sequence, whose length is log-normal,
+    as in text of mixed sources.
     """
     numbers, steps, ready, count = random.Random(1), [], [], 0
     for _ in range(400):
@@ -44,8 +45,8 @@ def images() -> list[Step]:
 def offload() -> list[Step]:
     """Return what an offload of the optimizer's state asks for, of a language model of 1.1 thousand million parameters.
 
-    It has 22 layers, 2048 wide with 5632 inside and 256 for keys and values, and a vocabulary of 32000: three float32 copies
-    of each tensor stay; the gradients of a layer, in bfloat16, are there while the next layer's come.
+    It has 22 layers, 2048 wide with 5632 inside and 256 for keys and values, and a vocabulary of 32000. Three float32
+    copies of each tensor stay; the gradients of a layer, in bfloat16, are there while the next layer's come.
     """
     layer = [2048 * 2048, 256 * 2048, 256 * 2048, 2048 * 2048, 5632 * 2048, 5632 * 2048, 2048 * 5632, 2048, 2048]
     tensors = [32000 * 2048, *(layer * 22), 2048, 32000 * 2048]
