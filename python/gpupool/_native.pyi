@@ -1033,6 +1033,14 @@ class CApi:
         """The address of a whole ``cudssDeviceMemHandler_t``."""
 
     @property
+    def pinned_handler(self) -> int:
+        """The address of a whole ``cudssPinnedMemHandler_t``, of cuDSS 1.0, for ``cudssSetPinnedMemHandler``.
+
+        Its memory is on the NUMA node nearest to the stream's device, and is used again once the work is done that the
+        stream had when it was freed.
+        """
+
+    @property
     def capsule(self) -> Any:
         """A PyCapsule named ``gpupool.c_api`` that points to the table of C functions that ``gpupool.h`` declares."""
 

@@ -38,7 +38,7 @@ pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
-pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, c_api, feed};
+pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};
