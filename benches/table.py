@@ -40,16 +40,30 @@ PEERS = {
     "rmm arena": "RMM's arena",
     "rmm async": "RMM's `CudaAsyncMemoryResource`",
     "rmm gpupool": "RMM over gpupool",
-    "torch": "PyTorch",
-    "torch expandable": "PyTorch, expandable segments",
-    "torch pool of gpupool": "PyTorch, `gpupool.torch.mem_pool`",
-    "gpupool": "PyTorch, `gpupool.torch.enable`",
     "cuda.core": "cuda.core",
     "cuda.core, gpupool": "cuda.core over gpupool",
     "cuMemAllocAsync": "`cuMemAllocAsync`",
     "numba": "Numba",
     "numba, gpupool": "Numba over gpupool",
 }
+# What was measured of PyTorch, by what each row of the table is called.
+OF_PYTORCH = {
+    "`torch.empty` of 1 KiB and its end, ns": {"work": "empty(1024, uint8)"},
+    "of 1 MiB": {"work": "empty(1048576, uint8)"},
+    "of 32 MiB": {"work": "empty(33554432, uint8)"},
+    "a step of the mix in Python, ns": {"work": "mix", "threads": 1},
+    "each of 16 threads": {"work": "mix", "threads": 16},
+    "allocate and free 1 KiB in C++, ns": {"work": "C++ pair", "size": 1024},
+    "1 MiB": {"work": "C++ pair", "size": 1 << 20},
+    "32 MiB": {"work": "C++ pair", "size": 32 << 20},
+    "a step of the mix in C++, ns": {"work": "C++ mix", "threads": 1},
+    "each of 16 threads of C++": {"work": "C++ mix", "threads": 16},
+    "a step of training of many small operations, us": {"work": "step of small operations"},
+    "peak of a transformer on sentences of varying length, MiB": {"work": "peak of transformer"},
+    "peak of generating with a growing cache, MiB": {"work": "peak of growing cache"},
+    "peak of ResNet-50 on pictures of varying size, MiB": {"work": "peak of ResNet-50"},
+}
+UNITS = ("ns", "ns_per_step", "ns_per_pair", "us", "mib")
 
 
 def table(*rows: Iterable[str]) -> str:
@@ -207,6 +221,17 @@ def frameworks(lines: list[dict]) -> str:
     return table(head, *rows)
 
 
+def pytorch(lines: list[dict]) -> str:
+    """Return the table of what PyTorch takes on gpupool and on its own allocator."""
+    head = ["PyTorch", "on gpupool", "on its own", "with expandable segments"]
+    rows = []
+    for title, wanted in OF_PYTORCH.items():
+        measured = [pick(lines, peer=peer, **wanted) for peer in ("gpupool", "torch", "torch expandable")]
+        figures = [next((line[unit] for unit in UNITS if unit in line), None) for line in measured]
+        rows.append([title, *map(number, figures)])
+    return table(head, *rows)
+
+
 def workspaces(lines: list[dict]) -> str:
     """Return the table of products that cuBLAS splits over its workspace.
 
@@ -258,6 +283,7 @@ TABLES = {
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
     "threads": lambda: threads(of_lines(MEMORY_FILE)),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
+    "pytorch": lambda: pytorch(of_lines("h200-x2/pytorch_peers.json")),
 }
 
 

@@ -1,6 +1,7 @@
 // Drives PyTorch's allocator, which may be gpupool, as benches/memory.rs drives gpupool's: called by torch_calls.py.
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -32,8 +33,8 @@ static double timed(Call call) {
   std::vector<double> rounds;
   for (int round = 0; round < 9; ++round) {
     const auto start = Clock::now();
-    for (int i = 0; i < 200000; ++i) call();
-    rounds.push_back(nanoseconds(start) / 200000);
+    for (int i = 0; i < 20000; ++i) call();
+    rounds.push_back(nanoseconds(start) / 20000);
   }
   return median(rounds);
 }
@@ -53,7 +54,7 @@ EXPORT double torch_storage(int64_t size) {
 // Returns the wall nanoseconds that one step takes the slowest thread, in the median of nine rounds. Each thread keeps
 // 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all on one stream.
 EXPORT double torch_mix(int threads) {
-  const int steps = 20000;
+  const int steps = 5000;
   const int rounds = 9;
   auto* torch = allocator::get();
   std::barrier together(threads);
@@ -61,6 +62,8 @@ EXPORT double torch_mix(int threads) {
   std::vector<std::thread> running;
   for (int thread = 0; thread < threads; ++thread) {
     running.emplace_back([&, thread] {
+      // As a thread has it that has launched work; without a context every question for the device is a long one.
+      c10::cuda::SetDevice(0, true);
       std::mt19937_64 random(42 + thread);
       std::uniform_real_distribution<double> power(9, 23);
       std::vector<void*> live;

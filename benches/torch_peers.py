@@ -1,149 +1,158 @@
 """PyTorch on gpupool's memory and on its own, in one run on one machine, as one JSON object a line.
 
-    python benches/torch_peers.py
+    python benches/torch_peers.py [times] [peaks]
 
-A process has one allocator, so each way has its own: PyTorch's, PyTorch's with expandable segments, PyTorch's pool fed
-by gpupool (``gpupool.torch.using``), and gpupool alone (``gpupool.torch.enable``). What is timed in C++ goes through
-``c10::cuda::CUDACachingAllocator``, and each peak of memory, by the driver's count, is taken in a process of its own.
+A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, and gpupool (``gpupool.torch.enable``);
+for peaks of memory also PyTorch's with expandable segments. They take turns at every work, some rounds each, and a
+figure is that of the best round: what else the machine does only adds to it, and falls on both alike. What is timed
+in C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken while no
+other process is there.
+
 Times are nanoseconds, of a step of training microseconds; with several threads, those of the slowest. The last lines
-are ratios: gpupool's figure to that of PyTorch's own, and to that with expandable segments.
+are ratios: gpupool's figure to that of PyTorch's own, and to that with expandable segments; and of the mix in Python
+what is left of PyTorch's time where its tensors have no memory, which no allocator can go below.
 """
 
 import contextlib
-import gc
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from figures import THREADS, forget, nanoseconds, tell, tell_mix
-from torch_calls import Calls
-from torch_workloads import PEAKS, peak, small_operations
+from figures import THREADS, tell
+from torch_peer import GPUPOOL
+from torch_workloads import PEAKS
 
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
-OURS = "gpupool"
-OWN = ("torch", "torch expandable")
-WAYS = (*OWN, "torch pool of gpupool", OURS)
+EXPANDABLE = "torch expandable"
+OWN = ("torch", EXPANDABLE)
+WAYS = ("torch", GPUPOOL)
 SIZES = (1024, 1 << 20, 32 << 20)
-# What tells one line of results from another, and what it has told.
-KEYS, FIGURES = ("work", "threads", "size"), ("ns", "ns_per_step", "ns_per_pair", "us", "mib")
+ROUNDS, LONG_ROUNDS = 15, 4
 
 
-def enable(way: str) -> None:
-    """Make gpupool the allocator where that is the way."""
-    import gpupool.torch
+class Peer:
+    """A process that measures one way."""
 
-    if way == OURS:
-        gpupool.torch.enable()
+    def __init__(self, way: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
+        if way == EXPANDABLE:
+            environment[CONFIGURATION] = "expandable_segments:True"
+        program = Path(__file__).with_name("torch_peer.py")
+        self.way = way
+        self._process = subprocess.Popen(
+            [sys.executable, program, way], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def measure(self, *what: object) -> float:
+        """Return a figure."""
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            message = f"{self.way}: the process ended with status {self._process.wait()} at {what}"
+            raise RuntimeError(message)
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
 
 
-def measure_python(way: str) -> None:
-    """Measure calls from Python."""
-    import gpupool.torch
+class Table:
+    """What was measured, by work and way."""
 
-    enable(way)
-    import torch
+    def __init__(self) -> None:
+        self._rows: list[tuple[dict[str, object], dict[str, float]]] = []
 
-    scope = contextlib.nullcontext
-    if way == "torch pool of gpupool":
-        pool = gpupool.MemPool()
-        scope = lambda: gpupool.torch.using(pool)  # noqa: E731
+    def tell(self, work: dict[str, object], unit: str, figures: dict[str, float]) -> None:
+        """Add a row, and print it."""
+        self._rows.append((work, figures))
+        for way, figure in figures.items():
+            tell(peer=way, **work, **{unit: round(figure, 1)})
 
-    @contextlib.contextmanager
-    def peer():
-        with scope():
-            yield lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cuda"), forget
+    def tell_ratios(self) -> None:
+        """Print what gpupool's figures are of PyTorch's own."""
+        for work, figures in self._rows:
+            ratios = {
+                way: round(figures[GPUPOOL] / figures[way], 3) for way in OWN if way in figures and GPUPOOL in figures
+            }
+            if ratios:
+                tell(peer="ratio of gpupool", **work, to=ratios)
+        of_torch = {(work["work"], work.get("threads")): figures.get("torch") for work, figures in self._rows}
+        for threads in THREADS:
+            whole, rest = of_torch.get(("mix", threads)), of_torch.get((WITHOUT_MEMORY, threads))
+            if not whole or not rest:
+                continue
+            tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=round(rest / whole, 3))
 
-    names = {"empty": torch.empty, "uint8": torch.uint8, "device": torch.device("cuda", 0)}
-    empty = "empty(SIZE, dtype=uint8, device=device)"
-    with scope():
+
+WITHOUT_MEMORY = "mix of tensors without memory"
+
+
+def take_turns(peers: list[Peer], rounds: int, *what: object) -> dict[str, float]:
+    """Return each peer's best figure."""
+    figures: dict[str, list[float]] = {peer.way: [] for peer in peers}
+    for _ in range(rounds):
+        for peer in peers:
+            figures[peer.way].append(peer.measure(*what))
+    return {way: min(values) for way, values in figures.items()}
+
+
+def measure_times(table: Table) -> None:
+    """Measure what takes time."""
+    with contextlib.ExitStack() as stack:
+        peers = [Peer(way) for way in WAYS]
+        for peer in peers:
+            stack.callback(peer.end)
         for size in SIZES:
-            tell(peer=way, work=f"empty({size}, uint8)", ns=nanoseconds(empty.replace("SIZE", str(size)), **names))
-        names = {"alloc": torch.cuda.caching_allocator_alloc, "delete": torch.cuda.caching_allocator_delete}
-        tell(peer=way, work="caching_allocator_alloc(1024)", ns=nanoseconds("delete(alloc(1024))", **names))
-    tell_mix(way, peer)
-    if way != OURS:
-        return
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        tell(peer=way, work="gpupool.empty(1024) on torch's stream", ns=nanoseconds("f(1024)", f=gpupool.empty))
+            statement = f"empty({size}, dtype=uint8, device=device)"
+            table.tell({"work": f"empty({size}, uint8)"}, "ns", take_turns(peers, ROUNDS, "statement", statement))
+        figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))")
+        table.tell({"work": "caching_allocator_alloc(1024)"}, "ns", figures)
+        for threads in THREADS:
+            figures = take_turns(peers, LONG_ROUNDS, "mix", threads)
+            table.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)
+            figures = take_turns(peers[:1], LONG_ROUNDS, "mix_without_memory", threads)
+            table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
+        figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)")
+        table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
+        for what in ("pair", "storage"):
+            for size in SIZES:
+                figures = take_turns(peers, ROUNDS, "cpp", what, size)
+                table.tell({"work": f"C++ {what}", "size": size}, "ns_per_pair", figures)
+        for threads in THREADS:
+            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads)
+            table.tell({"work": "C++ mix", "threads": threads}, "ns_per_step", figures)
+        table.tell({"work": "step of small operations"}, "us", take_turns(peers, LONG_ROUNDS, "step"))
 
 
-def measure_cpp(way: str) -> None:
-    """Measure calls from C++."""
-    import torch
-
-    torch.empty(1, device="cuda")
-    enable(way)
-    calls = Calls()
-    for size in SIZES:
-        tell(peer=way, work="C++ pair", size=size, ns_per_pair=round(calls.pair(size), 1))
-        tell(peer=way, work="C++ storage", size=size, ns_per_pair=round(calls.storage(size), 1))
-    for threads in THREADS:
-        tell(peer=way, work="C++ mix", threads=threads, ns_per_step=round(calls.mix(threads), 1))
-
-
-def measure_step(way: str) -> None:
-    """Measure a step of training."""
-    enable(way)
-    tell(peer=way, work="step of small operations", us=small_operations())
+def measure_peaks(table: Table) -> None:
+    """Measure what takes memory."""
+    for name in PEAKS:
+        figures = {}
+        for way in (*OWN, GPUPOOL):
+            peer = Peer(way)
+            try:
+                figures[way] = peer.measure("peak", name)
+            finally:
+                peer.end()
+        table.tell({"work": f"peak of {name}"}, "mib", figures)
 
 
-def measure_peak(way: str, name: str) -> None:
-    """Measure the peak of a workload."""
-    gc.enable()
-    enable(way)
-    tell(peer=way, work=f"peak of {name}", mib=peak(PEAKS[name]))
-
-
-def run(way: str, *what: str) -> list[dict]:
-    """Measure in a process of its own, print its lines and return them."""
-    environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
-    if way == "torch expandable":
-        environment[CONFIGURATION] = "expandable_segments:True"
-    done = subprocess.run([sys.executable, __file__, way, *what], env=environment, check=False, stdout=subprocess.PIPE)
-    lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
-    for line in lines:
-        tell(**line)
-    if done.returncode:
-        tell(peer=way, work=" ".join(what), error=f"ended with status {done.returncode}")
-    return lines
-
-
-def tell_ratios(lines: list[dict]) -> None:
-    """Print what gpupool's figures are of PyTorch's own."""
-    figures: dict[tuple, dict[str, float]] = {}
-    for line in lines:
-        for name in FIGURES:
-            if name in line:
-                figures.setdefault(tuple(line.get(key) for key in KEYS), {})[line["peer"]] = line[name]
-    for keys, of_peers in figures.items():
-        ratios = {
-            peer: round(of_peers[OURS] / of_peers[peer], 3) for peer in OWN if OURS in of_peers and of_peers.get(peer)
-        }
-        if ratios:
-            told = {key: value for key, value in zip(KEYS, keys, strict=True) if value is not None}
-            tell(peer="ratio of gpupool", **told, to=ratios)
+MEASURES = {"times": measure_times, "peaks": measure_peaks}
 
 
 def main() -> None:
-    """Measure all ways, each in processes of its own."""
-    lines = []
-    for way in WAYS:
-        lines += run(way, "python")
-    for way in (*OWN, OURS):
-        lines += run(way, "cpp")
-        lines += run(way, "step")
-        for name in PEAKS:
-            lines += run(way, "peak", name)
-    tell_ratios(lines)
+    """Measure what is named, or all."""
+    table = Table()
+    for name in sys.argv[1:] or MEASURES:
+        MEASURES[name](table)
+    table.tell_ratios()
 
 
 if __name__ == "__main__":
-    # A collection takes longer than a thousand steps, and falls on the peer that is at work.
-    gc.disable()
-    if len(sys.argv) > 1:
-        measures = {"python": measure_python, "cpp": measure_cpp, "step": measure_step, "peak": measure_peak}
-        measures[sys.argv[2]](sys.argv[1], *sys.argv[3:])
-    else:
-        main()
+    main()

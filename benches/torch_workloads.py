@@ -31,7 +31,7 @@ def small_operations() -> float:
     for _ in range(50):
         step()
     rounds = []
-    for _ in range(15):
+    for _ in range(9):
         torch.cuda.synchronize()
         start = time.perf_counter_ns()
         for _ in range(20):

@@ -11,34 +11,33 @@ use std::fmt;
 /// Within the crate it is also a NUMA node of the host, whose pinned memory is managed as a device's memory is. No such
 /// value leaves the crate but in reports on pinned memory, and no call for a device takes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Device(u32);
+pub struct Device(u64);
 
-/// Set in the number of a NUMA node of the host.
-const HOST_NODE: u32 = 1 << 31;
+/// Set in the number of a NUMA node of the host; no ordinal is as large.
+const HOST_NODE: u64 = 1 << 32;
 
 impl Device {
     /// Makes the device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at
     /// once.
     pub const fn from_ordinal(ordinal: u32) -> Self {
-        // No machine has as many.
-        Self(if ordinal < HOST_NODE { ordinal } else { HOST_NODE - 1 })
+        Self(ordinal as u64)
     }
 
     /// Makes the NUMA node of the host with this number.
     pub(crate) const fn of_host_node(node: u32) -> Self {
-        Self(HOST_NODE | node)
+        Self(HOST_NODE | node as u64)
     }
 
     /// Returns the number of the NUMA node of the host that this is; none for a device.
     #[inline]
     pub const fn host_node(self) -> Option<u32> {
-        if self.0 & HOST_NODE == 0 { None } else { Some(self.0 & !HOST_NODE) }
+        if self.0 & HOST_NODE == 0 { None } else { Some(self.0 as u32) }
     }
 
     /// Returns how C and snapshots number it: the ordinal, and -1 less the node's number for a NUMA node of the host.
     pub(crate) const fn number(self) -> i64 {
         match self.host_node() {
-            None => self.0 as i64,
+            None => self.0.cast_signed(),
             Some(node) => -1 - node as i64,
         }
     }

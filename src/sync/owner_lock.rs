@@ -92,6 +92,13 @@ impl<T> OwnerLock<T> {
         OwnerGuard::new(self, Some(owner_locks), true)
     }
 
+    /// Returns whether the owner has not locked it since the last visitor did, if there was one.
+    #[cold]
+    pub(crate) fn is_as_left(&self) -> bool {
+        let owner_locks = lock(&self.owner_locks);
+        *owner_locks == 0 && self.is_shared.load(Ordering::Relaxed)
+    }
+
     /// Locks for any thread, the owner too.
     #[cold]
     pub(crate) fn lock(&self) -> OwnerGuard<'_, T> {
@@ -271,6 +278,31 @@ mod models {
             }
             visitor.join().unwrap();
             assert_eq!(lock.lock().load(Ordering::Relaxed), 5);
+        });
+    }
+
+    #[test]
+    fn a_lock_that_the_owner_took_is_not_as_it_was_left() {
+        loom::model(|| {
+            let lock = Arc::new(OwnerLock::new(()));
+            assert!(!lock.is_as_left());
+            drop(lock.lock());
+            let has_come = Arc::new(AtomicBool::new(false));
+            let owner = {
+                let (lock, has_come) = (Arc::clone(&lock), Arc::clone(&has_come));
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        // SAFETY: this thread is the only owner and holds no guard.
+                        drop(unsafe { lock.lock_as_owner() });
+                        has_come.store(true, Ordering::Release);
+                    }
+                })
+            };
+            assert!(!(has_come.load(Ordering::Acquire) && lock.is_as_left()));
+            owner.join().unwrap();
+            assert!(!lock.is_as_left());
+            drop(lock.lock());
+            assert!(lock.is_as_left());
         });
     }
 

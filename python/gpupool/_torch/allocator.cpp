@@ -60,8 +60,9 @@ void trace_allocation(void *pointer) {
     (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
 }
 
+// PyTorch's own allocator tells of its blocks itself.
 void trace_deallocation(void *pointer) {
-  if (auto *interpreter = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(interpreter))
+  if (auto *interpreter = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(interpreter) && is_ours(pointer))
     (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
 }
 
@@ -107,32 +108,37 @@ C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
                    c10::CachingAllocator::format_size(free), " is free. gpupool: ", why);
 }
 
-// Gives a block of PyTorch's own allocator back to that. Where gpupool could not free its own, this says so and no
-// more: tensors die in destructors, out of which nothing may be thrown.
-C10_NOINLINE void deallocate_other(void *pointer) {
-  // The text is of the failed call, and asking whose the pointer is does not change it.
+// What a free does where gpupool could not free its own.
+enum class OnFailure { THROW, WARN };
+
+// Gives a block of PyTorch's own allocator back to that. The text is of the failed call, and asking whose the pointer is
+// does not change it.
+C10_NOINLINE void deallocate_other(void *pointer, int status, OnFailure on_failure) {
   if (!is_ours(pointer)) return native->raw_delete(pointer);
+  if (on_failure == OnFailure::THROW) fail(status);
   TORCH_WARN("gpupool could not free memory: ", api.last_error());
 }
 
 // Frees, and tells trackers and profilers.
-C10_NOINLINE void deallocate_observed(void *pointer) {
+C10_NOINLINE void deallocate_observed(void *pointer, OnFailure on_failure) {
   gpupool_block block{};
   thrown = {}; // by what another library did
   bool is_reported = c10::memoryProfilingEnabled() && find_block(pointer, block);
-  if (api.deallocate(pointer)) return deallocate_other(pointer);
+  if (int status = api.deallocate(pointer)) return deallocate_other(pointer, status, on_failure);
   auto bytes = static_cast<int64_t>(block.bytes);
   if (is_reported) report_to_profiler(pointer, -bytes, static_cast<DeviceIndex>(block.device));
   rethrow();
 }
 
-// The deleter of every DataPtr.
-void deallocate(void *pointer) {
+template <OnFailure on_failure> void free_block(void *pointer) {
   if (!pointer) return;
   trace_deallocation(pointer);
-  if (C10_UNLIKELY(has_detour(OF_FREES))) return deallocate_observed(pointer);
-  if (C10_UNLIKELY(api.deallocate(pointer) != GPUPOOL_SUCCESS)) deallocate_other(pointer);
+  if (C10_UNLIKELY(has_detour(OF_FREES))) return deallocate_observed(pointer, on_failure);
+  if (int status = api.deallocate(pointer); C10_UNLIKELY(status)) deallocate_other(pointer, status, on_failure);
 }
+
+// The deleter of every DataPtr. Tensors die in destructors, out of which nothing may be thrown.
+void deallocate(void *pointer) { free_block<OnFailure::WARN>(pointer); }
 
 // What getCheckpointState gives.
 struct Checkpoint final : CA::AllocatorState {
@@ -170,12 +176,7 @@ class Allocator final : public CUDAAllocator {
     return bytes ? raw_alloc_on(bytes, current_device(), stream) : nullptr;
   }
 
-  void raw_delete(void *pointer) override {
-    gpupool_block block;
-    // Unlike a tensor's end this may throw.
-    if (pointer && is_ours(pointer) && !find_block(pointer, block)) fail(GPUPOOL_ERROR_INVALID_VALUE);
-    deallocate(pointer);
-  }
+  void raw_delete(void *pointer) override { free_block<OnFailure::THROW>(pointer); }
 
   // PyTorch compares this with the deleters of what it was given last.
   c10::DeleterFnPtr raw_deleter() const override {
@@ -304,13 +305,15 @@ class Allocator final : public CUDAAllocator {
     check_device(device);
     auto stats = statistics_.of(device);
 #if PYTORCH_AT_LEAST(2, 13)
-    for (auto &pool : pools_.of_device(device)) {
+    if (auto pools = pools_.of_device(device); !pools.empty()) {
+      auto &by_pool = stats.reserved_bytes_by_private_pools;
+      for (auto &pool : pools) by_pool[pool->id];
       Snapshot snapshot(pools_, history_);
-      snapshot.take(device, &pool->own_id, false);
-      auto &reserved = stats.reserved_bytes_by_private_pools[pool->id];
+      snapshot.take(device, nullptr, false);
       for (auto &segment : snapshot.segments())
-        for (auto kind : {size_t{GPUPOOL_ALL}, size_t{segment.is_large ? GPUPOOL_LARGE : GPUPOOL_SMALL}})
-          reserved[kind].increase(segment.total_size);
+        if (auto reserved = by_pool.find(segment.owner_private_pool_id); reserved != by_pool.end())
+          for (auto kind : {size_t{GPUPOOL_ALL}, size_t{segment.is_large ? GPUPOOL_LARGE : GPUPOOL_SMALL}})
+            reserved->second[kind].increase(segment.total_size);
     }
 #endif
     return stats;

@@ -11,6 +11,7 @@ mod recorded_blocks;
 mod service;
 mod thread;
 mod thread_cache;
+mod visits;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;

@@ -20,6 +20,7 @@ use super::last_work::LastWork;
 use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
+use super::visits::Visits;
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, Entry, LENT, Mapping, PAGE, Reserve, Run};
 use crate::observe::delivery;
@@ -57,6 +58,8 @@ pub(in crate::memory) struct ThreadCache {
     /// Freed blocks that wait for streams.
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
     pub(in crate::memory) traffic: PageTraffic,
+    /// How others of its stream have come by.
+    visits: Visits,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
     /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`].
@@ -98,6 +101,7 @@ impl ThreadCache {
             uses: SharedList::default(),
             waiting: SharedList::default(),
             traffic: PageTraffic::default(),
+            visits: Visits::default(),
             last_work: LastWork::default(),
             duties: AtomicU32::new(0),
             recording: CacheRecording::default(),
@@ -120,6 +124,7 @@ impl ThreadCache {
         });
         self.duties.store(if service.is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         self.traffic.reset();
+        self.visits.reset();
         self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         *write(&self.service) = Some(service);
@@ -247,6 +252,14 @@ impl ThreadCache {
     /// Locks the heap; quick for the owner. A thread holds one guard of a cache at a time.
     #[inline]
     pub(in crate::memory) fn lock(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
+        let mut heap = self.lock_for_block(thread);
+        heap.join_freed();
+        heap
+    }
+
+    /// As [`ThreadCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
+    #[inline]
+    pub(in crate::memory) fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         let heap = if self.is_owned_by(thread) {
             // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
             // this room keeps a guard while it calls one that locks.
@@ -266,7 +279,34 @@ impl ThreadCache {
     /// Locks the heap as a visitor, also for the owner, so that threads that only look into
     /// it are not held up by a long look.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
-        self.with_inbox(self.heap.lock())
+        let mut heap = self.with_inbox(self.heap.lock());
+        heap.join_freed();
+        heap
+    }
+
+    /// Returns whether the visitor, a cache of another thread on the same stream, may take blocks here, and locks the heap
+    /// for that: where one thread frees the other's blocks, and the owner is not at work.
+    pub(in crate::memory) fn begin_visit(
+        &self,
+        visitor: &Self,
+        service: &Service,
+        thread: ThisThread,
+    ) -> Option<OwnerGuard<'_, Heap>> {
+        let is_allowed = || self.visits.spend() || visitor.visits.spend();
+        let is_allowed_now = is_allowed();
+        if !is_allowed_now && self.inbox.is_empty() {
+            return None;
+        }
+        let is_as_left = self.owner().is_none() || self.heap.is_as_left();
+        let allocations = visitor.lock(thread).allocations();
+        let heap = self.visits.begin(is_as_left, allocations).then(|| self.lock_in(service, thread))??;
+        // Only what was in the inbox tells whose blocks they were.
+        (is_allowed_now || is_allowed()).then_some(heap)
+    }
+
+    /// Returns whether its owner takes turns with other threads of the stream, and is away.
+    pub(in crate::memory) fn is_at_rest(&self) -> bool {
+        self.visits.takes_turns() && (self.owner().is_none() || self.heap.is_as_left())
     }
 
     #[inline]
@@ -455,11 +495,15 @@ impl ThreadCache {
     /// Takes in what other threads have freed.
     #[cold]
     fn collect(&self, heap: &mut Heap) {
+        let mut passed_on = 0;
         for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
             // What a wrong second free tells may come when the page is another cache's.
-            if self.has_block_at(offset) {
-                heap.collect(&self.memory.pages, offset);
+            if self.has_block_at(offset) && heap.collect(&self.memory.pages, offset) {
+                passed_on += 1;
             }
+        }
+        if passed_on > 0 {
+            self.visits.allow_for(passed_on);
         }
     }
 
@@ -470,7 +514,7 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         if self.is_owned_by(thread) {
-            self.lock(thread).free(&self.memory.pages, offset)
+            self.lock_for_block(thread).free(&self.memory.pages, offset)
         } else {
             self.free_from_afar(offset)
         }

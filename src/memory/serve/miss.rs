@@ -2,6 +2,9 @@
 //!
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
+mod other_threads;
+
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,17 +18,13 @@ use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
 use super::trim::{leave_closed, trim_pools};
 use crate::error::{Error, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, ThreadCache, is_recorded};
-use crate::memory::device::PAGE;
+use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
-
-/// How many caches are looked at for a free block before memory has run out.
-const LOOKED_AT: usize = 64;
 
 /// A step of the ladder: a block, or none if the next step is to be tried.
 type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
@@ -34,7 +33,7 @@ type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 #[rustfmt::skip] // the right column tells what the left one names
 const LADDER: [Rung; 11] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
-    Climb::blocks_of_other_threads, // pinned memory alone: free blocks of other threads, which wait for nothing
+    Climb::blocks_of_other_threads, // free blocks of the caches of other threads on this stream, which stay theirs
     Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest, a few ahead of need
     Climb::exact_pages,             // the same, with no more new ones than needed
     Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
@@ -64,14 +63,28 @@ impl Miss {
             return Err(Error::invalid_value("the pool of this scope is gone; leave the scope before its pool ends"));
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
-        let mut climb = Climb { request, refused: None, waiting: None };
+        let mut climb = Climb { request, home: None, refused: None, waiting: None };
         climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
+}
+
+/// Returns whether what is free in a service is its own, and it takes none of others: that of a graph, a feed or a lender.
+fn is_apart(service: &Service) -> bool {
+    service.is_captured || service.is_feed || service.is_lender
+}
+
+/// Returns a free block of another thread's cache, whose heap is locked.
+fn take_block(cache: &'static ThreadCache, heap: &mut Heap, bytes: u64) -> Option<Allocation> {
+    let offset = cache.allocate_locked(heap, bytes, is_recorded())?;
+    heap.give_to_visitor(&cache.memory.pages, offset);
+    Some(Allocation { cache, offset })
 }
 
 /// A request on the ladder.
 struct Climb {
     request: Request,
+    /// The same request to the cache of another thread on this stream, if that is to grow rather than this thread's.
+    home: Option<Request>,
     /// The last refusal for want of memory.
     refused: Option<Error>,
     /// The part of the way that waits, once it has begun.
@@ -111,7 +124,10 @@ impl Climb {
             return Ok(());
         }
         // Pages that were added since go again; the driver's refusal is not this request's error.
-        let _ = leave_closed(self.request.cache, self.request.thread);
+        let grown = iter::once(&self.request).chain(&self.home);
+        for Request { cache, thread, .. } in grown.filter(|request| request.cache.serves_pool(pool.number)) {
+            let _ = leave_closed(cache, *thread);
+        }
         Err(pool::closed(pool))
     }
 
@@ -122,23 +138,6 @@ impl Climb {
     fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
         let has_settled = settle(self.request.cache, self.request.thread, Patience::Ask)?;
         Ok(if has_settled { self.request.search() } else { None })
-    }
-
-    /// Returns a large block of another thread's cache, which goes back there. What is free of pinned memory can be used at
-    /// once, and segments of it cannot be moved to this cache.
-    fn blocks_of_other_threads(&mut self) -> Result<Option<Allocation>> {
-        let Request { cache: own, service, bytes, .. } = &self.request;
-        if !self.request.memory().is_of_host() || *bytes < PAGE {
-            return Ok(None);
-        }
-        let told = service.pool.ledger.with_pages(LOOKED_AT);
-        for cache in DeviceCaches::numbered(&service.pool, &told) {
-            let Some(other) = cache.service().filter(|_| !std::ptr::eq(cache, *own)) else { continue };
-            if let Some(found) = self.block_of(cache, &other)? {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
     }
 
     fn ready_pages(&mut self) -> Result<Option<Allocation>> {
@@ -170,7 +169,6 @@ impl Climb {
     /// none of other pools for a pool whose limit it would pass by, or whose memory is to come from its own source.
     fn blocks_of_other_caches(&mut self) -> Result<Option<Allocation>> {
         let Request { cache: own, service, .. } = &self.request;
-        let is_apart = |service: &Service| service.is_captured || service.is_feed || service.is_lender;
         if is_apart(service) {
             return Ok(None);
         }
@@ -200,10 +198,8 @@ impl Climb {
     /// block is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
-        let found =
-            cache.lock_in(other, *thread).and_then(|mut heap| cache.allocate_locked(&mut heap, *bytes, is_recorded()));
-        let Some(offset) = found else { return Ok(None) };
-        let block = Allocation { cache, offset };
+        let found = cache.lock_in(other, *thread).and_then(|mut heap| take_block(cache, &mut heap, *bytes));
+        let Some(block) = found else { return Ok(None) };
         if other.is_in_order_with(service) {
             return Ok(Some(block));
         }
@@ -212,7 +208,7 @@ impl Climb {
         let work = other.work_so_far(events, *thread, Some(&service.stream));
         match work.and_then(|mut until| until.is_done(events, true)) {
             Ok(true) => {
-                cache.add_use(offset, BlockUser::new(&service.stream, *thread).fleeting());
+                cache.add_use(block.offset, BlockUser::new(&service.stream, *thread).fleeting());
                 Ok(Some(block))
             }
             outcome => {
@@ -276,9 +272,19 @@ impl Climb {
     /// Grows the cache and takes a block; none for want of memory, which is kept as the last refusal.
     fn grow(&mut self, effort: Effort) -> Result<Option<Allocation>> {
         for _ in 0..Self::ATTEMPTS {
-            match grow(&self.request, effort) {
-                Ok(Some(offset)) => return Ok(Some(self.request.allocation(offset))),
-                Ok(None) => self.refuse_closed()?,
+            let request = self.home.as_ref().unwrap_or(&self.request);
+            match grow(request, effort) {
+                Ok(Some(offset)) => {
+                    if self.home.is_some() {
+                        request.cache.lock(request.thread).give_to_visitor(&request.memory().pages, offset);
+                    }
+                    return Ok(Some(request.allocation(offset)));
+                }
+                Ok(None) => {
+                    self.refuse_closed()?;
+                    // Its cache may serve another stream by now.
+                    self.home = None;
+                }
                 // Whatever a pool's own allocator refuses is taken for a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.request.pool().source().is_pages() => {
                     self.refused = Some(error);

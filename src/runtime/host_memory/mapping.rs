@@ -167,8 +167,8 @@ mod tests {
     #[test]
     fn a_mapping_is_aligned_writable_and_all_there() {
         let bytes = PART + 3 * PAGE;
-        let address = map(0, bytes, Pages::Now).unwrap();
-        assert!(address.is_multiple_of(PAGE));
+        let address = map(0, bytes, Pages::Now).unwrap_or_default();
+        assert!(address > 0 && address.is_multiple_of(PAGE));
         let mut resident = vec![0_u8; (bytes / 4096) as usize];
         // SAFETY: the range was just mapped, and `resident` has a byte for each of its pages.
         unsafe {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn more_than_the_host_has_is_refused_before_any_page_comes() {
-        let error = map(0, 1 << 45, Pages::Now).unwrap_err().to_string();
+        let error = map(0, 1 << 45, Pages::Now).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("left"), "{error}");
     }
 }

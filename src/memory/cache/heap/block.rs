@@ -33,6 +33,8 @@ pub(in crate::memory) struct Block {
     pub(super) previous: u32,
     pub(super) next: u32,
     pub(super) state: BlockState,
+    /// Live: whether another thread than the heap's owner took it.
+    pub(super) is_visitors: bool,
     /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant number.
     payload: [u32; 2],
 }
@@ -40,7 +42,7 @@ pub(in crate::memory) struct Block {
 impl Block {
     pub(super) const fn free(start: u64, size: u64) -> Self {
         let units = (size / ALIGNMENT) as u32;
-        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: BlockState::Free }
+        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: BlockState::Free, is_visitors: false }
     }
 
     /// In bytes.

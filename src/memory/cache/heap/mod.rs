@@ -52,6 +52,9 @@ pub(in crate::memory) struct Heap {
     /// The first vacant number.
     vacant: u32,
     free: FreeIndex,
+    /// The block that was freed last, as long as it is not joined with what is free beside it; [`NONE`] if there is none.
+    /// A request of the same size takes it as it is.
+    unjoined: u32,
     /// For each small size the slabs with a free slot; the last is tried first.
     slabs: [Vec<&'static Slab>; CLASSES],
     /// The slabs among them, and full ones, that were borrowed.
@@ -77,6 +80,8 @@ pub(in crate::memory) struct Heap {
     next_look: u64,
     /// Whether the block under way is the one that memory was just added for.
     is_growing: bool,
+    /// The allocations when empty slabs were last dropped for a large block.
+    slabs_dropped_at: u64,
 }
 
 impl Heap {
@@ -86,6 +91,7 @@ impl Heap {
             blocks: Vec::new(),
             vacant: NONE,
             free: FreeIndex::new(),
+            unjoined: NONE,
             slabs: [const { Vec::new() }; CLASSES],
             borrowed: Vec::new(),
             spans: Spans::default(),
@@ -100,6 +106,7 @@ impl Heap {
             told_from: PAGE,
             next_look: 0,
             is_growing: false,
+            slabs_dropped_at: 0,
         }
     }
 
@@ -227,6 +234,13 @@ impl Heap {
     #[inline]
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
+        if let Some(block) = self.blocks.get(self.unjoined as usize) {
+            if block.size() == size && self.cut == Cut::ToSize {
+                let (start, id) = (block.start, std::mem::replace(&mut self.unjoined, NONE));
+                return Some(self.hand_out(pages, id, start, size, bytes));
+            }
+            self.join_freed();
+        }
         let id = self.free.find(&self.blocks, size);
         let block = self.blocks.get(id as usize)?;
         let (start, whole) = (block.start, block.size());
@@ -236,12 +250,19 @@ impl Heap {
             Cut::Nothing => return None,
         };
         let id = self.cut(id, start, size)?;
+        Some(self.hand_out(pages, id, start, size, bytes))
+    }
+
+    /// Makes a block live, and returns where it starts.
+    #[inline]
+    fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
         let block = &mut self.blocks[id as usize];
         block.state = BlockState::Live;
-        block.set_requested(bytes);
+        block.is_visitors = false;
+        block.set_requested(requested);
         pages.set_block(start, id);
-        self.count_allocation(kind_of(size), size, bytes);
-        Some(start)
+        self.count_allocation(kind_of(size), size, requested);
+        start
     }
 
     /// Takes `size` bytes at `start` out of a free block; what is left before and after stays free.
@@ -330,7 +351,8 @@ impl Heap {
         block.set_number(vacant);
     }
 
-    /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`].
+    /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`]. It may
+    /// be left for [`Heap::join_freed`] to make it part of what is free.
     ///
     /// # Errors
     /// [`Invalid`] if there is none.
@@ -355,18 +377,33 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or a slot and those that were freed since.
-    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
+    /// Frees a block that was marked as freed, or a slot and those that were freed since. Returns whether it was a block of
+    /// the owner's, and no slot.
+    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) -> bool {
         match pages.entry(offset) {
-            Entry::Freed(id) => self.free_block(pages, id),
+            Entry::Freed(id) => {
+                let is_visitors = self.blocks[id as usize].is_visitors;
+                self.free_block(pages, id);
+                return !is_visitors;
+            }
             Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return };
-                let Some(slot) = slab.slot_at(offset) else { return };
+                let Some(slab) = pages.slabs.get(number) else { return false };
+                let Some(slot) = slab.slot_at(offset) else { return false };
                 for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
             Entry::Block(_) | Entry::Nothing => {}
+        }
+        false
+    }
+
+    /// Notes that another thread than the owner took the live block at the offset, and no slot.
+    pub(in crate::memory) fn give_to_visitor(&mut self, pages: &'static Pages, offset: u64) {
+        if let Entry::Block(id) = pages.entry(offset)
+            && let Some(block) = self.blocks.get_mut(id as usize)
+        {
+            block.is_visitors = true;
         }
     }
 
@@ -415,7 +452,24 @@ impl Heap {
         pages.clear(block.start);
         let size = block.size();
         self.counts.free(kind_of(size), size, block.requested());
-        self.join(id);
+        if self.unjoined != NONE {
+            self.join_freed();
+        }
+        self.unjoined = id;
+        // What is told leads others here, who join it.
+        if size >= self.told_from {
+            self.tell_pages();
+        }
+    }
+
+    /// Joins the block that was freed last with what is free beside it. To be called before what is free is looked at by
+    /// any other than a request or a free.
+    #[inline]
+    pub(in crate::memory) fn join_freed(&mut self) {
+        let id = std::mem::replace(&mut self.unjoined, NONE);
+        if id != NONE {
+            self.join(id);
+        }
     }
 
     /// Makes a block free and joins it with free neighbours.

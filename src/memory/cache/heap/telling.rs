@@ -80,7 +80,8 @@ impl Heap {
     }
 
     /// Tells that there may be free pages.
-    fn tell_pages(&mut self) {
+    #[cold]
+    pub(super) fn tell_pages(&mut self) {
         self.told_from = u64::MAX;
         if let Some(HeapLedger { ledger, cache }) = &self.ledger {
             ledger.add_with_pages(*cache);

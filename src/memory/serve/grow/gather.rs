@@ -129,6 +129,9 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
         }
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&growth.memory.pages);
+        } else if readiness == Readiness::AfterWork && !is_at_work {
+            // Where the work was marked earlier, slots may have been freed since; and a thread at work needs its slabs again.
+            heap.drop_empty_slabs_at_times(&growth.memory.pages);
         }
         let rivals = if is_at_work { growth.rivals } else { 0 };
         let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);

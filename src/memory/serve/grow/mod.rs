@@ -1,11 +1,13 @@
 //! Growth: finds the pages for a request that no free block can serve.
 //!
-//! Free pages are mapped together at a new place before any extent is created. They come from this cache first, then
-//! from others, as far as the effort goes. The old mappings stay until their streams have passed, so nothing here waits
-//! for the GPU unless memory has run out. No lock is held during a driver call.
+//! Empty slabs are given up for large requests first. Free pages are mapped together at a new place before any extent is
+//! created. They come from this cache first, then from others, as far as the effort goes. The old mappings stay until
+//! their streams have passed, so nothing here waits for the GPU unless memory has run out. No lock is held during a driver
+//! call.
 
 mod claim;
 mod effort;
+mod empty_slabs;
 mod gather;
 mod growth;
 mod lent_slabs;

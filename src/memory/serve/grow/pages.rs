@@ -4,6 +4,7 @@ use log::debug;
 
 use super::claim::out_of_addresses;
 use super::effort::Effort;
+use super::empty_slabs::serve_from_empty_slabs;
 use super::gather::gather;
 use super::growth::Growth;
 use super::place::{find_place, rivals, spare};
@@ -30,12 +31,18 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
         && !service.pool.keeps_segments()
         && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
+    if effort == Effort::Ready
+        && rivals == 0
+        && let Some(offset) = serve_from_empty_slabs(request)
+    {
+        return Ok(Some(offset));
+    }
     let (place, own) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(None) };
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&memory.pages);
         }
-        let place = find_place(memory, &heap, &service.pool, *bytes, effort, rivals);
+        let place = find_place(memory, &heap, &service.pool, *bytes, effort, rivals, may_move);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
         let (wanted, slack) = spare(&heap, wanted, slack, rivals);

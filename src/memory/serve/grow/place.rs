@@ -1,5 +1,6 @@
-//! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of
-//! need.
+//! Where new pages stand, and how many: where the fewest have to be created, beside what is free, a little ahead of need.
+
+use std::cmp::Reverse;
 
 use super::effort::Effort;
 use crate::memory::cache::{DeviceCaches, Heap, ThreadCache};
@@ -14,8 +15,8 @@ pub(super) struct PageBounds {
 }
 
 /// The fewest and the most pages of an extent: 8 to 32 MiB. Mapping costs by the extent, on an H200 0.36 ms for 512 MiB in
-/// extents of 32 MiB and 5.4 ms in those of 2 MiB. With these each replayed trace makes 1,918 to 2,800
-/// driver calls, and its peak is at most 1.014 times what is live: `benches/results/h200-memory/memory.json`.
+/// extents of 32 MiB and 5.4 ms in those of 2 MiB. With these recorded logs of programs that have 5 to 16 GiB make 1,777 to
+/// 2,951 driver calls each, and their peaks are at most 1.026 times what is live.
 pub(super) const EXTENT_PAGES: PageBounds = PageBounds { least: 4, most: 16 };
 /// At least this part of what the pool has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
 /// same traces.
@@ -42,8 +43,9 @@ impl Place {
     }
 }
 
-/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
-/// hole rather than in new space.
+/// Chooses where pages for the request will stand: where the fewest have to be created, as the heap's own free pages can
+/// be moved there if it `may_move` them; then where the fewest are needed, since free memory stands beside, and where
+/// there is the most room for more. So blocks come to stand in rows, and what is free beside them is in one piece.
 pub(super) fn find_place(
     memory: &DeviceMemory,
     heap: &Heap,
@@ -51,40 +53,43 @@ pub(super) fn find_place(
     bytes: u64,
     effort: Effort,
     rivals: u64,
+    may_move: bool,
 ) -> Option<Place> {
     let needed = heap.needed_for(bytes);
     let tails = heap.tails();
+    let movable = if may_move { heap.free_pages() } else { 0 };
+    let created = |pages: u32, beside: u32| pages.saturating_sub(movable.saturating_sub(beside));
     // One page at least: the search may have passed over what is free there.
     let whole = u32::try_from(needed.div_ceil(PAGE)).ok()?.max(1);
     let mut space = lock(&memory.space);
-    let hole = space.hole(whole).map(|(first, room)| (whole, room, first));
+    let apart = space.hole(whole).or_else(|| space.far(whole).map(|first| (first, space.free_at(first))));
+    let apart = apart.map(|(first, room)| (created(whole, 0), whole, Reverse(room), first));
     let ends = tails.iter().filter(|(end, _)| *end < memory.range.bytes()).filter_map(|&(end, free)| {
         let pages = u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()?.max(1);
         let first = (end / PAGE) as u32;
         let room = space.free_at(first);
-        (pages <= room).then_some((pages, room, first))
+        // Pages of the free memory that the new ones stand beside stay there.
+        let beside = first.saturating_sub((end - free).div_ceil(PAGE) as u32);
+        (pages <= room).then_some((created(pages, beside), pages, Reverse(room), first))
     });
-    let (pages, room, first) = match ends.chain(hole).min() {
-        Some(best) => best,
-        None => {
-            let first = space.far(whole)?;
-            (whole, space.free_at(first), first)
-        }
-    };
+    let (_, pages, Reverse(room), first) = ends.chain(apart).min()?;
     let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + EXTENT_PAGES.most).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
-/// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. The
-/// driver serves one at a time, so with each thread moving pages costs all of them more. With the square, and the parts
-/// below, a step of the random mix takes 16 threads 1.7 times as long as one:
+/// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. Those
+/// that take turns with others do not. The driver serves one at a time, so with each thread moving pages costs all of them
+/// more. With the square, and the parts below, a step of the random mix takes 16 threads 1.7 times as long as one:
 /// `benches/results/h200-memory/memory.json`.
 pub(super) fn rivals(pool: &Pool) -> u64 {
     let caches = DeviceCaches::sample_of(pool, CACHES_ASKED);
-    let mut owners: Vec<_> = caches.into_iter().filter_map(ThreadCache::owner).collect();
+    let mut owners: Vec<_> = caches.iter().filter_map(|cache| cache.owner()).collect();
     owners.sort_unstable();
     owners.dedup();
+    for at_rest in caches.into_iter().filter(|cache| cache.is_at_rest()).filter_map(ThreadCache::owner) {
+        owners.retain(|owner| *owner != at_rest);
+    }
     (owners.len() as u64).saturating_sub(1).pow(2).min(8)
 }
 

@@ -1,0 +1,99 @@
+"""One way of having PyTorch's memory, in a process of its own: does what torch_peers.py asks it to measure, in turn.
+
+    python benches/torch_peer.py WAY
+
+Each line read is a JSON list, the name of a measure and its arguments; each line written is its result.
+"""
+
+import contextlib
+import gc
+import json
+import sys
+import timeit
+from collections.abc import Callable
+
+from figures import CALLS, Allocate, forget, mix
+from torch_calls import Calls
+from torch_workloads import PEAKS, peak, small_operations
+
+GPUPOOL = "gpupool"
+
+
+class Measures:
+    """What can be measured of one way."""
+
+    def __init__(self, way: str) -> None:
+        import gpupool.torch
+
+        if way == GPUPOOL:
+            gpupool.torch.enable()
+        import torch
+
+        self._torch = torch
+        torch.empty(1, device="cuda")
+        self._calls: Calls | None = None
+
+    def statement(self, statement: str) -> float:
+        """Return the nanoseconds that a statement takes."""
+        torch = self._torch
+        import gpupool
+
+        names = {
+            "empty": torch.empty,
+            "uint8": torch.uint8,
+            "device": torch.device("cuda", 0),
+            "alloc": torch.cuda.caching_allocator_alloc,
+            "delete": torch.cuda.caching_allocator_delete,
+            "gpupool_empty": gpupool.empty,
+        }
+        return timeit.timeit(statement, globals=names, number=CALLS) / CALLS * 1e9
+
+    def on_a_stream(self, statement: str) -> float:
+        """Return the same on a stream of PyTorch's."""
+        with self._torch.cuda.stream(self._torch.cuda.Stream()):
+            return self.statement(statement)
+
+    def _mix(self, threads: int, allocate: Allocate) -> float:
+        return mix(lambda: contextlib.nullcontext((allocate, forget)), threads)
+
+    def mix(self, threads: int) -> float:
+        """Return the nanoseconds of a step of the random mix."""
+        torch = self._torch
+        return self._mix(threads, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cuda"))
+
+    def mix_without_memory(self, threads: int) -> float:
+        """Return the same where no tensor has memory: what is Python's and PyTorch's, whatever the allocator."""
+        torch = self._torch
+        return self._mix(threads, lambda _: torch.empty(0, dtype=torch.uint8, device="cuda"))
+
+    def cpp(self, what: str, argument: int) -> float:
+        """Return the nanoseconds of what is timed in C++."""
+        if self._calls is None:
+            self._calls = Calls()
+        return getattr(self._calls, what)(argument)
+
+    def step(self) -> float:
+        """Return the microseconds of a step of training."""
+        return small_operations()
+
+    def peak(self, name: str) -> float:
+        """Return the most MiB that a program had of the driver."""
+        gc.enable()
+        return peak(PEAKS[name])
+
+
+def main() -> None:
+    """Measure what is asked until there is no more."""
+    # What the programs print is not a result.
+    results, sys.stdout = sys.stdout, sys.stderr
+    # A collection takes longer than a thousand steps, and falls on the peer that is at work.
+    gc.disable()
+    measures = Measures(sys.argv[1])
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        measure: Callable[..., float] = getattr(measures, name)
+        print(json.dumps(measure(*arguments)), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+//! Empty slabs, one of which stays for each small size: a large request that fits nowhere else has them joined with what is
+//! free beside them, before any memory is added or moved. All sizes together keep some 10 MiB, in as many places. Where
+//! threads work at once they keep them: there memory grows ahead of need, so that they do not wait for each other.
+
+use crate::memory::cache::is_recorded;
+use crate::memory::device::SMALL_MAX;
+use crate::memory::serve::request::Request;
+
+/// Serves a large request from what its cache has free once its empty slabs are dropped: the offset of the block.
+pub(super) fn serve_from_empty_slabs(request: &Request) -> Option<u64> {
+    let Request { cache, ref service, thread, bytes } = *request;
+    if bytes <= SMALL_MAX || cache.is_lender() {
+        return None;
+    }
+    let mut heap = cache.lock_in(service, thread)?;
+    if !heap.drop_empty_slabs_at_times(&cache.memory.pages) {
+        return None;
+    }
+    cache.allocate_locked(&mut heap, bytes, is_recorded())
+}
