@@ -139,9 +139,19 @@ class Context:
 
     device = Device()
     waits = 0
+    pushed = 0
+
+    def push(self):
+        """Make it current."""
+        self.pushed += 1
+
+    def pop(self):
+        """Make what was current before so again."""
+        self.pushed -= 1
 
     def synchronize(self):
         """Count it."""
+        assert self.pushed == 1
         self.waits += 1
 
 
@@ -217,7 +227,7 @@ def test_a_driver_without_fences_is_waited_for(manager):
     _native.host_inject("EventRecord")
     del memory
     memory = manager.memalloc(4 * MIB)
-    assert manager.context.waits == 1
+    assert (manager.context.waits, manager.context.pushed) == (1, 0)
     assert memory.size == 4 * MIB
     assert gpupool.memory_stats().live_blocks == 1
 
