@@ -6,7 +6,7 @@ import gpupool
 import numpy as np
 from cuda.core import Buffer
 from cuda_core_device import device, own, stream
-from double import MIB, driver, set_capture
+from double import MIB, calls, driver, set_capture
 from errors import assert_says, raised
 
 resource = gpupool.cuda_core.PinnedMemoryResource()
@@ -52,9 +52,11 @@ def wait_for_the_stream_that_closes_them():
         return address
 
     other = device.create_stream(gpupool.Stream())
-    before = gpupool.pinned_stats().waiting_blocks
+    closed(stream)
+    assert calls("cuEventRecord") == 1, "the memory waits for another stream than its own"
     closed(other)
-    assert gpupool.pinned_stats().waiting_blocks == before + 1, "the memory does not wait for the stream that closed it"
+    assert calls("cuEventRecord") == 3, "the memory does not wait for the stream that closed it"
+    assert gpupool.pinned_stats().waiting_blocks > 0, "the memory waits for nothing"
     set_capture(own.ptr, 1)
     address = closed(stream)
     set_capture(own.ptr, 0)
