@@ -235,7 +235,7 @@ impl Heap {
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
         if let Some(block) = self.blocks.get(self.unjoined as usize) {
-            if block.size() == size && self.cut == Cut::ToSize {
+            if block.size() == size && self.cut == Cut::ToSize && self.is_best(block) {
                 let (start, id) = (block.start, std::mem::replace(&mut self.unjoined, NONE));
                 return Some(self.hand_out(pages, id, start, size, bytes));
             }
@@ -251,6 +251,18 @@ impl Heap {
         };
         let id = self.cut(id, start, size)?;
         Some(self.hand_out(pages, id, start, size, bytes))
+    }
+
+    /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
+    #[inline]
+    fn is_best(&self, block: &Block) -> bool {
+        let free = |id: u32| self.blocks.get(id as usize).filter(|other| other.state == BlockState::Free);
+        if free(block.previous).is_some() {
+            return false;
+        }
+        let best = self.free.find(&self.blocks, block.size());
+        let joined = block.size() + free(block.next).map_or(0, Block::size);
+        best == block.next || self.blocks.get(best as usize).is_none_or(|best| best.size() >= joined)
     }
 
     /// Makes a block live, and returns where it starts.

@@ -20,15 +20,6 @@ impl Heap {
         tails
     }
 
-    /// Returns how many pages are wholly free: those that can be moved, but for extents of which a part is in use.
-    pub(in crate::memory) fn free_pages(&self) -> u32 {
-        let of = |id: u32| {
-            let block = &self.blocks[id as usize];
-            (block.end() / PAGE).saturating_sub(block.start.div_ceil(PAGE)) as u32
-        };
-        self.free.at_least(&self.blocks, PAGE).into_iter().map(of).sum()
-    }
-
     /// Each span that starts below an offset: start and bytes.
     pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<(u64, u64)> {
         let spans = self.spans.iter().filter(|(_, span)| span.start < limit);

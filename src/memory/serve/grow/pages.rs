@@ -42,7 +42,7 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
         if effort > Effort::Exact {
             heap.drop_empty_slabs(&memory.pages);
         }
-        let place = find_place(memory, &heap, &service.pool, *bytes, effort, rivals, may_move);
+        let place = find_place(memory, &heap, &service.pool, *bytes, effort, rivals);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
         let (wanted, slack) = spare(&heap, wanted, slack, rivals);

@@ -1,6 +1,5 @@
-//! Where new pages stand, and how many: where the fewest have to be created, beside what is free, a little ahead of need.
-
-use std::cmp::Reverse;
+//! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of
+//! need.
 
 use super::effort::Effort;
 use crate::memory::cache::{DeviceCaches, Heap, ThreadCache};
@@ -43,9 +42,8 @@ impl Place {
     }
 }
 
-/// Chooses where pages for the request will stand: where the fewest have to be created, as the heap's own free pages can
-/// be moved there if it `may_move` them; then where the fewest are needed, since free memory stands beside, and where
-/// there is the most room for more. So blocks come to stand in rows, and what is free beside them is in one piece.
+/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
+/// hole rather than in new space.
 pub(super) fn find_place(
     memory: &DeviceMemory,
     heap: &Heap,
@@ -53,26 +51,26 @@ pub(super) fn find_place(
     bytes: u64,
     effort: Effort,
     rivals: u64,
-    may_move: bool,
 ) -> Option<Place> {
     let needed = heap.needed_for(bytes);
     let tails = heap.tails();
-    let movable = if may_move { heap.free_pages() } else { 0 };
-    let created = |pages: u32, beside: u32| pages.saturating_sub(movable.saturating_sub(beside));
     // One page at least: the search may have passed over what is free there.
     let whole = u32::try_from(needed.div_ceil(PAGE)).ok()?.max(1);
     let mut space = lock(&memory.space);
-    let apart = space.hole(whole).or_else(|| space.far(whole).map(|first| (first, space.free_at(first))));
-    let apart = apart.map(|(first, room)| (created(whole, 0), whole, Reverse(room), first));
+    let hole = space.hole(whole).map(|(first, room)| (whole, room, first));
     let ends = tails.iter().filter(|(end, _)| *end < memory.range.bytes()).filter_map(|&(end, free)| {
         let pages = u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()?.max(1);
         let first = (end / PAGE) as u32;
         let room = space.free_at(first);
-        // Pages of the free memory that the new ones stand beside stay there.
-        let beside = first.saturating_sub((end - free).div_ceil(PAGE) as u32);
-        (pages <= room).then_some((created(pages, beside), pages, Reverse(room), first))
+        (pages <= room).then_some((pages, room, first))
     });
-    let (_, pages, Reverse(room), first) = ends.chain(apart).min()?;
+    let (pages, room, first) = match ends.chain(hole).min() {
+        Some(best) => best,
+        None => {
+            let first = space.far(whole)?;
+            (whole, space.free_at(first), first)
+        }
+    };
     let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + EXTENT_PAGES.most).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
