@@ -1033,6 +1033,14 @@ class CApi:
         """The address of a whole ``cudssDeviceMemHandler_t``."""
 
     @property
+    def pinned_handler(self) -> int:
+        """The address of a whole ``cudssPinnedMemHandler_t``, of cuDSS 1.0, for ``cudssSetPinnedMemHandler``.
+
+        Its memory is on the NUMA node nearest to the stream's device, and is used again once the work is done that the
+        stream had when it was freed.
+        """
+
+    @property
     def capsule(self) -> Any:
         """A PyCapsule named ``gpupool.c_api`` that points to the table of C functions that ``gpupool.h`` declares."""
 
@@ -1064,11 +1072,66 @@ def empty_kept(nbytes: SupportsIndex, stream: _StreamLike, keeper: object | None
         keeper: The object with which the stream is destroyed; None for a stream that may be destroyed at any time.
     """
 
-def fence(stream: _StreamLike) -> bool:
+@final
+class CupyPinnedMemory:
+    """Pinned memory in the form in which ``cupy.cuda.PinnedMemoryPointer`` asks for it; it is freed when it dies."""
+
+    def __new__(cls, nbytes: SupportsIndex) -> CupyPinnedMemory: ...
+    @property
+    def ptr(self) -> int:
+        """The address; 0 for 0 bytes."""
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that were asked for."""
+
+    def record_stream(self, stream: _StreamLike) -> None:
+        """Keep the memory, once freed, from being used again before this stream's work at that time is done."""
+
+@final
+class CupyPinnedAllocator:
+    """An allocator for ``cupy.cuda.set_pinned_memory_allocator``.
+
+    Args:
+        pointer: ``cupy.cuda.PinnedMemoryPointer``.
+        retry: Called with the bytes and the error of a request that failed for want of memory; the request returns what
+            it returns.
+        otherwise: The allocator of threads that have not called :meth:`enter`; None to serve all threads.
+    """
+
+    def __new__(
+        cls,
+        pointer: Callable[[CupyPinnedMemory, int], Any],
+        retry: Callable[[int, OutOfMemory], Any],
+        otherwise: Callable[[int], Any] | None = None,
+    ) -> CupyPinnedAllocator: ...
+    def malloc(self, nbytes: SupportsIndex) -> Any:
+        """Return a pointer to so many bytes."""
+
+    @staticmethod
+    def enter() -> None:
+        """Let the calling thread be served until :meth:`leave`; calls nest."""
+
+    @staticmethod
+    def leave() -> None:
+        """End what the last :meth:`enter` began."""
+
+def empty_pinned_cache() -> None:
+    """Give the pinned memory that is free back to the system, and no device's."""
+
+def owns(address: SupportsIndex) -> bool:
+    """Return whether an address lies in memory of gpupool's."""
+
+def fence(stream: _StreamLike, delay: bool = True) -> bool:
     """Let later work on the stream's device, on every stream, wait for all work so far, and return True.
 
     The host does not wait. Memory of ``stream`` that was used on unknown streams may then be freed. While gpupool knows
     of a capture, which a fence would spoil, this does nothing and returns False.
+
+    Args:
+        stream: The stream.
+        delay: False to let later work on this stream alone wait. Then pinned memory that was used on unknown streams
+            may be freed on it.
 
     Raises:
         LibraryError: The driver is older than CUDA 12.5.

@@ -6,6 +6,11 @@ initializer:
 
 >>> ThreadPoolExecutor(16, initializer=gpupool.cuda_core.enable)
 
+Pinned memory of the host is a resource of its own:
+
+>>> resource = gpupool.cuda_core.PinnedMemoryResource()
+>>> buffer = resource.allocate(1 << 20, stream=stream)  # numpy.from_dlpack(buffer) is the host's view of it
+
 cuda.core has no current stream and names one in every call. A call of gpupool's that names no stream therefore does not
 follow cuda.core.
 
@@ -19,9 +24,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, InvalidValue, MemPool, use_mem_pool
+from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, use_mem_pool
 
 if TYPE_CHECKING:
+    from gpupool._frameworks.cuda_core_pinned import PinnedMemoryResource as PinnedMemoryResource
     from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
 # The resource of each device, which all threads share.
@@ -43,9 +49,10 @@ def _core() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MemoryResource":
+    modules = {"MemoryResource": "cuda_core_resource", "PinnedMemoryResource": "cuda_core_pinned"}
+    if name in modules:
         _core()
-        return importlib.import_module("gpupool._frameworks.cuda_core_resource").MemoryResource
+        return getattr(importlib.import_module(f"gpupool._frameworks.{modules[name]}"), name)
     raise AttributeError(f"module 'gpupool.cuda_core' has no attribute {name!r}")
 
 
@@ -88,15 +95,16 @@ def using(pool: MemPool) -> Iterator[MemPool]:
         yield pool
 
 
-def to_buffer(buffer: DeviceBuffer) -> Any:
+def to_buffer(buffer: DeviceBuffer | PinnedBuffer) -> Any:
     """Return a ``cuda.core.Buffer`` of the same memory, which keeps ``buffer`` alive as its ``owner``.
 
-    The memory is freed when both are gone, in the order of the stream on which it was allocated.
+    The memory is freed when both are gone, in the order of the stream on which it was allocated; pinned memory for use
+    after the streams that it was recorded on.
     """
     return _core().Buffer.from_handle(buffer.ptr, buffer.nbytes, owner=buffer)
 
 
-def from_buffer(buffer: Any) -> DeviceBuffer:
+def from_buffer(buffer: Any) -> DeviceBuffer | PinnedBuffer:
     """Return the gpupool buffer that a ``cuda.core.Buffer`` is made of, without a copy.
 
     The memory then lives until both are gone. Other frameworks take memory that is not gpupool's as it is, by
@@ -105,13 +113,16 @@ def from_buffer(buffer: Any) -> DeviceBuffer:
     Raises:
         gpupool.InvalidValue: The memory is not gpupool's, or the buffer is closed.
     """
-    if isinstance(buffer.owner, DeviceBuffer):
+    if isinstance(buffer.owner, DeviceBuffer | PinnedBuffer):
         return buffer.owner
     resource = buffer.memory_resource
+    found = None
     if resource is not None and isinstance(resource, __getattr__("MemoryResource")):
         found = resource.device_buffer(int(buffer.handle))
-        if isinstance(found, DeviceBuffer):
-            return found
+    elif resource is not None and isinstance(resource, __getattr__("PinnedMemoryResource")):
+        found = resource.pinned_buffer(int(buffer.handle))
+    if isinstance(found, DeviceBuffer | PinnedBuffer):
+        return found
     raise InvalidValue(
         f"{buffer} has no memory of gpupool's; frameworks take a cuda.core.Buffer as it is, for instance "
         "cupy.from_dlpack(buffer)"

@@ -1,4 +1,4 @@
-"""CuPy's memory, and on request its library handles, from gpupool.
+"""CuPy's memory, and on request its pinned memory and its library handles, from gpupool.
 
 >>> import gpupool.cupy
 >>> gpupool.cupy.enable()  # from here on every CuPy array of the process; CuPy's code stays as it is
@@ -23,6 +23,9 @@ where it came from. What CuPy's own pool had cached stays cached until
 - **Streams**: as with CuPy's own pool, an array that a second stream uses must not die before that stream is done with
   it.
 - **Hooks**: CuPy's memory hooks belong to its own pool, and see nothing of gpupool.
+- **Pinned memory**: ``enable(pinned=True)``, or ``using(pinned=True)`` for a thread: what ``cupyx.empty_pinned`` and
+  the like return, and what CuPy copies arrays of the host through. As with CuPy's own pool, such an array must not die
+  before copies with it are done, unless :func:`record_stream` named their stream.
 - **Handles**: ``enable(handles=True)``, or ``gpupool.cublas.handle(stream)`` with the functions of
   ``cupy_backends.cuda.libs``, which put CuPy's current stream into the handle at every call.
 
@@ -39,6 +42,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gpupool._frameworks import cupy_handles as _cupy_handles
+from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from gpupool._frameworks import plug as _plug
 from gpupool._native import (
     DeviceBuffer,
@@ -51,6 +55,7 @@ from gpupool._native import (
     empty,
     empty_cache,
     empty_kept,
+    empty_pinned_cache,
     get_per_process_memory_fraction,
     memory_snapshot,
     memory_stats,
@@ -58,7 +63,16 @@ from gpupool._native import (
     use_mem_pool,
 )
 
-__all__ = ["MemoryPool", "disable", "enable", "get_default_memory_pool", "using"]
+__all__ = [
+    "MemoryPool",
+    "PinnedMemoryPool",
+    "disable",
+    "enable",
+    "get_default_memory_pool",
+    "get_default_pinned_memory_pool",
+    "record_stream",
+    "using",
+]
 
 
 class _Enabled(NamedTuple):
@@ -173,7 +187,7 @@ def _limit(device: int, part: float) -> tuple[float, float]:
     return before, get_per_process_memory_fraction(device)
 
 
-def enable(*, handles: bool = False) -> None:
+def enable(*, handles: bool = False, pinned: bool = False) -> None:
     """Let CuPy allocate from gpupool, in all threads; a second call changes nothing.
 
     Calls of gpupool that name no stream follow CuPy's current one. ``CUPY_GPU_MEMORY_LIMIT`` becomes the limit of what
@@ -185,8 +199,14 @@ def enable(*, handles: bool = False) -> None:
     ``.cusparse`` are replaced, in the whole process, by functions that lease a handle and give it back. Handles that
     threads have already stay CuPy's. The pools count, and limit, CuPy's handles as leases.
 
+    With ``pinned``, CuPy's pinned memory comes from gpupool too, by ``cupy.cuda.set_pinned_memory_allocator``, on the
+    NUMA node nearest to the thread's current device. When it runs out, garbage is collected, CuPy's own pool is
+    emptied, and the request is tried once more; then CuPy copies without it where it can, with a warning, and raises
+    ``CUDARuntimeError`` (cudaErrorMemoryAllocation) where it cannot.
+
     Args:
         handles: Let CuPy's library handles come from gpupool too.
+        pinned: Let CuPy's pinned memory come from gpupool too.
 
     Raises:
         gpupool.LibraryNotFound: CuPy 13 or later is missing, or with ``handles`` a library, or CuPy uses another copy
@@ -212,6 +232,8 @@ def enable(*, handles: bool = False) -> None:
             _enabled = _enabled._replace(allocator=former)
         cupy.cuda.set_allocator(allocate)
         _plug.follow(_current_stream())
+        if pinned:
+            _cupy_pinned.enable()
 
 
 def disable() -> None:
@@ -219,6 +241,7 @@ def disable() -> None:
 
     Arrays that exist keep gpupool's memory until they die, threads their handles until they end. An allocator that
     other code has set meanwhile stays. A limit of CUPY_GPU_MEMORY_LIMIT is taken back unless it was changed since.
+    Pinned memory comes from CuPy's default pool again: which allocator it had before, CuPy does not tell.
 
     Raises:
         ValueError: The thread is in a block of :func:`using` or ``cupy.cuda.using_allocator``, as for :func:`enable`.
@@ -235,12 +258,13 @@ def disable() -> None:
             if get_per_process_memory_fraction(device) == since:
                 set_per_process_memory_fraction(before, device)
         _cupy_handles.take_back()
+        _cupy_pinned.disable()
         _plug.unfollow(_current_stream())
         _enabled = None
 
 
 @contextmanager
-def using(pool: MemPool | PoolToken | None = None) -> Iterator[None]:
+def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[None]:
     """Let CuPy allocate from the pool in this thread, whether enabled or not, for a ``with`` block.
 
     The pool belongs to one device: on others the memory is gpupool's default. Blocks nest, also with
@@ -249,6 +273,8 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[None]:
     Args:
         pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
             pool whose scope the thread is in.
+        pinned: Let this thread's pinned memory come from gpupool too, which belongs to no pool. As long as there is
+            such a block, that of other threads comes from CuPy's default pool, unless :func:`enable` said otherwise.
 
     Raises:
         gpupool.LibraryNotFound: CuPy 13 or later is missing.
@@ -261,7 +287,22 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[None]:
         if pool is not None:
             scopes.enter_context(use_mem_pool(pool))
         scopes.enter_context(cupy.cuda.using_allocator(_allocate()))
+        if pinned:
+            scopes.enter_context(_cupy_pinned.using())
         yield
+
+
+def record_stream(array: Any, stream: Any = None) -> None:
+    """Keep an array's pinned memory, once the array died, from use before this stream's work at that time is done.
+
+    Args:
+        array: What ``cupyx.empty_pinned`` or the like has returned, or a view of it.
+        stream: The stream of copies with it; CuPy's current one by default. It must live as long as the array.
+
+    Raises:
+        gpupool.InvalidValue: The array has no pinned memory of gpupool's.
+    """
+    _cupy_pinned.record_stream(array, _cupy().cuda.get_current_stream().ptr if stream is None else stream)
 
 
 class MemoryPool:
@@ -329,3 +370,36 @@ _memory_pool = MemoryPool()
 def get_default_memory_pool() -> MemoryPool:
     """Return the pool to use instead of ``cupy.get_default_memory_pool()``, which still returns CuPy's own pool."""
     return _memory_pool
+
+
+class PinnedMemoryPool:
+    """The methods of ``cupy.cuda.PinnedMemoryPool``, over all of gpupool's pinned memory.
+
+    See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.PinnedMemoryPool.html
+    """
+
+    def malloc(self, size: int) -> Any:
+        """Allocate ``size`` bytes, and return a ``cupy.cuda.PinnedMemoryPointer``.
+
+        Raises:
+            cupy.cuda.runtime.CUDARuntimeError: There is not enough memory.
+        """
+        _cupy()
+        return _cupy_pinned.allocator(True).malloc(size)
+
+    def free_all_blocks(self) -> None:
+        """Return free pinned memory to the system."""
+        empty_pinned_cache()
+
+    def n_free_blocks(self) -> int:
+        """Return the number of free blocks."""
+        segments = memory_snapshot()["pinned_segments"]
+        return sum(block["state"] == "inactive" for segment in segments for block in segment["blocks"])
+
+
+_pinned_memory_pool = PinnedMemoryPool()
+
+
+def get_default_pinned_memory_pool() -> PinnedMemoryPool:
+    """Return the pool to use instead of ``cupy.get_default_pinned_memory_pool()``, which still returns CuPy's own."""
+    return _pinned_memory_pool

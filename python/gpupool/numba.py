@@ -6,6 +6,10 @@ It must be chosen before Numba's first use of a GPU, where each context takes it
 >>> with gpupool.use_mem_pool(pool):
 ...     array = cuda.device_array(1000)
 
+Pinned memory is Numba's own unless gpupool's is chosen too, at any time: ``gpupool.numba.enable(pinned=True)``. Then
+``cuda.pinned_array`` and ``cuda.mapped_array`` are gpupool's. ``cuda.pinned`` and ``cuda.mapped`` pin memory that is
+there, which stays Numba's work; arrays that are gpupool's pinned memory they take as they are.
+
 Numba has no current stream. A call of gpupool's that names no stream therefore does not follow Numba.
 
 The memory of arrays that died is freed behind a fence through the whole device (cuCtxRecordEvent, cuCtxWaitEvent). That
@@ -16,10 +20,13 @@ https://nvidia.github.io/numba-cuda/user/external-memory.html
 
 import importlib
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from gpupool._frameworks import pinned_choice as _pinned_choice
 from gpupool._frameworks import plug as _plug
-from gpupool._native import Error, MemPool, PoolScope, PoolToken, use_mem_pool
+from gpupool._native import Error, MemPool, PoolToken, use_mem_pool
 
 _lock = threading.Lock()
 
@@ -52,8 +59,12 @@ def _choose(driver: Any, manager: Any) -> None:
     driver.set_memory_manager(manager)
 
 
-def enable() -> None:
-    """Let Numba allocate device memory from gpupool; a second call does nothing.
+def enable(*, pinned: bool | None = None) -> None:
+    """Let Numba allocate device memory from gpupool; a second call changes pinned memory alone.
+
+    Args:
+        pinned: True to let pinned arrays of all threads come from gpupool too, from now on; False to end that; None
+            leaves it as it is.
 
     Raises:
         gpupool.LibraryNotFound: numba-cuda is missing or too old.
@@ -64,10 +75,12 @@ def enable() -> None:
     with _lock:
         if driver._memory_manager is not manager:
             _choose(driver, manager)
+    if pinned is not None:
+        _pinned_choice.numba.for_all = pinned
 
 
 def disable() -> None:
-    """Let Numba allocate by itself, which does nothing if it does already.
+    """Let Numba allocate by itself, which does nothing if it does already. Pinned memory is then its own too.
 
     Raises:
         gpupool.Error: Numba uses a GPU already.
@@ -77,9 +90,21 @@ def disable() -> None:
     with _lock:
         if driver._memory_manager is manager:
             _choose(driver, driver.NumbaCUDAMemoryManager)
+    _pinned_choice.numba.for_all = False
 
 
-def using(pool: MemPool | PoolToken) -> PoolScope:
-    """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block."""
+@contextmanager
+def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[None]:
+    """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block.
+
+    Args:
+        pool: A MemPool or its ``token()``; None for the memory that the thread is led to already.
+        pinned: Let this thread's pinned arrays come from gpupool too, which belong to no pool.
+    """
     enable()
-    return use_mem_pool(pool)
+    with ExitStack() as scopes:
+        if pool is not None:
+            scopes.enter_context(use_mem_pool(pool))
+        if pinned:
+            scopes.enter_context(_pinned_choice.numba.in_block())
+        yield

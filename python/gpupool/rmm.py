@@ -7,6 +7,8 @@
 
 >>> pool = gpupool.MemPool(allocator=gpupool.rmm.allocator(rmm.mr.CudaAsyncMemoryResource()))
 
+>>> pinned = gpupool.rmm.pinned_resource()  # in place of rmm.mr.PinnedHostMemoryResource()
+
 RMM names the stream of every allocation and deallocation, and gpupool keeps to it. Only C++ programs can give RMM a
 resource that is not written in Python, so each request takes the GIL and runs a function: a microsecond or two. Where
 that counts, ``rmm.mr.BinningMemoryResource`` on top serves small requests without it.
@@ -22,9 +24,9 @@ from types import ModuleType
 from typing import Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, Error, current_device, device_count, empty
+from gpupool._native import DeviceBuffer, Error, PinnedBuffer, current_device, device_count, empty, empty_pinned
 
-__all__ = ["allocator", "disable", "enable", "resource"]
+__all__ = ["allocator", "disable", "enable", "pinned_resource", "resource"]
 
 # The alignment that MemPool needs of its allocators; RMM's pools promise 256.
 _ALIGNMENT = 512
@@ -35,11 +37,13 @@ def _rmm() -> ModuleType:
     return _plug.require("rmm", (25, 12), "rmm-cu13")
 
 
-def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:
-    buffers: dict[int, DeviceBuffer] = {}
+def _functions(
+    make: Callable[[int, Any], DeviceBuffer | PinnedBuffer],
+) -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]:
+    buffers: dict[int, DeviceBuffer | PinnedBuffer] = {}
 
     def allocate(nbytes: int, stream: Any) -> int:
-        buffer = empty(nbytes, stream)
+        buffer = make(nbytes, stream)
         address = buffer.ptr
         if address:
             buffers[address] = buffer
@@ -56,7 +60,8 @@ def _functions() -> tuple[Callable[[int, Any], int], Callable[[int, int, Any], N
 
 
 # RMM's C++ side has the functions' bare addresses, and may outlive its Python object: so they are made once, and stay.
-_allocate, _deallocate = _functions()
+_allocate, _deallocate = _functions(empty)
+_allocate_pinned, _deallocate_pinned = _functions(empty_pinned)
 
 
 def resource() -> Any:
@@ -72,6 +77,21 @@ def resource() -> Any:
     See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
     """
     return _rmm().mr.CallbackMemoryResource(_allocate, _deallocate)
+
+
+def pinned_resource() -> Any:
+    """Return an ``rmm.mr.CallbackMemoryResource`` of pinned memory, in place of ``rmm.mr.PinnedHostMemoryResource()``.
+
+    The memory is on the NUMA node nearest to the stream's device, and is used again once the streams are done with it
+    that it was allocated and deallocated on. When it runs out RMM raises MemoryError with gpupool's message. RMM tells
+    C++ code of any resource made of functions that it is for devices, and not that the host can use its memory.
+
+    Raises:
+        gpupool.LibraryNotFound: RMM 25.12 or later is missing.
+
+    See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
+    """
+    return _rmm().mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
 
 
 _lock = threading.Lock()

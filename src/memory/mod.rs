@@ -29,7 +29,7 @@ pub use device_buffer::{DeviceBuffer, empty};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::{Empty, try_empty};
 #[cfg(feature = "python")]
-pub(crate) use host::{EmptyPinned, order_of, pinned_stats_by_node, try_empty_pinned};
+pub(crate) use host::{EmptyPinned, empty_pinned_cache, order_of, pinned_stats_by_node, try_empty_pinned};
 pub use host::{
     PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_limit, pinned_stats, reset_peak_pinned_stats,
     set_pinned_limit, warm_pinned,
@@ -38,7 +38,7 @@ pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
-pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, c_api, feed};
+pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};
@@ -54,6 +54,8 @@ pub use report::{
     memory_stats, reset_peak_memory_stats,
 };
 pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_snapshot};
+#[cfg(feature = "python")]
+pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
 pub use serve::{OomCallback, OomGuard, on_oom};
 

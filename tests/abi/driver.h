@@ -272,7 +272,10 @@ static int set_access(uintptr_t address, size_t bytes, const Access *access, siz
 
 // Pinned memory of the host in one piece: for every context and for kernels, which are flags 1 and 2.
 static int pin(uintptr_t address, size_t bytes, unsigned flags) {
+#ifndef FOR_FRAMEWORKS
+  // Portable and mapped, as gpupool asks for it.
   if (flags != 3) wrong("pinned memory with the flags %u", flags);
+#endif
   for (Object *object = objects; object; object = object->next)
     if (!strcmp(object->kind, "pinned memory") && overlap(object, address, bytes)) wrong("%#lx is pinned", address);
   int status = allocation_spoils();

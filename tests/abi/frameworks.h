@@ -41,7 +41,9 @@ Result cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) { CALL(); mem
 Result cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) { CALL(); memcpy(to, (void *)from, bytes); return 0; }
 static Object *memory_at(Address address) {
   for (Object *object = objects; object; object = object->next)
-    if ((!strcmp(object->kind, "memory") || !strcmp(object->kind, "mapping")) && overlap(object, address, 1)) return object;
+    if ((!strcmp(object->kind, "memory") || !strcmp(object->kind, "mapping") || !strcmp(object->kind, "pinned memory")) &&
+        overlap(object, address, 1))
+      return object;
   return NULL;
 }
 enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, LEGACY_IPC = 10 };
@@ -50,9 +52,9 @@ Result cuPointerGetAttribute(int *answer, int attribute, Address address) {
   Object *memory = memory_at(address);
   if (!memory) return INVALID;
   switch (attribute) {
-    case MEMORY_TYPE: *answer = 2; break;
+    case MEMORY_TYPE: *answer = memory->device >= MAX_DEVICES ? 1 : 2; break;
     case IS_MANAGED: *answer = 0; break;
-    case DEVICE_ORDINAL: *answer = memory->device; break;
+    case DEVICE_ORDINAL: *answer = memory->device >= MAX_DEVICES ? 0 : memory->device; break;
     case LEGACY_IPC: *answer = !strcmp(memory->kind, "memory"); break;
     default: wrong("attribute %d of a pointer", attribute);
   }

@@ -17,6 +17,7 @@ typedef struct UserObject {
 } UserObject;
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
+enum { CAN_MAP_HOST_MEMORY = 19 };
 enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, REGISTERED_IN_PLACE = 91, HOST_NUMA_ID = 134 };
 // The driver's own pool, which says that it has so much.
 enum { POOL_RESERVED = 5, POOL_RESERVED_HIGH = 6, POOL_BYTES = 64 << 20 };
@@ -183,6 +184,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     case CAPABILITY_MAJOR: *value = (int)number("FAKE_CAPABILITY", 9); break;
     case CAPABILITY_MINOR: *value = 0; break;
     case VIRTUAL_MEMORY_SUPPORTED: *value = has_virtual_memory(); break;
+    case CAN_MAP_HOST_MEMORY: *value = 1; break;
     case REGISTERED_IN_PLACE: *value = (int)number("FAKE_IN_PLACE", 1); break;
     case HOST_NUMA_ID: *value = (int)number("FAKE_NUMA", -1); break;
     case PCI_BUS: case PCI_DEVICE: case PCI_DOMAIN: *value = device; break;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, recording.json and memory.json (one
-# object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, recording.json, pinned.json and
+# memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
 # SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also
 # leaves out what is not about memory; TRACES names a folder with more logs to replay than tests/data has.
 #
@@ -107,6 +107,8 @@ run_memory() {
   measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
   # shellcheck disable=SC2016 # for the inner shell
   step recording bash -c 'set -o pipefail; timeout 120 "$1" benches/recording.py | tee "$2"' _ "$python" "$results/recording.json"
+  # shellcheck disable=SC2016
+  step pinned-peers bash -c 'set -o pipefail; timeout 500 "$1" benches/pinned_peers.py | tee "$2"' _ "$python" "$results/pinned.json"
 }
 
 test_memory() {
@@ -215,5 +217,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,recording.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,recording.json,pinned.json,memory.json}
 run_all | tee "$results/run.txt"

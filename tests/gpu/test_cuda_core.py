@@ -4,6 +4,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
+import numpy as np
 import pytest
 from gpu_helpers import cupy, import_or_skip, run_program
 
@@ -190,3 +191,54 @@ def test_disabled_it_is_cuda_cores_own_again(device):
 def test_exits_cleanly_with_live_buffers(order):
     import_or_skip("cuda.core")
     run_program("ends/with_cuda_core_buffers.py", order)
+
+
+def test_every_word_of_pinned_buffers_comes_and_goes(device):
+    resource, nbytes = gpupool.cuda_core.PinnedMemoryResource(), 4 * MIB
+    live_pinned = gpupool.pinned_stats().live_blocks
+
+    def work(number):
+        core = import_or_skip("cuda.core")
+        mine = core.Device(0)
+        mine.set_current()
+        stream = mine.create_stream()
+        for turn in range(30):
+            buffers = [resource.allocate(nbytes, stream=stream) for _ in range(2)]
+            on_gpu = mine.allocate(nbytes, stream=stream)
+            expected = np.arange(nbytes // 4, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(number * 1000 + turn)
+            there, back = (np.from_dlpack(buffer).view(np.uint32) for buffer in buffers)
+            there[:] = expected
+            on_gpu.copy_from(buffers[0], stream=stream)
+            # Used again once the copy is done.
+            del there
+            buffers.pop(0).close(stream)
+            on_gpu.copy_to(buffers[0], stream=stream)
+            stream.sync()
+            assert (back == expected).all(), f"thread {number}, turn {turn}"
+            del back
+            buffers.pop().close(stream)
+            on_gpu.close(stream)
+        return True
+
+    with ThreadPoolExecutor(16) as executor:
+        futures = [executor.submit(lambda number: (gpupool.cuda_core.enable(), work(number))[1], n) for n in range(16)]
+        assert all(future.result() for future in futures)
+    device.sync()
+    gpupool.empty_cache()
+    assert gpupool.pinned_stats().live_blocks == live_pinned
+
+
+def test_pinned_buffers_say_that_both_can_use_them(device):
+    stream = device.create_stream()
+    resource = gpupool.cuda_core.PinnedMemoryResource()
+    buffer = resource.allocate(MIB, stream=stream)
+    assert (buffer.is_device_accessible, buffer.is_host_accessible, buffer.is_managed) == (True, True, False)
+    made = gpupool.empty_pinned(MIB, stream)
+    other = gpupool.cuda_core.to_buffer(made)
+    assert (other.is_device_accessible, other.is_host_accessible) == (True, True)
+    other.fill(7, stream=stream)
+    buffer.copy_from(other, stream=stream)
+    stream.sync()
+    assert (np.from_dlpack(buffer) == 7).all()
+    assert gpupool.cuda_core.from_buffer(other) is made
+    assert gpupool.cuda_core.from_buffer(buffer).ptr == int(buffer.handle)

@@ -252,3 +252,97 @@ def test_the_example_runs_with_and_without(examples):
     output = run_python(str(examples / "cupy_pool.py"))
     assert "CuPy's own pool" in output
     assert "gpupool" in output
+
+
+@pytest.fixture
+def pinned():
+    """Put CuPy's pinned memory over gpupool too, and check that no block of it is left."""
+    gpupool.cupy.enable(pinned=True)
+    before = pinned_blocks()
+    yield import_or_skip("cupyx")
+    gpupool.cupy.disable()
+    assert pinned_blocks() == before
+
+
+def pinned_blocks():
+    """Return how many blocks of pinned memory live once everything is done."""
+    gc.collect()
+    cupy.cuda.Device().synchronize()
+    gpupool.empty_cache()
+    return gpupool.pinned_stats().live_blocks
+
+
+def pattern(number, words):
+    """Return words that tell where they are, and of which array."""
+    return np.arange(words, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(number)
+
+
+def test_every_word_of_pinned_copies_comes_and_goes(pinned):
+    allocations = gpupool.pinned_stats().allocations
+
+    def work(number):
+        words = 1 << 18
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            for turn in range(50):
+                seed = number * 1000 + turn
+                there = pinned.empty_pinned(words, np.uint32)
+                there[:] = pattern(seed, words)
+                on_gpu = cupy.asarray(there, blocking=False)
+                # The copy has still to read it.
+                gpupool.cupy.record_stream(there)
+                del there
+                back = pinned.empty_pinned(words, np.uint32)
+                (on_gpu + np.uint32(1)).get(stream=stream, out=back, blocking=False)
+                stream.synchronize()
+                assert (back == pattern(seed, words) + np.uint32(1)).all(), f"thread {number}, turn {turn}"
+        return True
+
+    assert all(in_threads(16, work))
+    assert gpupool.pinned_stats().allocations >= allocations + 16 * 50 * 2
+
+
+def test_memory_of_the_host_is_copied_through_gpupools(pinned):
+    before = gpupool.pinned_stats().allocations
+    values = pattern(3, 1 << 20)
+    array = cupy.asarray(values)
+    assert gpupool.pinned_stats().allocations > before
+    assert (array.get() == values).all()
+
+
+def test_a_recorded_stream_keeps_pinned_memory_from_the_next(pinned):
+    words = 8 << 20
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long ns) { long long s, n; '
+        'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(s)); do { asm volatile("mov.u64 %0, %%globaltimer;" : '
+        '"=l"(n)); } while (n - s < ns); }',
+        "spin",
+    )
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        target = cupy.empty(words, np.uint32)
+        source = pinned.empty_pinned(words, np.uint32)
+        source[:] = pattern(1, words)
+        address = source.ctypes.data
+        kernel((1,), (1,), (np.int64(100_000_000),))
+        target.set(source, stream=stream)
+        gpupool.cupy.record_stream(source, stream)
+        del source
+        others = [pinned.empty_pinned(words, np.uint32) for _ in range(3)]
+        assert not stream.done
+        for other in others:
+            assert other.ctypes.data != address
+            other[:] = 0
+        stream.synchronize()
+        assert bool((target == cupy.asarray(pattern(1, words))).all())
+    del others
+    gc.collect()
+    assert pinned.empty_pinned(words, np.uint32).nbytes == 4 * words
+
+
+def test_pinned_memory_of_a_block_is_its_threads_alone():
+    cupyx = import_or_skip("cupyx")
+    before = gpupool.pinned_stats().allocations
+    with gpupool.cupy.using(pinned=True):
+        mine = cupyx.empty_pinned(1000)
+        assert in_threads(1, lambda _: cupyx.empty_pinned(1000).nbytes) == [8000]
+    assert gpupool.pinned_stats().allocations == before + 1
+    mine[:] = 1

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 
 import gpupool
 import pytest
@@ -123,3 +124,14 @@ def test_training_with_and_without():
     assert set(rows) == {"PyTorch", "gpupool"}
     assert abs(losses[0] - losses[1]) < 0.05 * max(losses)
     assert float(rows["gpupool"][0]) <= 1.05 * float(rows["PyTorch"][0])
+
+
+def test_a_data_set_larger_than_the_memory_it_may_use(examples):
+    import_or_skip("cupy")
+    lines = run_python(str(examples / "stream_data_set.py"), "--limit-gib", "2", "--gib", "5").splitlines()
+    print(lines[-1])
+    assert lines[-2] == "0 wrong words"
+    assert "100%" in lines[-3]
+    # Pieces are freed as they are copied, so that a few of each loader's are there at a time.
+    mib = int(re.search(r"pinned memory: (\d+) MiB", lines[-1])[1])
+    assert mib < 2 * 1024 * 2

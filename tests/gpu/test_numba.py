@@ -36,6 +36,19 @@ def test_out_of_memory_is_numbas_error(run):
     run("arrays.py", "that_died_go_before_memory_runs_out")
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "serve_one_thread_and_sixteen",
+        "are_used_by_kernels_in_place",
+        "may_die_while_a_kernel_uses_them",
+        "are_not_pinned_twice",
+    ],
+)
+def test_pinned_arrays(run, what):
+    run("pinned.py", what)
+
+
 def test_frameworks_share_a_pool(run):
     run("beside_cupy.py", "in_one_pool")
 

@@ -56,6 +56,22 @@ def test_buffers_of_both_kinds_share_memory(run):
     run("frameworks/cuda_core_buffers.py", "share_memory_with_gpupool_s")
 
 
+def test_pinned_buffers_are_the_hosts_and_every_devices(run):
+    run("frameworks/cuda_core_pinned.py", "are_the_hosts_and_every_device_s")
+
+
+def test_pinned_memory_waits_for_the_stream_that_closes_it(run):
+    run("frameworks/cuda_core_pinned.py", "wait_for_the_stream_that_closes_them")
+
+
+def test_pinned_buffers_of_both_kinds_share_memory(run):
+    run("frameworks/cuda_core_pinned.py", "share_memory_with_gpupool_s")
+
+
+def test_pinned_memory_that_is_not_to_be_had(run):
+    run("frameworks/cuda_core_pinned.py", "that_are_not_to_be_had_are_refused")
+
+
 @pytest.mark.parametrize("order", [("gpupool", "cuda.core"), ("cuda.core", "gpupool")])
 def test_exits_cleanly_with_live_buffers(run, order):
     run("frameworks/cuda_core_exit.py", *order)

@@ -16,10 +16,12 @@ import numpy
 import pytest
 from gpupool import _native
 from gpupool._frameworks import cupy_handles as _cupy_handles
+from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from own_memory import MIB, capturing, leave
 from running import run_bare_program, run_program
 
 cupy = pytest.importorskip("cupy")
+cupyx = pytest.importorskip("cupyx")
 adapter = gpupool.cupy
 GIB = 1 << 30
 
@@ -456,6 +458,206 @@ def bindings(monkeypatch):
 def in_thread(work):
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(work).result()
+
+
+@pytest.fixture
+def own_pinned(monkeypatch):
+    """Stand in for CuPy's own pool of pinned memory, with something cached; set its ``cached``."""
+
+    class Own:
+        cached, emptied, served = 0, 0, 0
+
+        def malloc(self, nbytes):
+            # CuPy takes no bytes from nowhere.
+            self.served += nbytes > 0
+            return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(0), 0)
+
+        def n_free_blocks(self):
+            return self.cached
+
+        def free_all_blocks(self):
+            self.cached, self.emptied = 0, self.emptied + 1
+
+    own = Own()
+    real = cupy.get_default_pinned_memory_pool()
+    monkeypatch.setattr(cupy, "get_default_pinned_memory_pool", lambda: own)
+    _cupy_pinned.allocator.cache_clear()
+    cupy.cuda.set_pinned_memory_allocator(own.malloc)
+    yield own
+    adapter.disable()
+    gpupool.set_pinned_limit(None)
+    cupy.cuda.set_pinned_memory_allocator(real.malloc)
+    _cupy_pinned.allocator.cache_clear()
+
+
+def pinned_blocks():
+    stats = gpupool.pinned_stats()
+    return stats.live_blocks - stats.waiting_blocks
+
+
+def test_pinned_arrays_are_gpupools_and_go_back_when_the_last_view_dies(own_pinned):
+    adapter.enable(pinned=True)
+    adapter.enable()
+    before = pinned_blocks()
+    array = cupyx.empty_pinned((3, 1000), "f4")
+    assert (pinned_blocks(), array.base.size()) == (before + 1, array.nbytes)
+    array[:] = numpy.arange(3000).reshape(3, 1000)
+    zeros = cupyx.zeros_like_pinned(array)
+    assert (zeros == 0).all()
+    view = array[1:]
+    del array, zeros
+    assert (view[0] == numpy.arange(1000, 2000)).all()
+    assert pinned_blocks() == before + 1
+    del view
+    assert (pinned_blocks(), own_pinned.served) == (before, 0)
+    assert cupyx.empty_pinned((0, 5)).size == 0
+    assert pinned_blocks() == before
+
+
+def test_pinned_memory_ends_as_it_began(own_pinned):
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 1
+    adapter.enable()
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 2
+    adapter.enable(pinned=True)
+    array = cupyx.empty_pinned(10)
+    adapter.disable()
+    adapter.disable()
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 3
+    # An array outlives that, and its memory goes where it came from.
+    live = pinned_blocks()
+    array[:] = 1
+    del array
+    assert pinned_blocks() == live - 1
+    # What others set meanwhile stays.
+    adapter.enable(pinned=True)
+    theirs = type(own_pinned)()
+    cupy.cuda.set_pinned_memory_allocator(theirs.malloc)
+    adapter.disable()
+    cupyx.empty_pinned(10)
+    assert (own_pinned.served, theirs.served) == (3, 1)
+
+
+def test_a_block_with_pinned_memory_is_its_threads_alone(own_pinned):
+    def elsewhere():
+        cupyx.empty_pinned(10)
+
+    live = pinned_blocks()
+    with adapter.using():
+        cupyx.empty_pinned(10)
+    assert own_pinned.served == 1
+    with adapter.using(pinned=True):
+        arrays = [cupyx.empty_pinned(10)]
+        in_thread(elsewhere)
+        assert own_pinned.served == 2
+        with adapter.using(gpupool.MemPool(), pinned=True):
+            arrays.append(cupyx.empty_pinned(10))
+        arrays.append(cupyx.empty_pinned(10))
+        assert (pinned_blocks(), own_pinned.served) == (live + 3, 2)
+    with pytest.raises(RuntimeError), adapter.using(pinned=True):
+        raise RuntimeError
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 3
+    adapter.enable(pinned=True)
+    with adapter.using(pinned=True):
+        in_thread(elsewhere)
+        adapter_off = threading.Thread(target=adapter.disable)
+        adapter_off.start()
+        adapter_off.join()
+        # The block goes on for its own thread.
+        arrays.append(cupyx.empty_pinned(10))
+        assert (pinned_blocks(), own_pinned.served) == (live + 4, 3)
+        in_thread(elsewhere)
+        assert own_pinned.served == 4
+    del arrays
+    assert pinned_blocks() == live
+
+
+def test_pinned_memory_waits_for_the_streams_that_are_recorded(own_pinned, current):
+    adapter.enable(pinned=True)
+    stream, other = gpupool.Stream(), gpupool.Stream()
+    current.ptr = stream.ptr
+    works = [_native.host_submit(stream), _native.host_submit(other)]
+    array = cupyx.empty_pinned(32 * MIB, "u1")
+    address = array.ctypes.data
+    adapter.record_stream(array)
+    adapter.record_stream(array[10:].reshape(2, -1), other)
+    del array
+    others = []
+    for one, work in zip((stream, other), works, strict=True):
+        others.append(cupyx.empty_pinned(32 * MIB, "u1"))
+        assert others[-1].ctypes.data != address
+        _native.host_complete(one, work)
+    assert cupyx.empty_pinned(32 * MIB, "u1").ctypes.data == address
+    # Unrecorded it is used again at once.
+    _native.host_submit(stream)
+    live = gpupool.pinned_stats().live_blocks
+    del others
+    assert gpupool.pinned_stats().live_blocks == live - 2
+    for foreign in (numpy.zeros(10), memoryview(b"1234"), "text"):
+        with pytest.raises(gpupool.InvalidValue, match="no pinned memory of gpupool's"):
+            adapter.record_stream(foreign)
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_pinned_memory_that_runs_out_is_cupys_error(own_pinned, current, monkeypatch, capturing):
+    monkeypatch.setattr(current, "is_capturing", lambda: capturing, raising=False)
+    adapter.enable(pinned=True)
+    gpupool.empty_cache()
+    gpupool.set_pinned_limit(16 * MIB)
+    own_pinned.cached = 3
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorMemoryAllocation") as raised:
+        cupyx.empty_pinned(32 * MIB, "u1")
+    assert (raised.value.status, own_pinned.emptied) == (2, int(not capturing))
+    assert isinstance(raised.value.__cause__, gpupool.OutOfMemory)
+    cycle = [cupyx.empty_pinned(12 * MIB, "u1")]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert cupyx.empty_pinned(12 * MIB, "u1").size == 12 * MIB
+    finally:
+        gc.enable()
+
+
+def test_the_pinned_pools_methods_are_cupys(own_pinned):
+    methods = {name for name in vars(cupy.cuda.PinnedMemoryPool) if not name.startswith("_")} - {"free"}
+    assert methods == {name for name in vars(adapter.PinnedMemoryPool) if not name.startswith("_")}
+    pool = adapter.get_default_pinned_memory_pool()
+    assert pool is adapter.get_default_pinned_memory_pool()
+    gpupool.empty_cache()
+    assert pool.n_free_blocks() == 0
+    pointers = [pool.malloc(3 * MIB) for _ in range(2)]
+    assert [pointer.size() for pointer in pointers] == [3 * MIB] * 2
+    del pointers
+    assert pool.n_free_blocks() > 0
+    device = gpupool.empty(3 * MIB)
+    del device
+    cached = gpupool.memory_stats().reserved_bytes
+    pool.free_all_blocks()
+    assert (pool.n_free_blocks(), gpupool.memory_stats().reserved_bytes) == (0, cached)
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_pinned_memory_of_threads_does_not_mix(own_pinned, threads):
+    adapter.enable(pinned=True)
+    together = threading.Barrier(threads, timeout=60)
+
+    def work(number):
+        together.wait()
+        kept = []
+        for turn in range(200):
+            array = cupyx.empty_pinned(1000 + turn, "i8")
+            array[:] = number * 1000 + turn
+            kept.append(array)
+            if turn % 3:
+                del kept[turn % len(kept)]
+        return all((array == array[0]).all() and array[0] // 1000 == number for array in kept)
+
+    with ThreadPoolExecutor(threads) as executor:
+        assert all(executor.map(work, range(threads)))
 
 
 def test_handles_of_threads_go_back_to_the_pool(bindings):

@@ -95,6 +95,14 @@ def test_a_forked_child_gets_a_status(machine):
     machine.run("library_memory/lifetimes.py", "a_forked_child_gets_a_status", FAKE_VMM="1")
 
 
+def test_pinned_memory_is_gpupools_by_its_handler(run):
+    run("pinned.py", "is_gpupools_and_waits_for_the_stream_that_frees")
+
+
+def test_pinned_memory_by_its_handler_is_nothing_in_a_forked_child(run):
+    run("pinned.py", "is_nothing_in_a_forked_child")
+
+
 def test_a_refusal_names_the_function_and_loses_no_handle(machine):
     machine.run("library_memory/taking.py", "a_refusal_names_the_function_and_loses_no_handle")
 

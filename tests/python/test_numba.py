@@ -35,6 +35,34 @@ def test_using_enables_first(run):
     run("numba/found.py", "by_using")
 
 
+def test_pinned_arrays_are_gpupools_where_that_is_chosen(run):
+    run("numba/pinned.py", "are_gpupools_where_that_is_chosen")
+
+
+def test_pinned_arrays_of_a_thread_alone(run):
+    run("numba/pinned.py", "are_gpupools_in_a_block_alone")
+
+
+def test_mapped_arrays_have_one_address(run):
+    run("numba/pinned.py", "have_the_hosts_address_on_every_device")
+
+
+def test_memory_of_gpupools_is_not_pinned_twice(run):
+    run("numba/pinned.py", "are_not_pinned_twice")
+
+
+def test_pinned_memory_waits_for_the_work_of_all_devices(run):
+    run("numba/pinned.py", "wait_for_the_work_of_all_devices")
+
+
+def test_pinned_memory_that_is_not_to_be_had_is_numbas_error(run):
+    run("numba/pinned.py", "that_are_not_to_be_had_are_numbas_error")
+
+
+def test_pinned_arrays_that_die_in_a_capture_wait_for_its_end(run):
+    run("numba/pinned.py", "that_die_in_a_capture_wait_for_its_end")
+
+
 def test_it_is_chosen_before_the_first_use_and_may_be_chosen_again(run):
     run("numba/choice.py", "not_after_the_first_use")
     run("numba/choice.py", "for_as_long_as_it_is_used")
@@ -111,9 +139,19 @@ class Context:
 
     device = Device()
     waits = 0
+    pushed = 0
+
+    def push(self):
+        """Make it current."""
+        self.pushed += 1
+
+    def pop(self):
+        """Make what was current before so again."""
+        self.pushed -= 1
 
     def synchronize(self):
         """Count it."""
+        assert self.pushed == 1
         self.waits += 1
 
 
@@ -161,8 +199,8 @@ def test_what_dies_after_a_fence_waits_for_the_next_one(manager, monkeypatch):
     busy, other = gpupool.Stream(), gpupool.Stream()
     numbers = []
 
-    def fence_and_die(stream):
-        done = _native.fence(stream)
+    def fence_and_die(stream, delay):
+        done = _native.fence(stream, delay)
         if memories:
             # As the garbage collector, or another thread, may do at any time.
             numbers.append(_native.host_submit(busy))
@@ -189,7 +227,7 @@ def test_a_driver_without_fences_is_waited_for(manager):
     _native.host_inject("EventRecord")
     del memory
     memory = manager.memalloc(4 * MIB)
-    assert manager.context.waits == 1
+    assert (manager.context.waits, manager.context.pushed) == (1, 0)
     assert memory.size == 4 * MIB
     assert gpupool.memory_stats().live_blocks == 1
 
@@ -215,3 +253,25 @@ def test_an_ended_manager_is_not_asked_for_memory(manager):
     assert gpupool.memory_stats().live_blocks == 0
     with contextlib.suppress(gpupool.OutOfMemory):
         gpupool.empty(1 << 45)
+
+
+def test_pinned_memory_is_used_again_after_all_that_used_it(manager, monkeypatch):
+    monkeypatch.setattr(gpupool.numba._pinned_choice.numba, "for_all", True)
+    busy, other = gpupool.Stream(), gpupool.Stream()
+    memory = manager.memhostalloc(32 * MIB)
+    address = memory.host_pointer
+    number = _native.host_submit(busy)
+    del memory
+    memory = manager.memhostalloc(32 * MIB)
+    assert memory.host_pointer != address
+    # Neither the host nor other streams wait for the one that used it.
+    after = _native.host_submit(other)
+    _native.host_complete(other, after)
+    assert other.query()
+    assert not busy.query()
+    _native.host_complete(busy, number)
+    del memory
+    again = [manager.memhostalloc(32 * MIB) for _ in range(2)]
+    assert address in [memory.host_pointer for memory in again]
+    assert gpupool.pinned_stats().live_blocks == 2
+    del again

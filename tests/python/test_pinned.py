@@ -1,7 +1,10 @@
 """Pinned memory: what the host does with it, who keeps it, and what it waits for."""
 
 import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import gpupool
 import numpy
@@ -204,3 +207,14 @@ def test_threads_that_end_leave_their_blocks_and_their_memory_to_others():
     thread.start()
     thread.join()
     assert buffers[0].ptr == address
+
+
+def test_the_example_streams_a_data_set_larger_than_the_memory():
+    example = Path(__file__).parents[2] / "examples" / "stream_data_set.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *bars, wrong, rates = done.stdout.splitlines()
+    assert "0.02 GiB through 0.02 GiB of the GPU's memory" in first
+    assert bars[-1].startswith("[" + "#" * 40 + "] 100%")
+    assert wrong == "0 wrong words"
+    assert "of copies alone" in rates

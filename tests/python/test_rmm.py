@@ -1,5 +1,6 @@
 """RMM over gpupool and gpupool over RMM: the real RMM, whose resources also serve simulated memory."""
 
+import ctypes
 import gc
 import threading
 from types import SimpleNamespace
@@ -63,6 +64,36 @@ def test_out_of_memory_is_rmms_error_with_gpupools_message():
     leave(MIB)
     with pytest.raises(MemoryError, match=r"tried to allocate 16\.0 MiB"):
         adapter.resource().allocate(16 * MIB)
+
+
+def test_pinned_memory_is_used_again_after_its_streams(nothing_left):
+    resource, stream, other = adapter.pinned_resource(), gpupool.Stream(), gpupool.Stream()
+    address = resource.allocate(32 * MIB, rmm_stream(stream))
+    ctypes.memset(address, 7, 32 * MIB)
+    stats = gpupool.pinned_stats()
+    assert (stats.requested_bytes, gpupool.memory_stats().live_blocks) == (32 * MIB, 0)
+    works = [_native.host_submit(stream), _native.host_submit(other)]
+    resource.deallocate(address, 32 * MIB, rmm_stream(other))
+    others = []
+    for one, work in zip((stream, other), works, strict=True):
+        others.append(gpupool.empty_pinned(32 * MIB))
+        assert others[-1].ptr != address
+        _native.host_complete(one, work)
+    assert gpupool.empty_pinned(32 * MIB).ptr == address
+    assert resource.allocate(0, rmm_stream(stream)) == 0
+
+
+def test_rmms_adaptors_stand_on_pinned_memory():
+    gpupool.empty_cache()
+    statistics = rmm.mr.StatisticsResourceAdaptor(adapter.pinned_resource())
+    buffer = rmm.DeviceBuffer(size=1000, mr=statistics)
+    assert gpupool.pinned_stats().requested_bytes == 1000
+    del buffer
+    gpupool.set_pinned_limit(MIB)
+    with pytest.raises(MemoryError, match="out of pinned memory"):
+        statistics.allocate(1 << 30)
+    gpupool.set_pinned_limit(None)
+    assert gpupool.pinned_stats().live_blocks == 0
 
 
 def test_a_deallocation_never_raises():

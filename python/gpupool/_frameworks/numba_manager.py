@@ -10,27 +10,35 @@ from typing import Any
 from cuda.bindings import driver as bindings
 from numba.cuda.cudadrv import driver
 
+from gpupool._frameworks import pinned_choice
+from gpupool._frameworks.numba_mapped import MappedMemory
 from gpupool._native import (
     DeviceBuffer,
     Forked,
     LibraryError,
     OomCallback,
     OutOfMemory,
+    PinnedBuffer,
     RuntimeUnavailable,
     Stream,
     empty,
+    empty_pinned,
     fence,
     memory_stats,
     on_oom,
+    owns,
     runtime,
 )
+
+# The managers that have a device. Pinned memory is every device's.
+_managers: list[weakref.ref["MemoryManager"]] = []
 
 # Memory that waits is freed once there is a page of it, and enough of it for the request that comes.
 _PAGE = 2 << 20
 
 
 class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Device memory of one Numba context, from gpupool. Host memory stays Numba's own.
+    """Device memory of one Numba context, from gpupool; pinned memory too where that is chosen, else it is Numba's own.
 
     https://nvidia.github.io/numba-cuda/user/external-memory.html
 
@@ -38,18 +46,23 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     when it dies. So it is memory of a stream of its own on which nothing runs, and the work of other streams with it
     before is done. The memory of dead arrays waits in Numba's list of pending deallocations, and behind a fence through
     the whole device all of it is freed at once; the host waits for nothing.
+
+    Dead pinned arrays wait in the same list, and then for the work of all devices so far, which no later work has to
+    wait for.
     """
+
+    # It tells what died before a fence or a mark from what died after it, on whichever device.
+    _clock = itertools.count(1)
 
     def __init__(self, *args: Any, context: Any, **named: Any) -> None:
         super().__init__(*args, context=context, **named)
         self._stream: Stream | None = None
         self._callback: OomCallback | None = None
-        # The clock tells arrays that died before a fence from those that died after it.
-        self._clock = itertools.count(1)
         self._fenced = 0
+        self._marked = 0
         self._dead_bytes = 0
         # The arrays that died while gpupool knew of a capture, which a fence would spoil.
-        self._held: deque[tuple[int, DeviceBuffer]] = deque()
+        self._held: deque[tuple[int, DeviceBuffer | PinnedBuffer]] = deque()
 
     def initialize(self) -> None:
         """Get ready when the context is made current.
@@ -72,6 +85,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
 
         self._callback = on_oom(give_up_the_dead)
         self._stream = Stream(self.context.device.id)
+        _managers.append(this)
 
     def memalloc(self, size: int) -> Any:
         """Allocate ``size`` bytes, from the pool whose scope the thread is in.
@@ -91,28 +105,101 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         finalizer = partial(self._bury, buffer, size)
         return driver.MemoryPointer(weakref.proxy(self.context), pointer, size, finalizer=finalizer)
 
-    def _bury(self, buffer: DeviceBuffer, size: int) -> None:
+    def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        """Allocate ``size`` bytes of pinned memory: Numba's own unless gpupool's is chosen, or if write-combined.
+
+        Every device uses gpupool's at the host's address, so that all of it is mapped and portable.
+
+        Raises:
+            numba.cuda.cudadrv.driver.CudaAPIError: There is not enough memory: CUDA_ERROR_OUT_OF_MEMORY.
+        """
+        if wc or not pinned_choice.numba.is_made():
+            return super().memhostalloc(size, mapped, portable, wc)
+        if self._held or self._dead_bytes >= max(size, _PAGE):
+            self._give_up_the_dead()
+        try:
+            buffer = empty_pinned(size)
+        except OutOfMemory as error:
+            code = bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+            raise driver.CudaAPIError(code, f"{error}") from error
+        finalizer = partial(self._bury, buffer, size)
+        if not mapped:
+            return driver.PinnedMemory(weakref.proxy(self.context), buffer.ptr, size, finalizer=finalizer)
+        return self._mapped(buffer.ptr, size, None, finalizer)
+
+    def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
+        """Pin memory of the host's, as Numba does. What is gpupool's pinned memory already is left as it is."""
+        if not (size > 0 and owns(pointer) and owns(pointer + size - 1)):
+            return super().mempin(owner, pointer, size, mapped)
+        if not mapped:
+            return driver.PinnedMemory(weakref.proxy(self.context), pointer, size, owner=owner)
+        return self._mapped(pointer, size, owner, None)
+
+    def _mapped(self, pointer: int, size: int, owner: Any, free: Any) -> Any:
+        # Numba holds the memory itself by a weak reference, so that it lives in this table.
+        place, allocations = object(), self.allocations
+
+        def finalizer() -> None:
+            allocations.pop(place, None)
+            if free is not None:
+                free()
+
+        memory = MappedMemory(weakref.proxy(self.context), pointer, size, owner=owner, finalizer=finalizer)
+        allocations[place] = memory
+        return memory.own()
+
+    def _bury(self, buffer: DeviceBuffer | PinnedBuffer, size: int) -> None:
         # This runs wherever the garbage collector does, so it takes no lock.
         self._dead_bytes += size
         self.deallocations.add_item(self._free, (next(self._clock), buffer), size)
 
-    def _free(self, dead: tuple[int, DeviceBuffer]) -> None:
-        if dead[0] > self._fenced and not self._fence():
+    def _free(self, dead: tuple[int, DeviceBuffer | PinnedBuffer]) -> None:
+        if not self._is_over(dead):
             self._held.append(dead)
         # Otherwise this was the last reference to the buffer, whose end frees it.
 
-    def _fence(self) -> bool:
+    def _is_over(self, dead: tuple[int, DeviceBuffer | PinnedBuffer]) -> bool:
+        """Return whether the memory may be freed: what is submitted from now on waits for all that used it."""
+        number, buffer = dead
+        if isinstance(buffer, DeviceBuffer):
+            return number <= self._fenced or self._fence()
+        managers = [manager for this in _managers if (manager := this()) is not None]
+        if not all(number <= manager._marked or manager._mark() for manager in managers):
+            return False
+        for manager in managers:
+            # Once freed it waits for this stream, and so for the mark.
+            buffer.record_stream(manager._stream)  # type: ignore[arg-type]
+        return True
+
+    def _mark(self) -> bool:
+        """Let the manager's stream wait for all work so far on the device."""
         now = next(self._clock)
+        if not self._pass_through(delay=False):
+            return False
+        self._marked = now
+        return True
+
+    def _fence(self) -> bool:
+        """Let all later work on the device wait for all work so far."""
+        now = next(self._clock)
+        if not self._pass_through(delay=True):
+            return False
+        self._fenced = self._marked = now
+        return True
+
+    def _pass_through(self, delay: bool) -> bool:
         try:
-            if not fence(self._stream):  # type: ignore[arg-type]
-                return False
+            return fence(self._stream, delay)  # type: ignore[arg-type]
         except Forked:
             # A forked child frees nothing of its parent's.
             return True
         except LibraryError:
             # The driver is older than CUDA 12.5. Waiting is what Numba does without gpupool.
-            self.context.synchronize()
-        self._fenced = now
+            self.context.push()
+            try:
+                self.context.synchronize()
+            finally:
+                self.context.pop()
         return True
 
     def _give_up_the_dead(self) -> bool:
@@ -122,13 +209,14 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         count = len(self.deallocations) + len(self._held)
         self._dead_bytes = 0
         self.deallocations.clear()
-        if self._held and self._fence():
-            # Another thread may empty the list meanwhile.
-            with contextlib.suppress(IndexError):
-                for _ in range(len(self._held)):
-                    dead = self._held.popleft()
-                    if dead[0] > self._fenced:
-                        self._held.append(dead)
+        # Another thread may empty the list meanwhile.
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._held)):
+                dead = self._held.popleft()
+                if not self._is_over(dead):
+                    self._held.append(dead)
+                    # Neither are the others.
+                    break
         return count > 0
 
     def get_memory_info(self) -> Any:

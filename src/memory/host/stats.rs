@@ -77,7 +77,7 @@ pub(in crate::memory) fn pinned_times() -> Result<[Durations; 2]> {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
-pub(in crate::memory) fn empty_pinned_cache() -> Result<u64> {
+pub(crate) fn empty_pinned_cache() -> Result<u64> {
     let mut released = 0;
     for caches in nodes(None)? {
         released += trim_pools(caches, ThisThread::get(), Patience::Ask, |_| true)?;

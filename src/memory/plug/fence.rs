@@ -5,12 +5,13 @@ use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
 
 /// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
-/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Returns
+/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Without
+/// `delay` later work waits on `stream` alone, which is enough for what waits for that stream whoever uses it next. Returns
 /// false, with nothing done, while a capture is known of, which that would spoil.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, as those before CUDA 12.5 do.
-pub(crate) fn fence(stream: &Stream) -> Result<bool> {
+pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;
     if runtime::is_known_stream_capturing(runtime::get()?, device)? {
@@ -25,7 +26,9 @@ pub(crate) fn fence(stream: &Stream) -> Result<bool> {
     if !is_done {
         // What the allocator asks about later is this stream.
         stream.wait(&event)?;
-        event.delay_context()?;
+        if delay {
+            event.delay_context()?;
+        }
     }
     events.put_back([event]);
     Ok(true)

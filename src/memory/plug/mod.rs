@@ -8,7 +8,7 @@ mod library_memory;
 #[cfg(feature = "python")]
 mod torch;
 
-pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER};
+pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub use feed::feed;
 #[cfg(feature = "python")]
 pub(crate) use fence::fence;

@@ -170,7 +170,7 @@ pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Al
 }
 
 /// Returns whether an address lies in memory of gpupool's; in a forked child only of what is in no segment.
-pub(in crate::memory) fn owns(address: u64) -> bool {
+pub(crate) fn owns(address: u64) -> bool {
     DeviceCaches::all().any(|caches| {
         let in_pages = block_in_pages(caches, address).is_some();
         // In a forked child the segments' lock may be held for ever.

@@ -25,7 +25,8 @@ pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
 pub(in crate::memory) use devices::device_caches;
 pub(in crate::memory) use find_cache::cache_on;
 pub(crate) use free::free;
-pub(in crate::memory) use free::{check_live, find, free_after_all_work, owns, record_stream};
+pub(crate) use free::owns;
+pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_stream};
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::{check_stream, record_consumer};
 pub(in crate::memory) use grow::warm_by_segments;

@@ -50,9 +50,10 @@ pub(in crate::python) fn empty_kept(
 }
 
 #[pyfunction]
-pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+#[pyo3(signature = (stream, delay = true))]
+pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
     let stream = stream::resolve(py, Some(stream), None)?;
-    Ok(py.detach(|| memory::fence(&stream))?)
+    Ok(py.detach(|| memory::fence(&stream, delay))?)
 }
 
 impl PyDeviceBuffer {

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::scope::token_of;
-use crate::memory::{self, C_API, DEVICE_MEM_HANDLER};
+use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 use crate::python::ffi::{self, dlpack};
 
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
@@ -17,6 +17,7 @@ pub(in crate::python) struct PyCApi {
     handler_alloc: usize,
     handler_free: usize,
     handler: usize,
+    pinned_handler: usize,
     capsule: Py<PyAny>,
 }
 
@@ -50,6 +51,7 @@ pub(in crate::python) fn c_api(py: Python<'_>) -> PyResult<PyCApi> {
         handler_alloc: C_API.handler_alloc as usize,
         handler_free: C_API.handler_free as usize,
         handler: (&raw const DEVICE_MEM_HANDLER).addr(),
+        pinned_handler: (&raw const PINNED_MEM_HANDLER).addr(),
         capsule: dlpack::c_api_capsule(py)?.unbind(),
     })
 }

@@ -4,6 +4,7 @@ mod allocator;
 mod buffer;
 mod capture;
 mod context;
+mod cupy_pinned;
 mod functions;
 mod mem_pool;
 mod pinned;
@@ -16,12 +17,14 @@ mod unpickling;
 
 pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
+pub(super) use cupy_pinned::{PyCupyPinnedAllocator, PyCupyPinnedMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
 pub(super) use pinned::{
-    nearest_numa_node, pinned_stats, reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
+    empty_pinned_cache, nearest_numa_node, owns, pinned_stats, reset_peak_pinned_stats, set_pinned_limit,
+    summarize_pinned, warm_pinned,
 };
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};

@@ -6,6 +6,7 @@ use pyo3::types::PyDict;
 use super::stats::PyMemoryStats;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::device;
 use crate::python::whole::Whole;
 use crate::runtime::nearest_host_node;
@@ -67,4 +68,17 @@ pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound
 pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     let device = device::extract(py, device)?;
     Ok(py.detach(|| nearest_host_node(device))?.host_node())
+}
+
+/// Gives back the pinned memory that is free, and no device's.
+#[pyfunction]
+pub(in crate::python) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
+    let _stack = hold_stack(Purpose::Allocation);
+    Ok(py.detach(memory::empty_pinned_cache).map(drop)?)
+}
+
+/// Returns whether an address lies in memory of gpupool's.
+#[pyfunction]
+pub(in crate::python) fn owns(address: Whole) -> bool {
+    memory::owns(address.0)
 }

@@ -180,10 +180,9 @@ impl Timeline {
     }
 
     pub(super) fn record_event(&mut self, event: RawEvent, key: Key) -> Result<()> {
-        let stream = self.stream(key)?;
-        let recorded = match &stream.capture {
+        let recorded = match &self.stream(key)?.capture {
             Some(capture) => Recorded::Captured(key, capture.id),
-            None => Recorded::Work(vec![(key, stream.submitted)]),
+            None => Recorded::Work(self.work_so_far(key)?),
         };
         *self.event(event)? = Some(recorded);
         Ok(())
@@ -193,9 +192,24 @@ impl Timeline {
     pub(super) fn record_device(&mut self, event: RawEvent, device: Device) -> Result<()> {
         self.spoil_captures_on(device);
         let streams = self.streams().iter().filter(|(_, stream)| stream.device == device);
-        let work = streams.map(|(&key, stream)| (key, stream.submitted)).collect();
+        let keys: Vec<_> = streams.map(|(&key, _)| key).collect();
+        let mut work = Vec::new();
+        for key in keys {
+            work.extend(self.work_so_far(key)?);
+        }
         *self.event(event)? = Some(Recorded::Work(work));
         Ok(())
+    }
+
+    /// Returns the work that was submitted to a stream, and what of other streams' it waits for, with work after it or none.
+    fn work_so_far(&mut self, key: Key) -> Result<Vec<(Key, u64)>> {
+        let mut waits = std::mem::take(&mut self.stream(key)?.waits);
+        waits.retain(|wait| self.completed(wait.other) < wait.until);
+        let mut work: Vec<_> = waits.iter().map(|wait| (wait.other, wait.until)).collect();
+        let stream = self.stream(key)?;
+        stream.waits = waits;
+        work.push((key, stream.submitted));
+        Ok(work)
     }
 
     /// Returns the work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.

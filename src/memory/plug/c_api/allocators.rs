@@ -1,5 +1,5 @@
 //! The functions in the forms that other allocators' plugs take: PyTorch's pluggable allocator, CuPy, and handlers of
-//! device memory, as cuDSS and cuQuantum have them.
+//! device memory, as cuDSS and cuQuantum have them, and of pinned memory, as cuDSS has.
 //!
 //! They return null, or 1, where there is no memory, and tell no reason: their forms have no place for one.
 
@@ -9,6 +9,7 @@ use std::ptr;
 use super::call::{address_of, guard, pointer, stream_of};
 use crate::error::Result;
 use crate::library::DeviceMemHandler;
+use crate::memory::host;
 use crate::memory::plug::library_memory::LibraryMemory;
 use crate::memory::serve::{self, Allocation};
 use crate::runtime::{self, Runtime, Stream};
@@ -16,6 +17,10 @@ use crate::runtime::{self, Runtime, Stream};
 /// A handler that a library can be given as it is: its memory comes from the pool whose scope the calling thread is in.
 pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), handler_alloc, handler_free, b"gpupool");
+
+/// A handler of pinned memory, `cudssPinnedMemHandler_t`, that cuDSS 1.0 can be given as it is.
+pub static PINNED_MEM_HANDLER: DeviceMemHandler =
+    DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, pinned_handler_free, b"gpupool");
 
 /// Returns a handler whose memory comes from where this says.
 pub(in crate::memory::plug) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
@@ -97,6 +102,38 @@ pub(super) unsafe extern "C" fn handler_alloc(
 }
 
 pub(super) unsafe extern "C" fn handler_free(
+    _context: *mut c_void,
+    pointer: *mut c_void,
+    _size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        if !pointer.is_null() {
+            // SAFETY: the library names a stream that is alive.
+            let stream = unsafe { stream_of(-1, stream) }?;
+            serve::free(serve::find(pointer.addr() as u64, None)?, Some(&stream))?;
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn pinned_handler_alloc(
+    _context: *mut c_void,
+    place: *mut *mut c_void,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    guard(1, || {
+        // SAFETY: the library names a stream that is alive.
+        let stream = unsafe { stream_of(-1, stream) }?;
+        let order = host::order_of(None, Some(&stream))?;
+        // SAFETY: the library passes a place for a pointer.
+        unsafe { put(place, size, |size| serve::allocate(size, &order).map(Allocation::address)) }
+    })
+}
+
+/// The memory is used again once the work is done that the stream has by now.
+unsafe extern "C" fn pinned_handler_free(
     _context: *mut c_void,
     pointer: *mut c_void,
     _size: usize,

@@ -19,7 +19,7 @@ mod snapshot;
 
 use std::ffi::{c_char, c_int, c_void};
 
-pub use allocators::DEVICE_MEM_HANDLER;
+pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(super) use allocators::{free_plain, library_handler};
 pub use block::Block;
 pub(super) use call::{address_of, guard, stream_of};

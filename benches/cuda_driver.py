@@ -1,0 +1,79 @@
+"""What the benches ask of the CUDA driver itself: plain pinned memory, timed copies, a kernel that takes a while."""
+
+import ctypes
+from pathlib import Path
+
+_KERNELS = Path(__file__).parents[1] / "tests" / "driver" / "kernels.ptx"
+_PORTABLE = 1
+_TO_DEVICE, _TO_HOST = "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"
+_at = ctypes.c_void_p
+
+
+class Driver:
+    """The driver, with device 0's context current in the calling thread."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._call("cuInit", 0)
+        self._context = _at()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self.enter()
+        self._stream = self._object("cuStreamCreate", 1)
+        self._spin: _at | None = None
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            message = f"{name} failed with {status}"
+            raise RuntimeError(message)
+
+    def _object(self, name: str, *arguments: object) -> _at:
+        place = _at()
+        self._call(name, ctypes.byref(place), *arguments)
+        return place
+
+    def enter(self) -> None:
+        """Make the context current in this thread too."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """Return the address of pinned memory, as `cudaHostAlloc` does."""
+        return self._object("cuMemHostAlloc", ctypes.c_size_t(nbytes), _PORTABLE).value or 0
+
+    def free_pinned(self, address: int) -> None:
+        """Free it, as `cudaFreeHost` does."""
+        self._call("cuMemFreeHost", _at(address))
+
+    def synchronize(self) -> None:
+        """Wait for all work."""
+        self._call("cuCtxSynchronize")
+
+    def copy_rates(self, pinned: int, nbytes: int, rounds: int) -> dict[str, float]:
+        """Return the best rates of copies from pinned memory to the device and back, in GB/s."""
+        device = self._object("cuMemAlloc_v2", ctypes.c_size_t(nbytes))
+        start, end = (self._object("cuEventCreate", 0) for _ in range(2))
+        milliseconds, rates = ctypes.c_float(), {}
+        for name, call in (("to the device", _TO_DEVICE), ("to the host", _TO_HOST)):
+            pair = (device, _at(pinned)) if call == _TO_DEVICE else (_at(pinned), device)
+            best = float("inf")
+            for _ in range(rounds):
+                self._call("cuEventRecord", start, self._stream)
+                self._call(call, *pair, ctypes.c_size_t(nbytes), self._stream)
+                self._call("cuEventRecord", end, self._stream)
+                self._call("cuEventSynchronize", end)
+                self._call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+                best = min(best, milliseconds.value)
+            rates[name] = nbytes / best / 1e6
+        for event in (start, end):
+            self._call("cuEventDestroy_v2", event)
+        self._call("cuMemFree_v2", device)
+        return rates
+
+    def spin(self, milliseconds: int) -> None:
+        """Start a kernel that runs so long, and return at once."""
+        if self._spin is None:
+            module = self._object("cuModuleLoadData", ctypes.c_char_p(_KERNELS.read_bytes() + b"\0"))
+            self._spin = self._object("cuModuleGetFunction", module, ctypes.c_char_p(b"spin"))
+        nanoseconds = ctypes.c_uint64(milliseconds * 1_000_000)
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(nanoseconds), ctypes.c_void_p))
+        self._call("cuLaunchKernel", self._spin, 1, 1, 1, 1, 1, 1, 0, self._stream, arguments, None)

@@ -1,0 +1,69 @@
+"""The memory resource of pinned memory for cuda.core. It imports cuda.core, so it is imported when first used."""
+
+from typing import Any
+
+import cuda.core
+
+from gpupool._native import PinnedBuffer, empty_pinned
+
+
+class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
+    """Pinned memory from gpupool, which the host and every device use, for all that takes a resource of cuda.core.
+
+    https://nvidia.github.io/cuda-python/cuda-core/latest/generated/cuda.core.MemoryResource.html
+
+    ``numa`` is the number of the NUMA node that the memory is on, by default the one nearest to the stream's device. A
+    buffer's memory is used again once the work is done that its stream, or the stream that closed it, had by then.
+    """
+
+    def __init__(self, numa: int | None = None) -> None:
+        self._numa = numa
+        self._buffers: dict[int, PinnedBuffer] = {}
+
+    def allocate(self, size: int, *, stream: Any) -> cuda.core.Buffer:
+        """Allocate ``size`` bytes for the host and for work on the stream, a cuda.core ``Stream`` or ``GraphBuilder``.
+
+        Raises:
+            gpupool.OutOfMemory: There is not enough memory, or this process may lock no more.
+            gpupool.InvalidValue: The host has no such NUMA node.
+        """
+        buffer = empty_pinned(size, stream.__cuda_stream__()[1], self._numa)
+        pointer = buffer.ptr
+        if pointer:
+            self._buffers[pointer] = buffer
+        return cuda.core.Buffer.from_handle(pointer, size, mr=self, stream=stream)
+
+    def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
+        """Free what :meth:`allocate` returned, for use after the work so far on the stream. cuda.core calls this."""
+        # 0 bytes have no address.
+        if size:
+            buffer = self._buffers.pop(int(ptr))
+            # Others may have it still by `pinned_buffer`, and free it with the last of them.
+            buffer.record_stream(stream.__cuda_stream__()[1])
+
+    @property
+    def is_device_accessible(self) -> bool:
+        """True, as kernels can use the memory."""
+        return True
+
+    @property
+    def is_host_accessible(self) -> bool:
+        """True, as the CPU can use the memory."""
+        return True
+
+    @property
+    def is_managed(self) -> bool:
+        """False, as it is not managed memory."""
+        return False
+
+    @property
+    def device_id(self) -> int:
+        """-1, as it is no device's memory."""
+        return -1
+
+    def __repr__(self) -> str:
+        return f"gpupool.cuda_core.PinnedMemoryResource(numa={self._numa})"
+
+    def pinned_buffer(self, pointer: int) -> PinnedBuffer | None:
+        """Return the gpupool buffer at an address; None if this resource did not allocate it, or it was freed."""
+        return self._buffers.get(pointer)

@@ -1,0 +1,110 @@
+//! CuPy's allocator of pinned memory. CuPy calls it straight, so that a request that is served at once runs no Python.
+
+use std::cell::Cell;
+
+use pyo3::prelude::*;
+
+use crate::error::{Error, ErrorKind};
+use crate::memory::{self, EmptyPinned, PinnedBuffer};
+use crate::observe::recording::{Purpose, hold_stack};
+use crate::python::whole::Whole;
+use crate::python::{device, stream};
+
+thread_local! {
+    /// How many blocks of `gpupool.cupy.using(pinned=True)` the thread is in.
+    static BLOCKS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What a `cupy.cuda.PinnedMemoryPointer` points into, in the form in which CuPy asks for it.
+#[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyCupyPinnedMemory {
+    buffer: PinnedBuffer,
+    #[pyo3(get)]
+    ptr: u64,
+    #[pyo3(get)]
+    size: u64,
+}
+
+impl PyCupyPinnedMemory {
+    fn new(py: Python<'_>, nbytes: u64) -> crate::error::Result<Self> {
+        let order = memory::order_of(None, None)?;
+        let buffer = match memory::try_empty_pinned(nbytes, &order, None)? {
+            EmptyPinned::Ready(buffer) => buffer,
+            EmptyPinned::Miss(miss) => {
+                let _stack = hold_stack(Purpose::Allocation);
+                py.detach(|| miss.serve())?
+            }
+        };
+        Ok(Self { ptr: buffer.address(), size: nbytes, buffer })
+    }
+}
+
+#[pymethods]
+impl PyCupyPinnedMemory {
+    #[new]
+    fn allocate(py: Python<'_>, nbytes: Whole) -> PyResult<Self> {
+        device::get(py)?;
+        Ok(Self::new(py, nbytes.0)?)
+    }
+
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::resolve(py, Some(stream), None)?;
+        Ok(self.buffer.record_stream(&stream)?)
+    }
+}
+
+/// The allocator.
+#[pyclass(name = "CupyPinnedAllocator", module = "gpupool._native", frozen)]
+#[derive(Debug)]
+pub(in crate::python) struct PyCupyPinnedAllocator {
+    /// `cupy.cuda.PinnedMemoryPointer`.
+    pointer: Py<PyAny>,
+    /// Called with the bytes and the error of a request that failed for want of memory; returns what the request does.
+    retry: Py<PyAny>,
+    /// The allocator of threads that are in no block; none where all threads are served.
+    otherwise: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl PyCupyPinnedAllocator {
+    #[new]
+    #[pyo3(signature = (pointer, retry, otherwise = None))]
+    const fn new(pointer: Py<PyAny>, retry: Py<PyAny>, otherwise: Option<Py<PyAny>>) -> Self {
+        Self { pointer, retry, otherwise }
+    }
+
+    fn malloc<'py>(&self, py: Python<'py>, nbytes: Whole) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(otherwise) = &self.otherwise
+            && BLOCKS.get() == 0
+        {
+            return otherwise.bind(py).call1((nbytes.0,));
+        }
+        device::get(py)?;
+        match PyCupyPinnedMemory::new(py, nbytes.0) {
+            Ok(memory) => self.pointer.bind(py).call1((memory, 0)),
+            Err(error) => self.failed(py, nbytes.0, error),
+        }
+    }
+
+    /// Lets the calling thread be served until `leave`.
+    #[staticmethod]
+    fn enter() {
+        BLOCKS.set(BLOCKS.get() + 1);
+    }
+
+    #[staticmethod]
+    fn leave() {
+        BLOCKS.set(BLOCKS.get().saturating_sub(1));
+    }
+}
+
+impl PyCupyPinnedAllocator {
+    #[cold]
+    fn failed<'py>(&self, py: Python<'py>, nbytes: u64, error: Error) -> PyResult<Bound<'py, PyAny>> {
+        if !matches!(error.kind(), ErrorKind::OutOfMemory(_)) {
+            return Err(error.into());
+        }
+        self.retry.bind(py).call1((nbytes, PyErr::from(error)))
+    }
+}
