@@ -114,9 +114,10 @@ def measure_times(table: Table) -> None:
         figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))")
         table.tell({"work": "caching_allocator_alloc(1024)"}, "ns", figures)
         for threads in THREADS:
-            figures = take_turns(peers, LONG_ROUNDS, "mix", threads)
+            rounds = ROUNDS if threads == 1 else LONG_ROUNDS
+            figures = take_turns(peers, rounds, "mix", threads)
             table.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)
-            figures = take_turns(peers[:1], LONG_ROUNDS, "mix_without_memory", threads)
+            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads)
             table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
         figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)")
         table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
