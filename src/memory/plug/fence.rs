@@ -6,7 +6,7 @@ use crate::runtime::{self, RelaxedCapture, Stream};
 
 /// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
 /// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Without
-/// `delay` later work waits on `stream` alone, which is enough for what waits for that stream whoever uses it next. Returns
+/// `delay` later work waits on `stream` alone, which is enough where each next user of the memory waits for that stream. Returns
 /// false, with nothing done, while a capture is known of, which that would spoil.
 ///
 /// # Errors
