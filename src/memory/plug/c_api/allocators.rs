@@ -20,7 +20,7 @@ pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
 
 /// A handler of pinned memory, `cudssPinnedMemHandler_t`, that cuDSS 1.0 can be given as it is.
 pub static PINNED_MEM_HANDLER: DeviceMemHandler =
-    DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, pinned_handler_free, b"gpupool");
+    DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, handler_free, b"gpupool");
 
 /// Returns a handler whose memory comes from where this says.
 pub(in crate::memory::plug) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
@@ -129,23 +129,6 @@ unsafe extern "C" fn pinned_handler_alloc(
         let order = host::order_of(None, Some(&stream))?;
         // SAFETY: the library passes a place for a pointer.
         unsafe { put(place, size, |size| serve::allocate(size, &order).map(Allocation::address)) }
-    })
-}
-
-/// The memory is used again once the work is done that the stream has by now.
-unsafe extern "C" fn pinned_handler_free(
-    _context: *mut c_void,
-    pointer: *mut c_void,
-    _size: usize,
-    stream: *mut c_void,
-) -> c_int {
-    guard(1, || {
-        if !pointer.is_null() {
-            // SAFETY: the library names a stream that is alive.
-            let stream = unsafe { stream_of(-1, stream) }?;
-            serve::free(serve::find(pointer.addr() as u64, None)?, Some(&stream))?;
-        }
-        Ok(0)
     })
 }
 
