@@ -1,8 +1,9 @@
 //! Segments of the host's pinned memory, whose pages several threads bring in before the driver registers them.
 //!
-//! On an H200 a GiB takes 50 to 60 ms this way, 250 to 370 ms in extents, and 400 to 500 ms by `cudaHostAlloc`. But the driver waits for kernels that are running before it lets a segment go, which
-//! it does not for extents, and a segment cannot be moved: so they are for large needs, and go only when they are asked to, by
-//! a thread of gpupool's own where the caller need not have the memory back.
+//! On an H100 a GiB takes 114 ms this way and 217 ms in extents (`benches/results/h100-pinned`). But the driver waits for
+//! kernels that are running before it lets a segment go, which it does not for extents, and a segment cannot be moved: so
+//! they are for large needs, and go only when they are asked to, by a thread of gpupool's own where the caller need not
+//! have the memory back.
 
 use super::SegmentSource;
 use crate::error::{Error, Result};
