@@ -156,7 +156,7 @@ fn what_a_wrong_free_tells_late_does_not_touch_another_cache_s_block() {
         let cache = Made::new();
         let offset = cache.allocate(LARGE);
         cache.free(owner(), offset).unwrap();
-        assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages), [(0, PAGE)]);
+        assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages, 0), [(0, PAGE)]);
         let other = ThreadCache::new(1, cache.memory);
         give_page(&other);
         let again = other.lock(owner()).allocate(&other.memory.pages, LARGE);
