@@ -27,6 +27,7 @@ ANSWERED = {
     "CApi.handler_alloc": "is an address; the function behind it fails in a child",
     "CApi.handler_free": "is an address; the function behind it does nothing in a child",
     "CApi.malloc": "is an address; the function behind it fails in a child",
+    "CApi.pinned_handler": "is an address; the functions behind it refuse",
     "Capture.__exit__": ENDS_A_BLOCK,
     "GraphMemory.pool_id": FACT,
     "HandlePool.available": "is False there, as there are no handles to be had",
