@@ -7,6 +7,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -171,6 +172,27 @@ unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
 fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the pointer is not null, the name lives as long as the process, and the result is checked for null.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule))) }
+}
+
+/// Refuses what a consumer asks of `__dlpack__` that no buffer does: to be copied, or moved to another device.
+///
+/// # Errors
+/// A `BufferError`, which names the class of the buffer.
+pub(in crate::python) fn check_request(
+    buffer: &impl Exported,
+    class: &str,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<()> {
+    if copy == Some(true) {
+        return Err(PyBufferError::new_err(format!("a {class} is not copied; ask with copy=None or False")));
+    }
+    let own = buffer.place();
+    if dl_device.is_some_and(|wanted| wanted != own) {
+        let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
+        return Err(PyBufferError::new_err(wrong));
+    }
+    Ok(())
 }
 
 /// The buffer as a capsule, of version 1 or of before.

@@ -197,14 +197,7 @@ impl PyPinnedBuffer {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.shared()?;
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err("a PinnedBuffer is not copied; ask with copy=None or False"));
-        }
-        let own = buffer.place();
-        if dl_device.is_some_and(|wanted| wanted != own) {
-            let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
-            return Err(PyBufferError::new_err(wrong));
-        }
+        dlpack::check_request(&*buffer, "PinnedBuffer", dl_device, copy)?;
         // The host's memory has no stream; a consumer that names one will use it there.
         if stream.is_some()
             && get()?.kind() != Kind::Host

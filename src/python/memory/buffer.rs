@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -188,14 +188,7 @@ impl PyDeviceBuffer {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.shared()?;
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err("a DeviceBuffer is not copied; ask with copy=None or False"));
-        }
-        let own = buffer.place();
-        if dl_device.is_some_and(|wanted| wanted != own) {
-            let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
-            return Err(PyBufferError::new_err(wrong));
-        }
+        dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
         if get()?.kind() != Kind::Host {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
