@@ -8,6 +8,7 @@ Each line read is a JSON list, the name of a measure and its arguments; each lin
 import contextlib
 import gc
 import json
+import os
 import sys
 import timeit
 from collections.abc import Callable
@@ -32,6 +33,12 @@ class Measures:
         self._torch = torch
         torch.empty(1, device="cuda")
         self._calls: Calls | None = None
+
+    def use_processors(self, processors: list[int]) -> None:
+        """Have every thread of the process run on these processors."""
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), processors)
 
     def statement(self, statement: str) -> float:
         """Return the nanoseconds that a statement takes."""
@@ -91,7 +98,7 @@ def main() -> None:
     measures = Measures(sys.argv[1])
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        measure: Callable[..., float] = getattr(measures, name)
+        measure: Callable[..., float | None] = getattr(measures, name)
         print(json.dumps(measure(*arguments)), file=results, flush=True)
 
 

@@ -4,8 +4,9 @@
 
 A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, and gpupool (``gpupool.torch.enable``);
 for peaks of memory also PyTorch's with expandable segments. They take turns at every work, some rounds each, and a
-figure is that of the best round: what else the machine does only adds to it, and falls on both alike. What is timed
-in C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken while no
+figure is that of the best round: what else the machine does only adds to it. In each round both have the same
+processors, as many as the work has threads, since on a shared machine some are slower than others. What is timed in
+C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken while no
 other process is there.
 
 Times are nanoseconds, of a step of training microseconds; with several threads, those of the slowest. The last lines
@@ -29,7 +30,7 @@ EXPANDABLE = "torch expandable"
 OWN = ("torch", EXPANDABLE)
 WAYS = ("torch", GPUPOOL)
 SIZES = (1024, 1 << 20, 32 << 20)
-ROUNDS, LONG_ROUNDS = 15, 4
+ROUNDS, STEP_ROUNDS, LONG_ROUNDS = 16, 8, 4
 
 
 class Peer:
@@ -93,11 +94,15 @@ class Table:
 WITHOUT_MEMORY = "mix of tensors without memory"
 
 
-def take_turns(peers: list[Peer], rounds: int, *what: object) -> dict[str, float]:
-    """Return each peer's best figure."""
+def take_turns(peers: list[Peer], rounds: int, *what: object, processors: int = 0) -> dict[str, float]:
+    """Return each peer's best figure, on so many processors, other ones in each round; 0 for all."""
+    there = sorted(os.sched_getaffinity(0))
+    count = processors or len(there)
     figures: dict[str, list[float]] = {peer.way: [] for peer in peers}
-    for _ in range(rounds):
+    for turn in range(rounds):
+        chosen = [there[(turn * count + place) % len(there)] for place in range(count)]
         for peer in peers:
+            peer.measure("use_processors", chosen)
             figures[peer.way].append(peer.measure(*what))
     return {way: min(values) for way, values in figures.items()}
 
@@ -110,25 +115,28 @@ def measure_times(table: Table) -> None:
             stack.callback(peer.end)
         for size in SIZES:
             statement = f"empty({size}, dtype=uint8, device=device)"
-            table.tell({"work": f"empty({size}, uint8)"}, "ns", take_turns(peers, ROUNDS, "statement", statement))
-        figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))")
+            figures = take_turns(peers, ROUNDS, "statement", statement, processors=1)
+            table.tell({"work": f"empty({size}, uint8)"}, "ns", figures)
+        figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))", processors=1)
         table.tell({"work": "caching_allocator_alloc(1024)"}, "ns", figures)
         for threads in THREADS:
             rounds = ROUNDS if threads == 1 else LONG_ROUNDS
-            figures = take_turns(peers, rounds, "mix", threads)
+            figures = take_turns(peers, rounds, "mix", threads, processors=threads)
             table.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)
-            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads)
+            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads, processors=threads)
             table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
-        figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)")
+        figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)", processors=1)
         table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
         for what in ("pair", "storage"):
             for size in SIZES:
-                figures = take_turns(peers, ROUNDS, "cpp", what, size)
+                figures = take_turns(peers, ROUNDS, "cpp", what, size, processors=1)
                 table.tell({"work": f"C++ {what}", "size": size}, "ns_per_pair", figures)
         for threads in THREADS:
-            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads)
+            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads, processors=threads)
             table.tell({"work": "C++ mix", "threads": threads}, "ns_per_step", figures)
-        table.tell({"work": "step of small operations"}, "us", take_turns(peers, LONG_ROUNDS, "step"))
+        # Autograd has a thread of its own.
+        figures = take_turns(peers, STEP_ROUNDS, "step", processors=2)
+        table.tell({"work": "step of small operations"}, "us", figures)
 
 
 def measure_peaks(table: Table) -> None:

@@ -236,8 +236,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
 
-    /// Returns the whole of the device's memory (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
-    /// context.
+    /// Returns the whole of the device's memory (`cuDeviceTotalMem`), for a node of the host that of the machine, as other
+    /// nodes help it. Unlike [`Runtime::memory_info`] it needs no context.
     fn total_memory(&self, device: Device) -> Result<u64>;
     /// Returns whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;

@@ -19,6 +19,7 @@ use cudarc::driver::sys;
 
 use self::device::CudaDevice;
 use self::stream_context::{ADVICE_IF_GONE, is_gone};
+use super::host_memory::most_memory;
 use super::{Capture, Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -288,8 +289,8 @@ impl Runtime for Cuda {
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
-        if let Some(node) = device.host_node() {
-            return Ok(self.host_memory_info(node)?.total);
+        if device.host_node().is_some() {
+            return Ok(most_memory());
         }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.

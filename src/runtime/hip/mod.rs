@@ -16,7 +16,7 @@ use std::ptr;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::host_memory::node_of_pci_device;
+use super::host_memory::{most_memory, node_of_pci_device};
 use super::{
     Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
@@ -349,8 +349,8 @@ impl Runtime for Hip {
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
-        if let Some(node) = device.host_node() {
-            return Ok(self.host_memory_info(node)?.total);
+        if device.host_node().is_some() {
+            return Ok(most_memory());
         }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size.
