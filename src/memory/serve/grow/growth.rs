@@ -14,8 +14,8 @@ use crate::observe::Activity;
 use crate::sync::ThisThread;
 
 /// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
-/// is this part of what the pool has, between [`EXTENT_PAGES`]. 200 was chosen with the bounds, on recorded logs.
-const EXTENT_PART: u64 = 200;
+/// is this part of what the pool has, between [`EXTENT_PAGES`]. 300 was chosen with the bounds, on recorded logs.
+const EXTENT_PART: u64 = 300;
 
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
