@@ -6,7 +6,9 @@ mod common;
 
 use common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};
-use gpupool::{CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_stats, set_pinned_limit};
+use gpupool::{
+    CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_stats, set_pinned_limit,
+};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
