@@ -31,7 +31,9 @@ class Measures:
         import torch
 
         self._torch = torch
-        torch.empty(1, device="cuda")
+        # The context.
+        torch.cuda.synchronize()
+        self._free = torch.cuda.mem_get_info()[0]
         self._calls: Calls | None = None
 
     def use_processors(self, processors: list[int]) -> None:
@@ -61,7 +63,13 @@ class Measures:
             return self.statement(statement)
 
     def _mix(self, threads: int, allocate: Allocate) -> float:
-        return mix(lambda: contextlib.nullcontext((allocate, forget)), threads)
+        @contextlib.contextmanager
+        def in_context():
+            # A thread that has launched nothing has no context, and each question for its device takes a microsecond.
+            self._torch.zeros(1, device="cuda")
+            yield allocate, forget
+
+        return mix(in_context, threads)
 
     def mix(self, threads: int) -> float:
         """Return the nanoseconds of a step of the random mix."""
@@ -86,7 +94,7 @@ class Measures:
     def peak(self, name: str) -> float:
         """Return the most MiB that a program had of the driver."""
         gc.enable()
-        return peak(PEAKS[name])
+        return peak(PEAKS[name], self._free)
 
 
 def main() -> None:
