@@ -31,7 +31,7 @@ pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
-pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node};
+pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};

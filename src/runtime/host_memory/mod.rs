@@ -25,6 +25,11 @@ pub(super) fn has_node(node: u32) -> bool {
     node == 0 || Path::new(&folder(node)).exists()
 }
 
+/// Returns whether there is no second node.
+fn is_only(nodes: impl Iterator<Item = u32>) -> bool {
+    nodes.take(2).count() < 2
+}
+
 fn folder(node: u32) -> String {
     format!("/sys/devices/system/node/node{node}")
 }
@@ -60,8 +65,8 @@ fn limited(memory: MemoryInfo) -> MemoryInfo {
 /// Returns the memory of a node, within the limit of the process's control group.
 pub(super) fn node_memory(node: u32) -> MemoryInfo {
     // A virtual machine that was given more memory while it ran counts it for the whole, and not for its one node.
-    let is_only_one = (0..NODES_MAX as u32).filter(|&node| Path::new(&folder(node)).exists()).take(2).count() < 2;
-    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node))).ok().filter(|_| !is_only_one);
+    let is_one_of_many = !is_only((0..NODES_MAX as u32).filter(|&node| has_node(node)));
+    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node))).ok().filter(|_| is_one_of_many);
     let memory = of_node.and_then(|text| {
         let part = |name| field(&text, name).unwrap_or(0);
         let free = part("MemFree") + part("FilePages").saturating_sub(part("Shmem"));
@@ -111,6 +116,14 @@ pub(crate) fn nearest_host_node(device: Device) -> Result<Device> {
 
 /// The nearest node of each device, plus one; 0 where it is yet to be asked for.
 static NEAREST: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+/// The node of a host that has one, plus one; 0 where there are more, or no device's nearest was asked for.
+static ONLY: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the host's NUMA node, if it is known that there is one: which device is current then need not be asked.
+#[inline]
+pub(crate) fn only_host_node() -> Option<Device> {
+    ONLY.load(Ordering::Relaxed).checked_sub(1).map(Device::of_host_node)
+}
 
 #[cold]
 fn find_nearest(device: Device) -> Result<Device> {
@@ -120,6 +133,9 @@ fn find_nearest(device: Device) -> Result<Device> {
     let node = if runtime.has_host_node(node) { node } else { 0 };
     if let Some(place) = NEAREST.get(device.ordinal()) {
         place.store(node + 1, Ordering::Relaxed);
+    }
+    if is_only((0..NODES_MAX as u32).filter(|&node| runtime.has_host_node(node))) {
+        ONLY.store(node + 1, Ordering::Relaxed);
     }
     Ok(Device::of_host_node(node))
 }
