@@ -89,6 +89,7 @@ pub use memory::{
     PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
     memory_stats, on_oom,
 };
+pub use memory::{Backup, sleep, wake};
 pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
