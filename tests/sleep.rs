@@ -527,3 +527,24 @@ fn the_pool_of_a_block_is_known_while_it_sleeps() {
     drop((block, pool));
     assert_all_back();
 }
+
+#[test]
+fn small_blocks_of_many_streams_share_pages_that_sleep() {
+    let _host = host();
+    let pool = builder().build().unwrap();
+    let streams: Vec<_> = (0..60).map(|_| stream(0)).collect();
+    let mut blocks: Vec<_> = streams.iter().map(|stream| empty_in(&pool, 3000, stream).unwrap()).collect();
+    (1..).zip(&blocks).for_each(|(number, block)| fill(block, number << 32));
+    for round in 0..3 {
+        pool.sleep(Backup::Host).unwrap();
+        assert_eq!(used(0), 0);
+        blocks.truncate(50 - 10 * round);
+        pool.wake().unwrap();
+        assert_whole(&blocks);
+        // Others are served beside them.
+        drop(streams.iter().map(|stream| empty_in(&pool, 5000, stream).unwrap()).collect::<Vec<_>>());
+        assert_whole(&blocks);
+    }
+    drop((blocks, pool));
+    assert_all_back();
+}

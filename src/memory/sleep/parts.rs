@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::memory::cache::{DeviceCaches, Piece};
+use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, PAGE, Reserve};
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
@@ -67,7 +67,7 @@ impl Parts {
                 continue;
             }
             heap.drop_empty_slabs(&memory.pages);
-            live.extend(heap.pieces(&memory.pages).iter().flat_map(Piece::ranges));
+            live.extend(heap.live_ranges(&memory.pages));
             for (start, bytes) in heap.spans_below(end) {
                 let mut at = start;
                 while at < start + bytes {

@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use super::block::BlockState;
 use super::{Cut, Heap};
-use crate::memory::device::{PAGE, Pages};
+use crate::memory::device::{PAGE, Pages, Slab};
 
 impl Heap {
     /// Hands out nothing from now on, and takes no memory.
@@ -43,10 +44,30 @@ impl Heap {
         taken
     }
 
-    /// Returns what is live in large blocks, of at least so many pages: the whole pages inside each.
+    /// Returns where blocks are live, by address: each large one, and each slot of a slab; of a slab that was lent all of it.
+    pub(in crate::memory) fn live_ranges(&self, pages: &'static Pages) -> Vec<Range<u64>> {
+        let mut live = Vec::new();
+        for (_, span) in self.spans.iter() {
+            let mut id = span.first;
+            while let Some(block) = self.blocks.get(id as usize) {
+                match block.state {
+                    BlockState::Live => live.push(block.start..block.end()),
+                    BlockState::Slab => {
+                        let slots = pages.slabs.get(block.number()).into_iter().flat_map(Slab::live_slots);
+                        live.extend(slots.map(|(start, bytes, ..)| start..start + bytes));
+                    }
+                    BlockState::Free | BlockState::Vacant => {}
+                }
+                id = block.next;
+            }
+        }
+        live
+    }
+
+    /// Returns the whole pages inside of each live block of at least so many.
     pub(in crate::memory) fn large_blocks(&self, pages: &'static Pages, least: u64) -> Vec<Range<u64>> {
-        let pieces = self.pieces(pages).into_iter();
-        let inside = pieces.map(|piece| piece.start().next_multiple_of(PAGE)..piece.end() / PAGE * PAGE);
-        inside.filter(|range| range.end.saturating_sub(range.start) >= least * PAGE).collect()
+        let inside = |block: Range<u64>| block.start.next_multiple_of(PAGE)..block.end / PAGE * PAGE;
+        let blocks = self.live_ranges(pages).into_iter().map(inside);
+        blocks.filter(|block| block.end.saturating_sub(block.start) >= least * PAGE).collect()
     }
 }

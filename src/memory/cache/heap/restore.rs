@@ -3,8 +3,6 @@
 //! What is live is noted block by block and slab by slab. To restore it, everything is taken down and built again within
 //! the spans that the heap has now, which hold all that they held then and more.
 
-use std::ops::Range;
-
 use super::Heap;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::counts::{SMALL, kind_of};
@@ -28,21 +26,10 @@ impl Piece {
         }
     }
 
-    pub(in crate::memory) fn end(&self) -> u64 {
+    fn end(&self) -> u64 {
         match self {
             Self::Block { start, size, .. } => start + size,
             Self::Slab { start, class, .. } => start + class.slab_bytes(),
-        }
-    }
-
-    /// Returns where the blocks are that callers hold.
-    pub(in crate::memory) fn ranges(&self) -> Vec<Range<u64>> {
-        match self {
-            Self::Block { .. } => vec![self.start()..self.end()],
-            Self::Slab { start, class, slots } => {
-                let bytes = u64::from(class.bytes());
-                slots.iter().map(|&(slot, _)| start + slot as u64 * bytes..start + (slot as u64 + 1) * bytes).collect()
-            }
         }
     }
 
