@@ -5,7 +5,7 @@ import sys
 
 import gpupool
 from double import MIB, calls, driver, error_of, fail
-from waiting import in_thread
+from waiting import in_thread, wait_until
 
 
 def fill(buffer, number):
@@ -62,7 +62,9 @@ def it_sleeps_and_wakes():
     gpupool.wake()
     del pool, buffers, buffer
     gpupool.empty_cache()
-    assert (driver.double_used(0), driver.double_used_of_host()) == (0, 0), "memory is left"
+    assert driver.double_used(0) == 0, "memory is left"
+    # Pinned segments go on a thread of their own.
+    wait_until(lambda: driver.double_used_of_host() == 0, "the backup is given back")
 
 
 def without_virtual_memory_it_does_not_sleep():
@@ -82,7 +84,7 @@ def nothing_is_lost_asleep(status, *functions):
     fill(buffer, 7)
     for function in functions:
         for change in (pool.sleep, pool.wake):
-            fail(f"{function}={calls(function) + 1}")
+            fail(f"{function}=1")
             error = error_of(change)
             fail("")
             assert "no error" in error or status in error, f"{function} in {change.__name__}: {error}"
