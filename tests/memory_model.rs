@@ -37,22 +37,56 @@ const DEVICE: Device = Device::from_ordinal(0);
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { bytes: u64, stream: usize },
-    Free { which: usize, by: By },
-    Use { which: usize, stream: usize },
-    Complete { stream: usize, part: u64 },
-    Enter { pool: usize },
-    Leave { which: usize },
-    Capture { pool: usize, stream: usize },
-    EndCapture { fails: bool },
-    Reset { which: usize },
-    Trim { pool: usize },
+    Allocate {
+        bytes: u64,
+        stream: usize,
+    },
+    Free {
+        which: usize,
+        by: By,
+    },
+    Use {
+        which: usize,
+        stream: usize,
+    },
+    Complete {
+        stream: usize,
+        part: u64,
+    },
+    Enter {
+        pool: usize,
+    },
+    Leave {
+        which: usize,
+    },
+    Capture {
+        pool: usize,
+        stream: usize,
+    },
+    EndCapture {
+        fails: bool,
+    },
+    Reset {
+        which: usize,
+    },
+    Trim {
+        pool: usize,
+    },
     EmptyCache,
-    Replace { stream: usize },
-    DropPool { pool: usize },
+    Replace {
+        stream: usize,
+    },
+    DropPool {
+        pool: usize,
+    },
     /// A pool in a place, or all of the device.
-    Sleep { pool: Option<usize>, backup: Backup },
-    Wake { pool: Option<usize> },
+    Sleep {
+        pool: Option<usize>,
+        backup: Backup,
+    },
+    Wake {
+        pool: Option<usize>,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -504,7 +538,8 @@ impl Model {
                 };
                 if backup == Backup::None && !outcome.is_err_and(|error| is_refused(&error)) {
                     let asleep = &self.asleep;
-                    let lost = self.blocks.iter_mut().filter(|block| is_meant(block.pool) && !asleep.contains(&block.pool));
+                    let lost =
+                        self.blocks.iter_mut().filter(|block| is_meant(block.pool) && !asleep.contains(&block.pool));
                     lost.for_each(|block| block.is_lost = true);
                 }
                 self.note_sleep();
@@ -609,7 +644,15 @@ impl Model {
         for place in places(address, bytes) {
             write(place, MARK | run as u64);
         }
-        self.blocks.push(Block { buffer: Some(buffer), bytes, pool, uses: Vec::new(), recorded: Vec::new(), captured, is_lost: false });
+        self.blocks.push(Block {
+            buffer: Some(buffer),
+            bytes,
+            pool,
+            uses: Vec::new(),
+            recorded: Vec::new(),
+            captured,
+            is_lost: false,
+        });
         // The caller's own first work.
         if !self.is_captured(stream) {
             self.submit(run, stream);

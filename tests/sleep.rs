@@ -417,7 +417,10 @@ fn all_of_a_device_sleeps_and_wakes() {
     assert_eq!((used(0), used(1)), (0, PAGE));
     assert!(pools.iter().all(MemPool::is_asleep));
     let text = asleep(empty(100, &stream));
-    assert!(text.contains("the default memory pool on device 0 is asleep") && text.contains("gpupool.wake(0)"), "{text}");
+    assert!(
+        text.contains("the default memory pool on device 0 is asleep") && text.contains("gpupool.wake(0)"),
+        "{text}"
+    );
     assert_eq!(gpupool::sleep(device(0), Backup::Host).unwrap(), 0);
     let summary = memory_summary(device(0)).unwrap();
     assert!(summary.pools.iter().all(|pool| pool.is_asleep && pool.sleeps > 0), "{summary:?}");

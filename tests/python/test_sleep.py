@@ -56,7 +56,10 @@ def test_a_backup_is_the_hosts_or_none(backup):
 def test_any_other_backup_is_refused(backup):
     pool = gpupool.MemPool()
     for sleep in (pool.sleep, gpupool.sleep):
-        with pytest.raises(gpupool.InvalidValue, match=re.escape(f'backup is "host" for pinned memory, or None to give the content up, not {backup!r}')):
+        with pytest.raises(
+            gpupool.InvalidValue,
+            match=re.escape(f'backup is "host" for pinned memory, or None to give the content up, not {backup!r}'),
+        ):
             sleep(backup=backup)
     assert not pool.is_asleep
 
@@ -68,7 +71,8 @@ def test_a_request_raises_asleep_and_says_how_to_wake_the_pool():
     for nbytes in (1, MIB, 100 * MIB):
         with pytest.raises(gpupool.Asleep) as caught:
             allocate_in(pool, nbytes)
-        expected = f"memory pool {pool.id} on device 0 is asleep and serves no request: wake it first, by the pool's wake(), or gpupool.wake(0)"
+        told = f"memory pool {pool.id} on device 0 is asleep and serves no request: wake it first, by the pool's wake(), or "
+        expected = f"{told}gpupool.wake(0)"
         assert str(caught.value) == expected
     assert issubclass(gpupool.Asleep, gpupool.Error)
     # What is asleep can be freed, and other pools serve.
@@ -180,7 +184,9 @@ def test_the_summary_tells_what_sleeps():
     assert found.backup_bytes >= 3 * MIB
     assert found.sleep_seconds > 0
     assert (device.asleep_bytes, device.backup_bytes) == (found.asleep_bytes, found.backup_bytes)
-    assert device.reserved_bytes == device.live_bytes - device.asleep_bytes + device.cached_bytes + device.releasing_bytes
+    assert (
+        device.reserved_bytes == device.live_bytes - device.asleep_bytes + device.cached_bytes + device.releasing_bytes
+    )
     text = str(device)
     assert "of the live 3.00 MiB asleep, 3.00 MiB of pinned memory back it up" in text
     assert re.search(rf"{re.escape(str(pool.id))}, asleep in \d\.\d\d\d s ", text)

@@ -53,10 +53,11 @@ class PoolSummary:
     """The counts of one pool of a device's memory.
 
     ``reserved_bytes`` is the sum of live, cached and releasing bytes, less those asleep. ``id`` is ``(0, 0)`` for the
-    device's default pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with ``is_closed`` was closed
-    or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first; their live and cached
-    bytes add up to the pool's. ``sleeps`` is how often the pool was put to sleep, ``sleep_seconds`` and ``wake_seconds``
-    what that and waking took the last time. The rest is as in :class:`gpupool.PoolStats`.
+    device's default pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with
+    ``is_closed`` was closed or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first;
+    their live and cached bytes add up to the pool's. ``sleeps`` is how often the pool was put to sleep,
+    ``sleep_seconds`` and ``wake_seconds`` what that and waking took the last time. The rest is as in
+    :class:`gpupool.PoolStats`.
     """
 
     id: tuple[int, int]
@@ -355,7 +356,8 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
     if device.releasing_bytes:
         parts += f", releasing {size(device.releasing_bytes)}"
     if device.asleep_bytes:
-        parts += f"; of the live {size(device.asleep_bytes)} asleep, {size(device.backup_bytes)} of pinned memory back it up"
+        asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
+        parts += f"; of the live {asleep} asleep, {backup} of pinned memory back it up"
     handles = [f"{each.library} {size(each.device_bytes)}" for each in device.libraries if each.device_bytes]
     rows = [
         [f"device {device.device}", "now", "peak"],
@@ -376,7 +378,21 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
 
 
 def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
-    rows = [["pool", "live", "cached", "releasing", "asleep", "backup", "reserved", "peak live", "peak reserved", "blocks", "limit"]]
+    rows = [
+        [
+            "pool",
+            "live",
+            "cached",
+            "releasing",
+            "asleep",
+            "backup",
+            "reserved",
+            "peak live",
+            "peak reserved",
+            "blocks",
+            "limit",
+        ]
+    ]
     for pool in pools:
         name = pool.name if pool.given_name is None else f'{pool.name} "{pool.given_name}"'
         name = f"{name}, closed" if pool.is_closed else name

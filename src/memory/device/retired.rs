@@ -197,7 +197,9 @@ impl Remains {
         match self {
             Self::Moved(mappings) => !mappings.is_empty(),
             Self::Reserve(runs) => !runs.is_empty(),
-            Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => !(mapped.is_empty() && unmapped.is_empty()),
+            Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => {
+                !(mapped.is_empty() && unmapped.is_empty())
+            }
             Self::Segment { bytes, .. } => *bytes > 0,
         }
     }

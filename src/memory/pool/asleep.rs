@@ -84,7 +84,12 @@ impl Record {
         self.backed_up.retain(is_needed);
         let mut is_used = vec![false; self.pieces.len()];
         self.backed_up.iter().for_each(|part| is_used[part.piece] = true);
-        self.pieces.iter_mut().zip(is_used).filter(|(_, is_used)| !is_used).filter_map(|(piece, _)| piece.take()).collect()
+        self.pieces
+            .iter_mut()
+            .zip(is_used)
+            .filter(|(_, is_used)| !is_used)
+            .filter_map(|(piece, _)| piece.take())
+            .collect()
     }
 }
 

@@ -113,7 +113,8 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
             let wait = copying.map_or(Ok(()), |copying| copying.stream.synchronize());
             *kept = Some(record);
             Err(error.map_library(|refused| {
-                let advice = "what went already could not be taken again, so the pool is asleep, with its backup whole: wake it";
+                let advice =
+                    "what went already could not be taken again, so the pool is asleep, with its backup whole: wake it";
                 let unsure = if wait.is_err() { " (its copies may still be under way)" } else { "" };
                 let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
                 refused.advice = Some(format!("{known}{advice}{unsure}"));

@@ -155,13 +155,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Makes and maps extents at all of these pages, and copies back what is backed up of them, which is done when this returns.
-fn take(
-    pool: &Pool,
-    record: &Record,
-    missing: &[Range<u64>],
-    taken: &mut Taken,
-    thread: ThisThread,
-) -> Result<()> {
+fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
     for run in missing {

@@ -163,13 +163,17 @@ mod tests {
         let parts = [part(0, 2), part(2, 1), part(10, 1)];
         let start = 10 * PAGE;
         let live = [512..1024, 4096..8192, PAGE..3 * PAGE - 512, start..start + 512, start + (1 << 20)..start + PAGE];
-        assert_eq!(
-            to_copy(&parts, &live),
-            [
-                vec![512..8192, PAGE..2 * PAGE],
-                vec![2 * PAGE..3 * PAGE - 512],
-                vec![start..start + 512, start + (1 << 20)..start + PAGE],
-            ]
-        );
+        let found: Vec<_> = (0..)
+            .zip(to_copy(&parts, &live))
+            .flat_map(|(part, ranges)| ranges.into_iter().map(move |r| (part, r)))
+            .collect();
+        let expected = [
+            (0, 512..8192),
+            (0, PAGE..2 * PAGE),
+            (1, 2 * PAGE..3 * PAGE - 512),
+            (2, start..start + 512),
+            (2, start + (1 << 20)..start + PAGE),
+        ];
+        assert_eq!(found, expected);
     }
 }

@@ -27,7 +27,8 @@ impl Copy {
             let status = ("HOST_ERROR_ILLEGAL_ADDRESS", 700);
             return Err(refused("a copy", status, StatusKind::Other).on(device));
         }
-        let (to, from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance(from as usize));
+        let (to, from) =
+            (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance(from as usize));
         // SAFETY: the device's range is mapped, as was just seen, and by the promise of who submitted the copy the host's is
         // alive until it is done.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes as usize) };

@@ -72,7 +72,8 @@ def without_virtual_memory_it_does_not_sleep():
     with gpupool.use_mem_pool(pool):
         buffer = gpupool.empty(MIB)
     error = error_of(pool.sleep)
-    assert error.startswith("Unavailable pool ") and "virtual memory management" in error, error
+    assert error.startswith("Unavailable pool "), error
+    assert "virtual memory management" in error, error
     assert not pool.is_asleep, "the pool sleeps all the same"
     fill(buffer, 1)
 
