@@ -551,3 +551,21 @@ fn small_blocks_of_many_streams_share_pages_that_sleep() {
     drop((blocks, pool));
     assert_all_back();
 }
+
+#[test]
+fn copies_that_could_not_be_waited_for_are_waited_for_before_the_next_try() {
+    let _host = host();
+    let (own, other) = (stream(0), stream(0));
+    let pool = builder().build().unwrap();
+    let block = empty_in(&pool, 3 * MIB, &own).unwrap();
+    fill(&block, 4);
+    pool.sleep(Backup::Host).unwrap();
+    submit(&other).unwrap();
+    inject(Fault { call: Call::StreamSynchronize, kind: StatusKind::Other, after: 0, times: 2 });
+    pool.wake().unwrap_err();
+    assert_eq!((clear_faults(), pool.is_asleep()), (0, true));
+    pool.wake().unwrap();
+    assert_filled(&block, 4);
+    drop((block, pool));
+    assert_all_back();
+}

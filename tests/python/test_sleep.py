@@ -71,8 +71,10 @@ def test_a_request_raises_asleep_and_says_how_to_wake_the_pool():
     for nbytes in (1, MIB, 100 * MIB):
         with pytest.raises(gpupool.Asleep) as caught:
             allocate_in(pool, nbytes)
-        told = f"memory pool {pool.id} on device 0 is asleep and serves no request: wake it first, by the pool's wake(), or "
-        expected = f"{told}gpupool.wake(0)"
+        expected = (
+            f"memory pool {pool.id} on device 0 is asleep and serves no request: wake it first, by the pool's wake(), "
+            "or gpupool.wake(0)"
+        )
         assert str(caught.value) == expected
     assert issubclass(gpupool.Asleep, gpupool.Error)
     # What is asleep can be freed, and other pools serve.

@@ -66,6 +66,8 @@ pub(in crate::memory) struct Record {
     /// By start.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
     pub(in crate::memory) kept: Vec<Kept>,
+    /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.
+    pub(in crate::memory) is_in_the_way: bool,
 }
 
 impl Record {

@@ -89,7 +89,7 @@ struct Taken {
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
-    let _ = memory.end_retired(false);
+    let _ = memory.end_retired(record.is_in_the_way);
     let needed = pages_asleep(pool, thread, record.kept.is_empty());
     let mut kept: Vec<_> = record.kept.iter().filter_map(Kept::range).collect();
     kept.sort_unstable_by_key(|range| range.start);
@@ -102,7 +102,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
         take(pool, record, &missing, &mut taken, thread)
     })();
     if let Err(error) = outcome {
-        give_up(pool, taken);
+        record.is_in_the_way = !give_up(pool, taken);
         return Err(no_memory_left(pool, wanted, as_asleep(error)));
     }
     let kept = std::mem::take(&mut record.kept).into_iter().flat_map(|kept| kept.extents);
@@ -195,8 +195,8 @@ fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Range<u64>> {
     large
 }
 
-/// Gives back what was taken, once the copies to it are done.
-fn give_up(pool: &Pool, taken: Taken) {
+/// Gives back what was taken. Returns whether the copies to it are done; else it goes once they are.
+fn give_up(pool: &Pool, taken: Taken) -> bool {
     let memory = pool.memory;
     let Taken { mapped, unmapped, stream } = taken;
     let is_done = stream.as_ref().is_none_or(|stream| stream.synchronize().is_ok());
@@ -205,6 +205,7 @@ fn give_up(pool: &Pool, taken: Taken) {
     unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
     // What the driver refuses to take back now is tried again whenever memory is given back.
     let _ = memory.end_retired(false);
+    is_done
 }
 
 /// Gives back extents of the reserve of a pool that has ended.
