@@ -400,7 +400,9 @@ impl Model {
                     By::Stream(stream) if self.is_captured(stream) => By::Drop,
                     by => by,
                 };
-                if let By::Stream(stream) = by {
+                if let By::Stream(stream) = by
+                    && !self.asleep.contains(&self.blocks[number].pool)
+                {
                     self.submit(number, stream);
                 }
                 self.check_marks(number);
@@ -421,7 +423,8 @@ impl Model {
             }
             Op::Use { which, stream } => {
                 let Some(number) = self.pick(which) else { return };
-                if !self.is_captured(stream) {
+                // Work on what is asleep would be the program's fault.
+                if !self.is_captured(stream) && !self.asleep.contains(&self.blocks[number].pool) {
                     let buffer = self.blocks[number].buffer.as_ref().unwrap();
                     buffer.record_stream(&self.streams[stream]).unwrap();
                     self.blocks[number].recorded.push(stream);

@@ -338,7 +338,9 @@ def test_a_pool_that_sleeps_is_cupys_error_with_gpupools_text():
     with adapter.using(pool):
         array = cupy.empty(MIB, dtype="u1")
         pool.sleep()
-        with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match=r"is asleep and serves no request: wake it") as raised:
+        with pytest.raises(
+            cupy.cuda.memory.OutOfMemoryError, match=r"is asleep and serves no request: wake it"
+        ) as raised:
             cupy.empty(10, dtype="u1")
         assert isinstance(raised.value.__cause__, gpupool.Asleep)
         pool.wake()
