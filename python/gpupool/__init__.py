@@ -15,6 +15,7 @@ import sys
 
 from gpupool import _logging, _native
 from gpupool._native import (
+    Asleep,
     CApi,
     Capture,
     DeviceBuffer,
@@ -78,8 +79,10 @@ from gpupool._native import (
     runtime,
     set_per_process_memory_fraction,
     set_pinned_limit,
+    sleep,
     stream,
     use_mem_pool,
+    wake,
     warm_pinned,
 )
 
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from gpupool._traces.dump import dump_snapshot
 
 __all__ = [
+    "Asleep",
     "CApi",
     "Capture",
     "DeviceBuffer",
@@ -162,8 +166,10 @@ __all__ = [
     "runtime",
     "set_per_process_memory_fraction",
     "set_pinned_limit",
+    "sleep",
     "stream",
     "use_mem_pool",
+    "wake",
     "warm_pinned",
 ]
 

@@ -17,6 +17,7 @@ struct Exceptions {
     pool_exhausted: Py<PyType>,
     forked: Py<PyType>,
     invalid_value: Py<PyType>,
+    asleep: Py<PyType>,
     unavailable: Py<PyType>,
     internal: Py<PyType>,
 }
@@ -70,6 +71,10 @@ impl Exceptions {
                  ValueError.",
                 py.get_type::<PyValueError>(),
             )?,
+            asleep: derived(
+                "Asleep",
+                "The request is to a pool that is asleep: wake it first, by its wake() or by gpupool.wake().",
+            )?,
             unavailable: derived(
                 "Unavailable",
                 "The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.",
@@ -91,6 +96,7 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PoolExhausted", &exceptions.pool_exhausted)?;
     module.add("Forked", &exceptions.forked)?;
     module.add("InvalidValue", &exceptions.invalid_value)?;
+    module.add("Asleep", &exceptions.asleep)?;
     module.add("Unavailable", &exceptions.unavailable)?;
     module.add("InternalError", &exceptions.internal)
 }
@@ -132,6 +138,7 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         ErrorKind::PoolExhausted(_) => &exceptions.pool_exhausted,
         ErrorKind::Forked => &exceptions.forked,
         ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
+        ErrorKind::Asleep(_) => &exceptions.asleep,
         ErrorKind::Unavailable(_) => &exceptions.unavailable,
         ErrorKind::InternalError(_) => &exceptions.internal,
     };

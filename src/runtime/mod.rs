@@ -5,6 +5,7 @@
 //! with a device, in that order.
 //! Every pointer that reaches a driver passes through a type of this module.
 
+mod copy;
 mod cuda;
 mod device_info;
 mod event;
@@ -27,6 +28,7 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
+pub(crate) use copy::synchronize;
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
@@ -235,6 +237,22 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
+
+    /// Waits for all work of the current device's context, on whichever streams (`cuCtxSynchronize`, `hipDeviceSynchronize`).
+    /// Spoils every capture of the context, in any mode.
+    fn context_synchronize(&self) -> Result<()>;
+    /// Copies memory of the current device to pinned memory of the host, in the order of the stream
+    /// (`cuMemcpyDtoHAsync`).
+    ///
+    /// # Safety
+    /// The stream is alive, of this runtime and of the current device, and all of both ranges is until the copy is done.
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+    /// Copies pinned memory of the host to memory of the current device, in the order of the stream
+    /// (`cuMemcpyHtoDAsync`).
+    ///
+    /// # Safety
+    /// As [`Runtime::copy_to_host`].
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
     /// Returns the whole of the device's memory (`cuDeviceTotalMem`), for a node of the host that of the machine, as other
     /// nodes help it. Unlike [`Runtime::memory_info`] it needs no context.

@@ -306,6 +306,30 @@ static int free_pinned(void *address) {
   return status;
 }
 
+// Whether all of a range is in mappings of a place, or in one piece of pinned memory where the place is the host.
+static int is_mapped(uintptr_t address, size_t bytes, int device) {
+  for (uintptr_t end = address + bytes; address < end;) {
+    uintptr_t reached = address;
+    for (Object *object = objects; object; object = object->next) {
+      int is_meant = !strcmp(object->kind, "mapping") && (device < 0 ? object->device >= MAX_DEVICES : object->device == device);
+      if (device < 0 && !strcmp(object->kind, "pinned memory")) is_meant = 1;
+      if (is_meant && object->address <= address && address < object->address + object->bytes)
+        reached = object->address + object->bytes;
+    }
+    if (reached == address) return 0;
+    address = reached;
+  }
+  return 1;
+}
+
+// Copies at once: work on a stream of a double is done when it is submitted.
+static int copy(uintptr_t to, uintptr_t from, size_t bytes, int device, int is_to_host) {
+  if (!is_mapped(is_to_host ? from : to, bytes, device)) wrong("a copy of device memory that is not mapped");
+  if (!is_mapped(is_to_host ? to : from, bytes, -1)) wrong("a copy of host memory that is not pinned");
+  memcpy((void *)to, (void *)from, bytes);
+  return 0;
+}
+
 // For the doubles of libraries, and for tests.
 int double_device(void) { return current_device(); }
 // -1 for a default stream, -2 for none.

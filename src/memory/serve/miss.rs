@@ -113,7 +113,7 @@ impl Climb {
     fn climb(&mut self) -> Result<Allocation> {
         self.refuse_more_than_any_device_has()?;
         for rung in LADDER {
-            self.refuse_closed()?;
+            self.refuse_out_of_service()?;
             if let Some(found) = rung(self)? {
                 self.log_end();
                 return Ok(found);
@@ -135,11 +135,11 @@ impl Climb {
         ))
     }
 
-    /// Refuses a request to a pool that was closed, also meanwhile.
-    fn refuse_closed(&self) -> Result<()> {
+    /// Refuses a request to a pool that was closed or put to sleep, also meanwhile.
+    fn refuse_out_of_service(&self) -> Result<()> {
         let pool = self.request.pool();
         if !pool.is_closed() {
-            return Ok(());
+            return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages that were added since go again; the driver's refusal is not this request's error.
         let grown = iter::once(&self.request).chain(&self.home);
@@ -299,7 +299,7 @@ impl Climb {
                     return Ok(Some(request.allocation(offset)));
                 }
                 Ok(None) => {
-                    self.refuse_closed()?;
+                    self.refuse_out_of_service()?;
                     // Its cache may serve another stream by now.
                     self.home = None;
                 }

@@ -12,9 +12,10 @@ use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
 use crate::error::Error;
-use crate::memory::{self, MemPool};
+use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::sleep::PyBackup;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 
@@ -167,6 +168,25 @@ impl PyMemPool {
         let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| pool.close())?)
+    }
+
+    #[pyo3(signature = (backup = PyBackup(Backup::Host)))]
+    fn sleep(&self, py: Python<'_>, backup: PyBackup) -> PyResult<u64> {
+        let pool = self.pool()?;
+        let _stack = hold_stack(Purpose::Allocation);
+        Ok(py.detach(|| pool.sleep(backup.0))?)
+    }
+
+    fn wake(&self, py: Python<'_>) -> PyResult<u64> {
+        let pool = self.pool()?;
+        let _stack = hold_stack(Purpose::Allocation);
+        Ok(py.detach(|| pool.wake())?)
+    }
+
+    #[getter]
+    fn is_asleep(&self) -> PyResult<bool> {
+        process::refuse_forked()?;
+        Ok(self.pool()?.is_asleep())
     }
 
     /// Returns the segments, which have no traces, as PyTorch's `MemPool.snapshot` does whatever is asked.

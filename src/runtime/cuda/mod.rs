@@ -288,6 +288,25 @@ impl Runtime for Cuda {
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(as_event(event)) })
     }
 
+    fn context_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing, and refuses where no context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let to = ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let from = ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyHtoDAsync", status)
+    }
+
     fn total_memory(&self, device: Device) -> Result<u64> {
         if device.host_node().is_some() {
             return Ok(most_memory());

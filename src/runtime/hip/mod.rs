@@ -348,6 +348,25 @@ impl Runtime for Hip {
         self.check("hipEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
     }
 
+    fn context_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing.
+        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { (self.symbols.copy_to_host)(to, from, bytes as usize, stream) };
+        self.check("hipMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { (self.symbols.copy_to_device)(to, from, bytes as usize, stream) };
+        self.check("hipMemcpyHtoDAsync", status)
+    }
+
     fn total_memory(&self, device: Device) -> Result<u64> {
         if device.host_node().is_some() {
             return Ok(most_memory());

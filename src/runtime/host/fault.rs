@@ -38,6 +38,9 @@ pub enum Call {
     MemoryAllocate,
     MemoryFree,
     PageBytes,
+    ContextSynchronize,
+    CopyToHost,
+    CopyToDevice,
     NearestHostNode,
     HostAllocate,
     HostFree,
@@ -46,7 +49,7 @@ pub enum Call {
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 35] = [
+    pub const ALL: [Call; 38] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -79,6 +82,9 @@ impl Call {
         Call::MemoryAllocate,
         Call::MemoryFree,
         Call::PageBytes,
+        Call::ContextSynchronize,
+        Call::CopyToHost,
+        Call::CopyToDevice,
         Call::NearestHostNode,
         Call::HostAllocate,
         Call::HostFree,

@@ -7,6 +7,7 @@
 //! takes only what is written to.
 
 mod capture;
+mod copy;
 mod fault;
 mod memory;
 mod timeline;
@@ -25,6 +26,7 @@ use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
+use copy::Copy;
 use memory::{Memory, NODES};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
@@ -378,6 +380,23 @@ impl Runtime for Host {
         capture::check_unsafe_call()?;
         check(Call::EventSynchronize)?;
         timeline().complete_event(event)
+    }
+
+    fn context_synchronize(&self) -> Result<()> {
+        check(Call::ContextSynchronize)?;
+        let mut timeline = timeline();
+        timeline.spoil_captures_on(Self::bound());
+        timeline.complete_all(Some(Self::bound()))
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToHost)?;
+        timeline().submit_copy(Self::key(stream), Copy { to, from, bytes, mapped: from })
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToDevice)?;
+        timeline().submit_copy(Self::key(stream), Copy { to, from, bytes, mapped: to })
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::capture::{self, Capture};
+use super::copy::Copy;
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -27,6 +28,8 @@ struct SimulatedStream {
     submitted: u64,
     completed: u64,
     waits: Vec<Wait>,
+    /// Each with the number of the work that it is.
+    copies: Vec<(u64, Copy)>,
     capture: Option<Capture>,
 }
 
@@ -40,7 +43,7 @@ struct Wait {
 
 impl SimulatedStream {
     fn new(device: Device) -> Self {
-        Self { device, submitted: 0, completed: 0, waits: Vec::new(), capture: None }
+        Self { device, submitted: 0, completed: 0, waits: Vec::new(), copies: Vec::new(), capture: None }
     }
 }
 
@@ -112,6 +115,12 @@ impl Timeline {
         Ok(stream.submitted)
     }
 
+    pub(super) fn submit_copy(&mut self, key: Key, copy: Copy) -> Result<()> {
+        let number = self.submit(key)?;
+        self.stream(key)?.copies.push((number, copy));
+        Ok(())
+    }
+
     pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
@@ -134,7 +143,9 @@ impl Timeline {
         stream.completed = stream.completed.max(allowed);
         let done = stream.completed;
         stream.waits.retain(|wait| wait.after >= done);
-        Ok(())
+        let device = stream.device;
+        let due: Vec<_> = stream.copies.extract_if(.., |(number, _)| *number <= done).collect();
+        due.into_iter().try_for_each(|(_, copy)| copy.run(device))
     }
 
     /// Completes work, first that which it waits for. Ends, since an event is recorded before anything waits for it.

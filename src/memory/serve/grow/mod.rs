@@ -5,6 +5,7 @@
 //! their streams have passed, so nothing here waits for the GPU unless memory has run out. No lock is held during a driver
 //! call.
 
+mod asleep;
 mod claim;
 mod effort;
 mod empty_slabs;
@@ -16,6 +17,8 @@ mod place;
 mod reserve;
 mod segment;
 
+pub(super) use asleep::let_go_asleep;
+pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
 pub(super) use lent_slabs::return_slabs;
