@@ -569,3 +569,24 @@ fn copies_that_could_not_be_waited_for_are_waited_for_before_the_next_try() {
     drop((block, pool));
     assert_all_back();
 }
+
+#[test]
+fn a_sleep_that_fails_waits_for_its_copies_before_others_have_the_memory() {
+    let _host = host();
+    let stream = stream(0);
+    let pool = builder().build().unwrap();
+    let mut blocks = blocks_of(&SIZES[..5], &pool, &stream);
+    for times in [1, 2] {
+        inject(Fault { call: Call::EventRecord, kind: StatusKind::Other, after: 0, times });
+        pool.sleep(Backup::Host).unwrap_err();
+        clear_faults();
+        assert!(!pool.is_asleep());
+        assert_whole(&blocks);
+        // What is freed and given back now is copied by nothing any more.
+        blocks.pop();
+        pool.trim().unwrap();
+        complete_all().unwrap();
+    }
+    drop((blocks, pool));
+    assert_all_back();
+}

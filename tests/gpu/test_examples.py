@@ -126,6 +126,12 @@ def test_training_with_and_without():
     assert float(rows["gpupool"][0]) <= 1.05 * float(rows["PyTorch"][0])
 
 
+def test_two_models_take_turns(examples):
+    *turns, _most, same = run_python(str(examples / "models_in_turns.py"), "--mib", "256", "--turns", "4").splitlines()
+    assert len(turns) == 3
+    assert same == "all 4 results are the same, bit for bit"
+
+
 def test_a_data_set_larger_than_the_memory_it_may_use(examples):
     import_or_skip("cupy")
     lines = run_python(str(examples / "stream_data_set.py"), "--limit-gib", "2", "--gib", "5").splitlines()

@@ -3,7 +3,10 @@
 import ctypes
 import json
 import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import gpupool
 import pytest
@@ -210,6 +213,18 @@ def test_a_snapshot_tells_what_sleeps():
     (segment,) = pool.snapshot()
     assert segment["is_asleep"] is True
     assert [block["state"] for block in segment["blocks"] if block["address"] == buffer.ptr] == ["active_allocated"]
+
+
+def test_the_example_has_two_models_that_take_turns():
+    example = Path(__file__).parents[2] / "examples" / "models_in_turns.py"
+    command = [sys.executable, example, "--mib", "8", "--turns", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    *turns, most, same = done.stdout.splitlines()
+    assert len(turns) == 3
+    without, with_sleep = map(int, re.fullmatch(r"at most (\d+) MiB without sleep, (\d+) MiB with it", most).groups())
+    assert with_sleep * 2 == without
+    assert same == "all 4 results are the same, bit for bit"
 
 
 def test_falling_asleep_and_waking_are_logged():

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::Device;
 use crate::memory::device::Mapping;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
@@ -22,8 +23,6 @@ pub(in crate::memory) trait BackupPiece: Debug + Send + Sync {
     fn address(&self) -> u64;
     /// Returns its bytes.
     fn bytes(&self) -> u64;
-    /// Frees it once the work so far on the stream is done.
-    fn free_after(self: Box<Self>, stream: &Stream);
 }
 
 /// A part of a pool's memory, and where it is backed up.
@@ -49,9 +48,16 @@ impl BackedUp {
 pub(in crate::memory) struct Kept {
     pub(in crate::memory) extents: Vec<Mapping>,
     pub(in crate::memory) is_mapped: bool,
+    /// Whether its device and the peers of then have access.
+    pub(in crate::memory) is_open: bool,
 }
 
 impl Kept {
+    /// Makes one of extents that are as they were.
+    pub(in crate::memory) fn mapped(extents: Vec<Mapping>) -> Self {
+        Self { extents, is_mapped: true, is_open: true }
+    }
+
     /// Returns where it stands, unless there is nothing.
     pub(in crate::memory) fn range(&self) -> Option<Range<u64>> {
         Some(self.extents.first()?.start()..self.extents.last()?.end())
@@ -66,6 +72,10 @@ pub(in crate::memory) struct Record {
     /// By start.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
     pub(in crate::memory) kept: Vec<Kept>,
+    /// The devices that had access to what is kept.
+    pub(in crate::memory) peers: Vec<Device>,
+    /// Of a sleep that was not finished, the stream on which copies of what is kept may be under way.
+    pub(in crate::memory) copies: Option<Stream>,
     /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.
     pub(in crate::memory) is_in_the_way: bool,
 }

@@ -1,5 +1,6 @@
 //! Falling asleep: streams are waited for, what is live is copied, and memory goes part by part.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -66,59 +67,50 @@ pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> 
 
 /// Puts a pool to sleep whose requests are refused by now. `kept` is what is kept of it; none if it is awake again.
 fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut Option<Record>) -> Result<u64> {
-    let mut record = Record::default();
-    let mut copying = None;
     let ready = (|| {
-        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         wait_for_work(pool, thread)?;
-        let parts = Parts::of(pool, thread)?;
-        let done = match backup {
-            Backup::Host => back_up(pool.memory, &parts, &mut copying, &mut record),
-            Backup::None => Ok(parts.parts.iter().map(|_| None).collect()),
-        };
-        match done {
-            Ok(done) => Ok((parts.parts, done)),
-            Err(error) => {
-                give_reserve_back(pool, parts.reserve);
-                Err(error)
-            }
-        }
+        Parts::of(pool, thread)
     })();
-    let (parts, done) = match ready {
-        Ok(ready) => ready,
-        Err(error) => {
-            if let Some(copying) = &copying {
-                copying.give_up(&mut record);
-            }
-            wake_caches(pool, thread);
-            return Err(error);
-        }
-    };
+    let parts = ready.inspect_err(|_| wake_caches(pool, thread))?;
+    let mut record = Record { peers: pool.memory.range.peers(), ..Record::default() };
     let mut released = 0;
-    let Err(error) = give_back(pool, parts, done, &mut record, &mut released) else {
-        // What waited for the work that was waited for; what is refused here goes later.
-        let _ = pool.memory.end_retired(false);
-        *kept = Some(record);
-        return Ok(released);
-    };
-    match bring_back(pool, &mut record, thread) {
-        Ok(_) => {
-            if let Some(copying) = &copying {
-                copying.give_up(&mut record);
-            }
-            Err(error)
+    match empty(pool, parts, backup, &mut record, &mut released) {
+        Ok(()) => {
+            // What waited for the work that was waited for; what is refused here goes later.
+            let _ = pool.memory.end_retired(false);
+            *kept = Some(record);
+            Ok(released)
         }
-        Err(_) => {
-            // Copies from what is still there may be under way.
-            let wait = copying.map_or(Ok(()), |copying| copying.stream.synchronize());
+        Err(error) if bring_back(pool, &mut record, thread).is_ok() => Err(error),
+        Err(error) => {
             *kept = Some(record);
             Err(error.map_library(|refused| {
                 let advice =
                     "what went already could not be taken again, so the pool is asleep, with its backup whole: wake it";
-                let unsure = if wait.is_err() { " (its copies may still be under way)" } else { "" };
                 let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
-                refused.advice = Some(format!("{known}{advice}{unsure}"));
+                refused.advice = Some(format!("{known}{advice}"));
             }))
+        }
+    }
+}
+
+/// Copies what is live and gives the parts back, and adds the bytes that went. If that fails, the record has all that is
+/// needed to bring them back.
+fn empty(pool: &Pool, parts: Parts, backup: Backup, record: &mut Record, released: &mut u64) -> Result<()> {
+    let _relaxed = runtime::get().and_then(RelaxedCapture::new);
+    let done = match backup {
+        Backup::Host => back_up(pool.memory, &parts, record),
+        Backup::None => Ok(Vec::new()),
+    };
+    match done {
+        Ok(done) => {
+            give_back(pool, parts.parts, done, record, released)?;
+            record.copies = None;
+            Ok(())
+        }
+        Err(error) => {
+            record.kept = parts.parts.into_iter().map(|part| Kept::mapped(part.extents)).collect();
+            Err(error)
         }
     }
 }
@@ -135,6 +127,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         }
     }
     refuse_captures(pool, thread)?;
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     runtime::synchronize(memory.device)?;
     memory.range.peers().into_iter().try_for_each(runtime::synchronize)?;
     for cache in DeviceCaches::caches_of(pool) {
@@ -145,19 +138,15 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     Ok(())
 }
 
-/// Begins to copy what is live. Returns for each part what tells that its copies are done.
-fn back_up(
-    memory: &DeviceMemory,
-    parts: &Parts,
-    copying: &mut Option<Copying>,
-    record: &mut Record,
-) -> Result<Vec<Option<Event>>> {
+/// Begins to copy what is live. Returns for each part what tells that its copies are done; nothing where there are none.
+fn back_up(memory: &DeviceMemory, parts: &Parts, record: &mut Record) -> Result<Vec<Option<Event>>> {
     let ranges = to_copy(&parts.parts, &parts.live);
     let bytes = ranges.iter().flatten().map(|range| range.end - range.start).sum();
     if bytes == 0 {
-        return Ok(ranges.iter().map(|_| None).collect());
+        return Ok(Vec::new());
     }
-    let copying = copying.insert(Copying::begin(memory, bytes)?);
+    let mut copying = Copying::begin(memory, bytes)?;
+    record.copies = Some(copying.stream.clone());
     let mut done = Vec::new();
     for ranges in &ranges {
         copying.copy(memory, ranges, record)?;
@@ -177,7 +166,7 @@ fn give_back(
     released: &mut u64,
 ) -> Result<()> {
     let memory = pool.memory;
-    let mut parts = parts.into_iter().zip(done);
+    let mut parts = parts.into_iter().zip(done.into_iter().chain(iter::repeat_with(|| None)));
     let mut outcome = Ok(());
     for (part, event) in parts.by_ref() {
         outcome = event.as_ref().map_or(Ok(()), Event::synchronize).and_then(|()| {
@@ -187,20 +176,20 @@ fn give_back(
         });
         memory.events.put_back(event);
         if outcome.is_err() {
-            record.kept.push(Kept { extents: part.extents, is_mapped: true });
+            record.kept.push(Kept::mapped(part.extents));
             break;
         }
         memory.pages.clear_mapping(part.start(), part.bytes());
         let (left, refused) = release(pool, part.extents, released);
         if let Some(error) = refused {
-            record.kept.push(Kept { extents: left, is_mapped: false });
+            record.kept.push(Kept { extents: left, is_mapped: false, is_open: false });
             outcome = Err(error);
             break;
         }
     }
     for (part, event) in parts {
         memory.events.put_back(event);
-        record.kept.push(Kept { extents: part.extents, is_mapped: true });
+        record.kept.push(Kept::mapped(part.extents));
     }
     outcome
 }
@@ -217,14 +206,4 @@ fn release(pool: &Pool, extents: Vec<Mapping>, released: &mut u64) -> (Vec<Mappi
         left.next();
     }
     (Vec::new(), None)
-}
-
-/// Gives a pool's reserve the extents again that it gave up.
-pub(super) fn give_reserve_back(pool: &Pool, extents: Vec<Mapping>) {
-    if let Some(reserve) = pool.supply.reserve() {
-        // The pool has a use, or its end comes later and takes what is free.
-        let left = reserve.set_extents(extents);
-        debug_assert!(left.is_empty() || pool.is_closed());
-        super::awake::retire_of_ended(pool, left);
-    }
 }

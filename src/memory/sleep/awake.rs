@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use log::info;
 
-use super::asleep::give_reserve_back;
 use super::backup::copy_back;
 use super::extents::{LARGE_PAGES, groups, without};
 use crate::error::{Bytes, Error, Result};
@@ -98,6 +97,9 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let mut taken = Taken::default();
     let outcome = (|| {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        // What is still copied must not be used by others before.
+        record.copies.as_ref().map_or(Ok(()), Stream::synchronize)?;
+        record.copies = None;
         map_kept(pool, record)?;
         take(pool, record, &missing, &mut taken, thread)
     })();
@@ -140,17 +142,23 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
                 mapped.push(extent);
                 rest.next();
             }
-            record.kept.push(Kept { extents: rest.collect(), is_mapped: false });
-            record.kept.push(Kept { extents: mapped, is_mapped: true });
+            record.kept.push(Kept { extents: rest.collect(), is_mapped: false, is_open: false });
+            record.kept.push(Kept { extents: mapped, is_mapped: true, is_open: false });
             record.kept.retain(|kept| !kept.extents.is_empty());
             outcome?;
             return map_kept(pool, record);
         }
     }
-    for kept in record.kept.iter().filter_map(Kept::range) {
-        // SAFETY: all of it is mapped.
-        unsafe { range.set_access(kept.start, kept.end - kept.start) }?;
+    let peers = range.peers();
+    let has_new_peers = peers != record.peers;
+    for kept in record.kept.iter_mut().filter(|kept| has_new_peers || !kept.is_open) {
+        if let Some(all) = kept.range() {
+            // SAFETY: all of it is mapped.
+            unsafe { range.set_access(all.start, all.end - all.start) }?;
+        }
+        kept.is_open = true;
     }
+    record.peers = peers;
     Ok(())
 }
 
@@ -208,10 +216,12 @@ fn give_up(pool: &Pool, taken: Taken) -> bool {
     is_done
 }
 
-/// Gives back extents of the reserve of a pool that has ended.
-pub(super) fn retire_of_ended(pool: &Pool, extents: Vec<Mapping>) {
-    if !extents.is_empty() {
-        let remains = Remains::Released { mapped: extents, unmapped: Vec::new() };
+/// Gives a pool's reserve the extents that stand there now. Those go that a pool which has ended needs no more.
+fn give_reserve_back(pool: &Pool, extents: Vec<Mapping>) {
+    let Some(reserve) = pool.supply.reserve() else { return };
+    let unneeded = reserve.set_extents(extents);
+    if !unneeded.is_empty() {
+        let remains = Remains::Released { mapped: unneeded, unmapped: Vec::new() };
         // SAFETY: what is in the reserve is in no cache, and no work uses it.
         unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
     }

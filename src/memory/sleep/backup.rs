@@ -34,11 +34,6 @@ impl BackupPiece for PinnedBuffer {
     fn bytes(&self) -> u64 {
         self.nbytes()
     }
-
-    fn free_after(self: Box<Self>, stream: &Stream) {
-        // Where the stream's work cannot be recorded the memory waits for it all the same.
-        let _ = (*self).free(Some(stream));
-    }
 }
 
 /// Returns what is to be copied of each part, of live ranges in order.
@@ -116,12 +111,6 @@ impl Copying {
         self.left -= bytes;
         self.used = 0;
         Ok((record.pieces.len() - 1, bytes))
-    }
-
-    /// Gives the backup up: its memory is free again once the copies are done.
-    pub(super) fn give_up(&self, record: &mut Record) {
-        record.backed_up.clear();
-        record.pieces.drain(..).flatten().for_each(|piece| piece.free_after(&self.stream));
     }
 }
 

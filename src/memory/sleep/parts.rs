@@ -45,8 +45,6 @@ pub(super) struct Parts {
     pub(super) parts: Vec<Part>,
     /// What is live, in order.
     pub(super) live: Vec<Range<u64>>,
-    /// The extents among them that are the pool's reserve.
-    pub(super) reserve: Vec<Mapping>,
 }
 
 impl Parts {
@@ -83,11 +81,10 @@ impl Parts {
                 }
             }
         }
-        let reserve = reserve.map(Reserve::take_extents).unwrap_or_default();
-        extents.extend(&reserve);
+        extents.extend(reserve.map(Reserve::take_extents).unwrap_or_default());
         extents.sort_unstable_by_key(|extent| extent.first);
         live.sort_unstable_by_key(|range: &Range<u64>| range.start);
-        Ok(Self { parts: parts(extents), live, reserve })
+        Ok(Self { parts: parts(extents), live })
     }
 }
 
