@@ -7,7 +7,7 @@ use std::time::Instant;
 use log::info;
 
 use super::backup::copy_back;
-use super::extents::{LARGE_PAGES, groups, without};
+use super::extents::{LARGE_PAGES, groups, other_pages, without};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Until};
@@ -166,8 +166,9 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
+    let other = other_pages(missing.iter().map(|run| run.end - run.start).sum());
     for run in missing {
-        for group in groups(run, &large) {
+        for group in groups(run, &large, other) {
             let (Some(&(first, _)), Some(&(last, pages))) = (group.first(), group.last()) else { continue };
             let range = u64::from(first) * PAGE..u64::from(last + pages) * PAGE;
             for (first, pages) in group {

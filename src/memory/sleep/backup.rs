@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::parts::Part;
+use super::pieces::Pieces;
 use crate::error::{Error, Result};
 use crate::memory::device::DeviceMemory;
-use crate::memory::host::{PinnedBuffer, empty_pinned_on_node};
+use crate::memory::host::PinnedBuffer;
 use crate::memory::pool::{BackedUp, BackupPiece, Record};
 use crate::runtime::{self, Stream};
 
@@ -20,9 +21,6 @@ pub enum Backup {
     None,
 }
 
-/// The most bytes of one piece of pinned memory. Pieces of 256 MiB and more are made quickest, and one that nothing needs any
-/// more is free again while the pool sleeps.
-const PIECE_MOST: u64 = 1 << 30;
 /// Live blocks that are no further apart are copied together: a copy by itself takes longer than to copy so much more.
 const GAP_MOST: u64 = 64 << 10;
 
@@ -64,9 +62,7 @@ pub(super) fn to_copy(parts: &[Part], live: &[Range<u64>]) -> Vec<Vec<Range<u64>
 pub(super) struct Copying {
     /// Its own, so that the copies wait for nothing else.
     pub(super) stream: Stream,
-    node: u32,
-    /// The bytes that no piece was made for yet.
-    left: u64,
+    pieces: Pieces,
     /// The bytes used of the last piece.
     used: u64,
 }
@@ -75,7 +71,7 @@ impl Copying {
     /// Begins a backup of so many bytes.
     pub(super) fn begin(memory: &DeviceMemory, bytes: u64) -> Result<Self> {
         let node = runtime::nearest_host_node(memory.device)?.host_node().unwrap_or(0);
-        Ok(Self { stream: Stream::new(memory.device)?, node, left: bytes, used: 0 })
+        Ok(Self { stream: Stream::new(memory.device)?, pieces: Pieces::begin(node, bytes), used: 0 })
     }
 
     /// Begins to copy ranges of the device's memory, and notes where they will be.
@@ -106,9 +102,9 @@ impl Copying {
         {
             return Ok((record.pieces.len() - 1, last.bytes() - self.used));
         }
-        let bytes = self.left.min(PIECE_MOST);
-        record.pieces.push(Some(Box::new(empty_pinned_on_node(bytes, self.node, None)?)));
-        self.left -= bytes;
+        let piece = self.pieces.next()?;
+        let bytes = piece.nbytes();
+        record.pieces.push(Some(Box::new(piece)));
         self.used = 0;
         Ok((record.pieces.len() - 1, bytes))
     }

@@ -12,6 +12,7 @@ mod backup;
 mod device;
 mod extents;
 mod parts;
+mod pieces;
 mod refusal;
 
 pub(in crate::memory) use asleep::sleep as sleep_pool;
