@@ -1,0 +1,75 @@
+//! The pieces of pinned memory that a backup fills: made by threads of their own while others are filled.
+//!
+//! Two threads, so that one brings pages in while the driver registers those of the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use crate::error::{Error, Result};
+use crate::memory::host::{PinnedBuffer, empty_pinned_on_node};
+use crate::observe::nvtx;
+
+/// The most bytes of one piece. Pieces of 256 MiB and more are made quickest, and one that nothing needs any more is free
+/// again while the pool sleeps.
+const PIECE_MOST: u64 = 1 << 30;
+const MAKERS: usize = 2;
+/// The name of the threads; the system keeps 15 bytes.
+const THREAD: &str = "gpupool-backup";
+
+/// Pieces of so many bytes together, on one NUMA node of the host.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    node: u32,
+    /// The bytes that no piece was asked for yet.
+    left: Arc<AtomicU64>,
+    /// What the threads have made; none where the first piece is the last.
+    made: Option<Receiver<Result<PinnedBuffer>>>,
+}
+
+impl Pieces {
+    /// Begins to make pieces.
+    pub(super) fn begin(node: u32, bytes: u64) -> Self {
+        let left = Arc::new(AtomicU64::new(bytes));
+        let (sender, receiver) = channel();
+        let makers = if bytes > PIECE_MOST { MAKERS } else { 0 };
+        let started = (0..makers).filter(|_| start(node, &left, &sender)).count() > 0;
+        Self { node, left, made: started.then_some(receiver) }
+    }
+
+    /// Returns the next piece, once it is made.
+    ///
+    /// # Errors
+    /// As [`empty_pinned_on_node`].
+    pub(super) fn next(&self) -> Result<PinnedBuffer> {
+        let gone = || Error::internal("a backup has no room for what it was made for");
+        match &self.made {
+            Some(made) => made.recv().map_err(|_| gone())?,
+            None => make(self.node, &self.left).ok_or_else(gone)?,
+        }
+    }
+}
+
+/// Makes one piece more; none where all are made.
+fn make(node: u32, left: &AtomicU64) -> Option<Result<PinnedBuffer>> {
+    let take = |left: u64| (left > 0).then(|| left - left.min(PIECE_MOST));
+    let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+    Some(empty_pinned_on_node(before.min(PIECE_MOST), node, None))
+}
+
+/// Starts a thread that makes pieces until there are enough, one fails, or they are wanted no more; false if the system
+/// starts none.
+fn start(node: u32, left: &Arc<AtomicU64>, made: &Sender<Result<PinnedBuffer>>) -> bool {
+    let (left, made) = (Arc::clone(left), made.clone());
+    let work = move || {
+        nvtx::name_thread(THREAD);
+        while let Some(piece) = make(node, &left) {
+            let has_failed = piece.is_err();
+            if made.send(piece).is_err() || has_failed {
+                break;
+            }
+        }
+    };
+    thread::Builder::new().name(THREAD.to_owned()).spawn(work).is_ok()
+}
