@@ -35,10 +35,10 @@ pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
-pub use stream::Stream;
 pub(crate) use stream::{
     KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
 };
+pub use stream::{Stream, synchronize};
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
@@ -153,6 +153,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// by one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
+    /// Waits for all work of the current device (`cuCtxSynchronize`). Spoils every capture of the context, in any mode.
+    fn device_synchronize(&self) -> Result<()>;
     /// Makes a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
     /// Destroys a stream; its work still completes.
@@ -305,6 +307,23 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
     unsafe fn memory_free(&self, address: u64) -> Result<()>;
+    /// Copies bytes of the host to memory of a device, in the order of the stream (`cuMemcpyHtoDAsync`). From pinned memory
+    /// it returns at once.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime, and both places are as large as said and stay until its work is done.
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+    /// Copies memory of a device to bytes of the host, in the order of the stream (`cuMemcpyDtoHAsync`). To pinned memory it
+    /// returns at once.
+    ///
+    /// # Safety
+    /// As [`Runtime::copy_to_device`].
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+    /// Sets bytes of a device, in the order of the stream (`cuMemsetD8Async`).
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime, and the memory is as large as said and stays until its work is done.
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()>;
     /// Returns the driver's own allocator in stream order.
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory;
 }

@@ -306,6 +306,28 @@ static int free_pinned(void *address) {
   return status;
 }
 
+// Work with memory of a device, which must be there. It is done at once, unless the stream is captured.
+static int begins_work(void *stream, uintptr_t address, size_t bytes) {
+  for (uintptr_t end = address + bytes, next; address < end; address = next) {
+    next = 0;
+    for (Object *object = objects; object; object = object->next)
+      if ((!strcmp(object->kind, "memory") || !strcmp(object->kind, "mapping")) && overlap(object, address, 1))
+        next = object->address + object->bytes;
+    if (!next) wrong("%#lx is no memory of a device", address);
+  }
+  return is_default(stream) || !alive("stream", stream)->state;
+}
+
+static int copy(void *stream, void *to, const void *from, const void *memory, size_t bytes) {
+  if (begins_work(stream, (uintptr_t)memory, bytes)) memcpy(to, from, bytes);
+  return 0;
+}
+
+static int fill(void *stream, void *memory, int byte, size_t bytes) {
+  if (begins_work(stream, (uintptr_t)memory, bytes)) memset(memory, byte, bytes);
+  return 0;
+}
+
 // For the doubles of libraries, and for tests.
 int double_device(void) { return current_device(); }
 // -1 for a default stream, -2 for none.

@@ -16,7 +16,6 @@ Result cuGetProcAddress_v2(const char *symbol, void **function, int version, Add
 }
 Result cuDevicePrimaryCtxRelease_v2(int device) { CALL(); return 0; }
 Result cuDevicePrimaryCtxReset_v2(int device) { CALL(); return 0; }
-Result cuCtxSynchronize(void) { CALL(); NEEDS_CONTEXT(); return spoil_captures(); }
 
 // A stack of contexts, for each thread.
 static _Thread_local Context *below[8];

@@ -181,6 +181,21 @@ Error hipMalloc(void **address, size_t bytes) {
   return ANSWER(allocate((uintptr_t *)address, bytes, current));
 }
 Error hipFree(void *address) { CALL(); return ANSWER(release((uintptr_t)address)); }
+Error hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(copy(stream, to, from, to, bytes));
+}
+Error hipMemcpyDtoHAsync(void *to, void *from, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(copy(stream, to, from, from, bytes));
+}
+Error hipMemsetD8Async(void *address, unsigned char byte, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(fill(stream, address, byte, bytes));
+}
 Error hipMallocAsync(void **address, size_t bytes, void *stream) {
   CALL();
   KNOWN(stream);

@@ -235,6 +235,22 @@ Result cuMemAlloc_v2(Address *address, size_t bytes) {
   return allocate((uintptr_t *)address, bytes, current->device);
 }
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
+Result cuCtxSynchronize(void) { CALL(); NEEDS_CONTEXT(); return spoil_captures(); }
+Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return copy(stream, (void *)to, from, (void *)to, bytes);
+}
+Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return copy(stream, to, (void *)from, (void *)from, bytes);
+}
+Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return fill(stream, (void *)address, byte, bytes);
+}
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   CALL();
   NEEDS_STREAM(stream);

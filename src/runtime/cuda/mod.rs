@@ -160,6 +160,11 @@ impl Runtime for Cuda {
         }
     }
 
+    fn device_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -373,6 +378,25 @@ impl Runtime for Cuda {
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let from = ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the caller promises that both places and the stream last.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyHtoDAsync", status)
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let to = ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: the caller promises that both places and the stream last.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the memory and the stream last.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, as_stream(stream)) })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

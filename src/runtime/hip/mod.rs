@@ -244,6 +244,11 @@ impl Runtime for Hip {
         }
     }
 
+    fn device_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing.
+        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })
+    }
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
@@ -437,6 +442,26 @@ impl Runtime for Hip {
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
         self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let from = ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the caller promises that both places and the stream last.
+        let status = unsafe { (self.symbols.copy_to_device)(as_pointer(to), from, bytes as usize, as_stream(stream)) };
+        self.check("hipMemcpyHtoDAsync", status)
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let to = ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: the caller promises that both places and the stream last.
+        let status = unsafe { (self.symbols.copy_to_host)(to, as_pointer(from), bytes as usize, as_stream(stream)) };
+        self.check("hipMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the memory and the stream last.
+        let status = unsafe { (self.symbols.fill)(as_pointer(address), byte, bytes as usize, as_stream(stream)) };
+        self.check("hipMemsetD8Async", status)
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

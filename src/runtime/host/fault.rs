@@ -41,12 +41,16 @@ pub enum Call {
     NearestHostNode,
     HostAllocate,
     HostFree,
+    DeviceSynchronize,
+    CopyToDevice,
+    CopyToHost,
+    Fill,
 }
 
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 35] = [
+    pub const ALL: [Call; 39] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -82,6 +86,10 @@ impl Call {
         Call::NearestHostNode,
         Call::HostAllocate,
         Call::HostFree,
+        Call::DeviceSynchronize,
+        Call::CopyToDevice,
+        Call::CopyToHost,
+        Call::Fill,
     ];
 }
 

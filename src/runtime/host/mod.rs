@@ -11,6 +11,7 @@ mod fault;
 mod memory;
 mod timeline;
 mod virtual_memory;
+mod work;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,7 @@ use crate::sync::lock;
 use memory::{Memory, NODES};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
+use work::Work;
 
 pub use capture::Graph;
 #[cfg(not(feature = "fault-injection"))]
@@ -102,6 +104,21 @@ fn enter_memory_call(call: Call) -> Result<()> {
     DRIVER_CALLS.fetch_add(1, Ordering::Relaxed);
     capture::check_unsafe_call()?;
     check(call)
+}
+
+/// Puts work with memory of a device on a stream, whose device must have access to it.
+///
+/// # Safety
+/// The memory is as large as the work says, and stays until the stream's work is done.
+unsafe fn submit_work(function: &str, key: Key, memory: u64, work: Work) -> Result<()> {
+    let device = timeline().device(key)?;
+    if !space().is_accessible(memory, device) {
+        let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
+        let why = format!("{memory:#x} is no memory that {device} has access to");
+        return Err(error.map_library(|refused| refused.advice = Some(why)));
+    }
+    // SAFETY: the caller promises that the memory is there and stays.
+    unsafe { timeline().submit_work(key, work) }
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
@@ -209,8 +226,7 @@ pub fn end_capture(stream: &Stream) -> Result<Graph> {
     // What a spoiled capture keeps is dropped here, where the timeline is free.
     let mut capture = timeline().end_capture(Key::new(stream.raw(), stream.device()))?;
     if !capture.is_valid {
-        let status = ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901);
-        return Err(refused("end_capture", status, StatusKind::Other));
+        return Err(refused("end_capture", capture::INVALIDATED, StatusKind::Other));
     }
     Ok(std::mem::take(&mut capture.kept))
 }
@@ -280,6 +296,15 @@ impl Runtime for Host {
         check(Call::StreamCaptureStatus)?;
         // Only the default streams are blocking ones, and they are never captured.
         Ok(false)
+    }
+
+    fn device_synchronize(&self) -> Result<()> {
+        check(Call::DeviceSynchronize)?;
+        let mut timeline = timeline();
+        if timeline.spoil_captures_on(Self::bound()) {
+            return Err(refused("device_synchronize", capture::UNSUPPORTED, StatusKind::Other));
+        }
+        timeline.complete_all(Some(Self::bound()))
     }
 
     fn stream_create(&self) -> Result<RawStream> {
@@ -485,6 +510,24 @@ impl Runtime for Host {
         timeline().complete_all(Some(device))?;
         // SAFETY: the caller gives the memory up.
         unsafe { space().memory_free(self.memory, address) }
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToDevice)?;
+        // SAFETY: the caller promises that both places are as large as said and stay.
+        unsafe { submit_work("copy_to_device", Self::key(stream), to, Work::Copy { to, from, bytes }) }
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToHost)?;
+        // SAFETY: the caller promises that both places are as large as said and stay.
+        unsafe { submit_work("copy_to_host", Self::key(stream), from, Work::Copy { to, from, bytes }) }
+    }
+
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::Fill)?;
+        // SAFETY: the caller promises that the memory is as large as said and stays.
+        unsafe { submit_work("fill", Self::key(stream), address, Work::Fill { address, byte, bytes }) }
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

@@ -1,8 +1,10 @@
-//! Simulated streams and events: work is numbered, and done when told to.
+//! Simulated streams and events: work is numbered, and done when told to. Copies and fills are done as soon as what they
+//! follow is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
+use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -27,6 +29,8 @@ struct SimulatedStream {
     submitted: u64,
     completed: u64,
     waits: Vec<Wait>,
+    /// Copies and fills that are not done, by their numbers.
+    work: VecDeque<(u64, Work)>,
     capture: Option<Capture>,
 }
 
@@ -40,7 +44,18 @@ struct Wait {
 
 impl SimulatedStream {
     fn new(device: Device) -> Self {
-        Self { device, submitted: 0, completed: 0, waits: Vec::new(), capture: None }
+        Self { device, submitted: 0, completed: 0, waits: Vec::new(), work: VecDeque::new(), capture: None }
+    }
+
+    /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed.
+    fn complete(&mut self, number: u64) {
+        self.completed = self.completed.max(number);
+        while self.work.front().is_some_and(|(at, _)| *at <= number) {
+            if let Some((_, work)) = self.work.pop_front() {
+                // SAFETY: who submitted it promised that the memory stays until the stream is done.
+                unsafe { work.run() };
+            }
+        }
     }
 }
 
@@ -97,7 +112,7 @@ impl Timeline {
     }
 
     pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
-        self.stream(key)?;
+        self.stream(key)?.complete(u64::MAX);
         self.streams().remove(&key);
         Ok(())
     }
@@ -112,6 +127,25 @@ impl Timeline {
         Ok(stream.submitted)
     }
 
+    /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
+    ///
+    /// # Safety
+    /// The memory is as large as said, and stays until the stream's work is done.
+    pub(super) unsafe fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
+        if let Some(capture) = &self.stream(key)?.capture {
+            return if capture.is_valid {
+                Ok(())
+            } else {
+                Err(refused("work", capture::INVALIDATED, StatusKind::Other))
+            };
+        }
+        let number = self.submit(key)?;
+        let stream = self.stream(key)?;
+        stream.work.push_back((number, work));
+        let done = stream.completed;
+        self.complete_allowed(key, done)
+    }
+
     pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
@@ -124,15 +158,19 @@ impl Timeline {
     /// Completes work as far as the events it waits for allow.
     pub(super) fn complete_allowed(&mut self, key: Key, number: u64) -> Result<()> {
         let stream = self.stream(key)?;
-        let mut allowed = number.min(stream.submitted);
+        let mut allowed = stream.submitted;
         for wait in stream.waits.clone() {
             if self.completed(wait.other) < wait.until {
                 allowed = allowed.min(wait.after);
             }
         }
         let stream = self.stream(key)?;
-        stream.completed = stream.completed.max(allowed);
-        let done = stream.completed;
+        let mut done = stream.completed.max(number.min(allowed));
+        // Copies and fills need no word.
+        while done < allowed && stream.work.iter().any(|(at, _)| *at == done + 1) {
+            done += 1;
+        }
+        stream.complete(done);
         stream.waits.retain(|wait| wait.after >= done);
         Ok(())
     }
@@ -254,9 +292,11 @@ impl Timeline {
         self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
     }
 
-    pub(super) fn spoil_captures_on(&mut self, device: Device) {
+    /// Spoils every capture on the device, and returns whether there was one.
+    pub(super) fn spoil_captures_on(&mut self, device: Device) -> bool {
         let on_device = self.streams().values_mut().filter(|stream| stream.device == device);
-        on_device.filter_map(|stream| stream.capture.as_mut()).for_each(|capture| capture.is_valid = false);
+        let captures = on_device.filter_map(|stream| stream.capture.as_mut());
+        captures.map(|capture| capture.is_valid = false).count() > 0
     }
 
     /// Refuses to ask about, or wait for, a stream that is captured, in whatever mode, and spoils the capture.
