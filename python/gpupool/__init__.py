@@ -1,9 +1,9 @@
 """Ready handles of cuDNN, cuBLAS, cuSPARSE and others, and of ROCm's libraries, and a caching allocator.
 
 >>> import gpupool
->>> handle = gpupool.cublas.handle(stream)  # this thread's cublasHandle_t as an int, its stream set
-
+>>> stream = gpupool.Stream()  # or one of CuPy, PyTorch, Numba, cuda.core
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
+>>> handle = gpupool.host.handle(stream)  # this thread's own; on a GPU gpupool.cublas.handle(stream) and its like
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
@@ -49,6 +49,7 @@ from gpupool._native import (
     cudnn,
     cudss,
     current_device,
+    current_stream,
     cusolver,
     cusparse,
     device_count,
@@ -79,6 +80,7 @@ from gpupool._native import (
     set_per_process_memory_fraction,
     set_pinned_limit,
     stream,
+    synchronize,
     use_mem_pool,
     warm_pinned,
 )
@@ -129,6 +131,7 @@ __all__ = [
     "cudnn",
     "cudss",
     "current_device",
+    "current_stream",
     "cusolver",
     "cusparse",
     "device_count",
@@ -163,6 +166,7 @@ __all__ = [
     "set_per_process_memory_fraction",
     "set_pinned_limit",
     "stream",
+    "synchronize",
     "use_mem_pool",
     "warm_pinned",
 ]
@@ -181,7 +185,7 @@ _native.add_site_packages(
 _logging.start()
 
 # Public modules that are imported when first used: one for each framework, and others that few programs need.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "typing", "worker")
 # Public names and the private modules that define them, which are imported when first used.
 _NAMES = {
     "Info": "_report.info",
@@ -193,7 +197,11 @@ _NAMES = {
 
 
 def get_include() -> str:
-    """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``."""
+    """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``.
+
+    >>> os.path.exists(os.path.join(gpupool.get_include(), "gpupool.h"))
+    True
+    """
     return os.path.join(os.path.dirname(__file__), "include")
 
 
@@ -206,4 +214,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_NAMES])
+    return sorted([*__all__, *_MODULES])

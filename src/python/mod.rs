@@ -5,6 +5,15 @@
 
 // Except in `ffi`.
 #![deny(unsafe_code)]
+// Docstrings have Google's form, which is no Markdown.
+#![allow(clippy::doc_lazy_continuation)]
+
+/// The docstring that the stubs, `python/gpupool/_native.pyi`, have for a name, such as "MemPool.trim"; see `build.rs`.
+macro_rules! docstring {
+    ($($part:expr),+) => {
+        include_str!(concat!(env!("OUT_DIR"), "/docstrings/", $($part),+))
+    };
+}
 
 mod counts;
 mod device;
@@ -34,7 +43,7 @@ use crate::handle::{
 };
 use crate::library;
 
-/// Tells the loader where this interpreter's wheels are.
+#[doc = docstring!("add_site_packages")]
 #[pyfunction]
 fn add_site_packages(folders: Vec<PathBuf>) {
     library::add_site_packages(folders);
@@ -87,7 +96,7 @@ mod _native {
         host_end_capture, host_inject, host_set_create_cost, host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, set_stream_source, stream};
+    use super::stream::{PyStream, PyStreamScope, current_stream, set_stream_source, stream, synchronize};
     #[pymodule_export]
     use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 
