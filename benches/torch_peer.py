@@ -8,6 +8,7 @@ Each line read is a JSON list, the name of a measure and its arguments; each lin
 import contextlib
 import gc
 import json
+import os
 import sys
 import timeit
 from collections.abc import Callable
@@ -30,8 +31,16 @@ class Measures:
         import torch
 
         self._torch = torch
-        torch.empty(1, device="cuda")
+        # The context.
+        torch.cuda.synchronize()
+        self._free = torch.cuda.mem_get_info()[0]
         self._calls: Calls | None = None
+
+    def use_processors(self, processors: list[int]) -> None:
+        """Have every thread of the process run on these processors."""
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), processors)
 
     def statement(self, statement: str) -> float:
         """Return the nanoseconds that a statement takes."""
@@ -54,7 +63,13 @@ class Measures:
             return self.statement(statement)
 
     def _mix(self, threads: int, allocate: Allocate) -> float:
-        return mix(lambda: contextlib.nullcontext((allocate, forget)), threads)
+        @contextlib.contextmanager
+        def in_context():
+            # A thread that has launched nothing has no context, and each question for its device takes a microsecond.
+            self._torch.zeros(1, device="cuda")
+            yield allocate, forget
+
+        return mix(in_context, threads)
 
     def mix(self, threads: int) -> float:
         """Return the nanoseconds of a step of the random mix."""
@@ -79,7 +94,7 @@ class Measures:
     def peak(self, name: str) -> float:
         """Return the most MiB that a program had of the driver."""
         gc.enable()
-        return peak(PEAKS[name])
+        return peak(PEAKS[name], self._free)
 
 
 def main() -> None:
@@ -91,7 +106,7 @@ def main() -> None:
     measures = Measures(sys.argv[1])
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        measure: Callable[..., float] = getattr(measures, name)
+        measure: Callable[..., float | None] = getattr(measures, name)
         print(json.dumps(measure(*arguments)), file=results, flush=True)
 
 

@@ -4,18 +4,21 @@
 
 A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, and gpupool (``gpupool.torch.enable``);
 for peaks of memory also PyTorch's with expandable segments. They take turns at every work, some rounds each, and a
-figure is that of the best round: what else the machine does only adds to it, and falls on both alike. What is timed
-in C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count, is taken while no
-other process is there.
+figure is that of the best round: what else the machine does only adds to it. In each round both have the same
+processors, as many as the work has threads, since on a shared machine some are slower than others. What is timed in
+C++ goes through ``c10::cuda::CUDACachingAllocator``. Each peak of memory, by the driver's count and from the context
+on, is taken while no other process is there.
 
 Times are nanoseconds, of a step of training microseconds; with several threads, those of the slowest. The last lines
-are ratios: gpupool's figure to that of PyTorch's own, and to that with expandable segments; and of the mix in Python
-what is left of PyTorch's time where its tensors have no memory, which no allocator can go below.
+are ratios, the median of the rounds': gpupool's figure to that of PyTorch's own, and to that with expandable segments;
+and of the mix in Python what is left of PyTorch's time where its tensors have no memory, which no allocator can go
+below.
 """
 
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +32,7 @@ EXPANDABLE = "torch expandable"
 OWN = ("torch", EXPANDABLE)
 WAYS = ("torch", GPUPOOL)
 SIZES = (1024, 1 << 20, 32 << 20)
-ROUNDS, LONG_ROUNDS = 15, 4
+ROUNDS, STEP_ROUNDS, LONG_ROUNDS = 16, 8, 4
 
 
 class Peer:
@@ -66,40 +69,50 @@ class Table:
     """What was measured, by work and way."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[dict[str, object], dict[str, float]]] = []
+        self._rows: list[tuple[dict[str, object], dict[str, list[float]]]] = []
 
-    def tell(self, work: dict[str, object], unit: str, figures: dict[str, float]) -> None:
-        """Add a row, and print it."""
-        self._rows.append((work, figures))
-        for way, figure in figures.items():
-            tell(peer=way, **work, **{unit: round(figure, 1)})
+    def tell(self, work: dict[str, object], unit: str, rounds: dict[str, list[float]]) -> None:
+        """Add a row, and print the best figures."""
+        self._rows.append((work, rounds))
+        for way, figures in rounds.items():
+            tell(peer=way, **work, **{unit: round(min(figures), 1)})
 
     def tell_ratios(self) -> None:
         """Print what gpupool's figures are of PyTorch's own."""
-        for work, figures in self._rows:
-            ratios = {
-                way: round(figures[GPUPOOL] / figures[way], 3) for way in OWN if way in figures and GPUPOOL in figures
-            }
+        for work, rounds in self._rows:
+            if GPUPOOL not in rounds:
+                continue
+            ratios = {way: ratio(rounds[GPUPOOL], rounds[way]) for way in OWN if way in rounds}
             if ratios:
                 tell(peer="ratio of gpupool", **work, to=ratios)
-        of_torch = {(work["work"], work.get("threads")): figures.get("torch") for work, figures in self._rows}
+        of_torch = {(work["work"], work.get("threads")): rounds.get("torch") for work, rounds in self._rows}
         for threads in THREADS:
             whole, rest = of_torch.get(("mix", threads)), of_torch.get((WITHOUT_MEMORY, threads))
             if not whole or not rest:
                 continue
-            tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=round(rest / whole, 3))
+            part = ratio(rest, whole)
+            tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=part)
+
+
+def ratio(figures: list[float], of: list[float]) -> float:
+    """Return the median of the rounds' ratios: two figures of one round were taken while the machine was as quick."""
+    return round(statistics.median(figure / other for figure, other in zip(figures, of, strict=True)), 3)
 
 
 WITHOUT_MEMORY = "mix of tensors without memory"
 
 
-def take_turns(peers: list[Peer], rounds: int, *what: object) -> dict[str, float]:
-    """Return each peer's best figure."""
+def take_turns(peers: list[Peer], rounds: int, *what: object, processors: int = 0) -> dict[str, list[float]]:
+    """Return each peer's figures, on so many processors, other ones in each round; 0 for all."""
+    there = sorted(os.sched_getaffinity(0))
+    count = processors or len(there)
     figures: dict[str, list[float]] = {peer.way: [] for peer in peers}
-    for _ in range(rounds):
+    for turn in range(rounds):
+        chosen = [there[(turn * count + place) % len(there)] for place in range(count)]
         for peer in peers:
+            peer.measure("use_processors", chosen)
             figures[peer.way].append(peer.measure(*what))
-    return {way: min(values) for way, values in figures.items()}
+    return figures
 
 
 def measure_times(table: Table) -> None:
@@ -110,25 +123,28 @@ def measure_times(table: Table) -> None:
             stack.callback(peer.end)
         for size in SIZES:
             statement = f"empty({size}, dtype=uint8, device=device)"
-            table.tell({"work": f"empty({size}, uint8)"}, "ns", take_turns(peers, ROUNDS, "statement", statement))
-        figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))")
+            figures = take_turns(peers, ROUNDS, "statement", statement, processors=1)
+            table.tell({"work": f"empty({size}, uint8)"}, "ns", figures)
+        figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))", processors=1)
         table.tell({"work": "caching_allocator_alloc(1024)"}, "ns", figures)
         for threads in THREADS:
             rounds = ROUNDS if threads == 1 else LONG_ROUNDS
-            figures = take_turns(peers, rounds, "mix", threads)
+            figures = take_turns(peers, rounds, "mix", threads, processors=threads)
             table.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)
-            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads)
+            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads, processors=threads)
             table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
-        figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)")
+        figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)", processors=1)
         table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
         for what in ("pair", "storage"):
             for size in SIZES:
-                figures = take_turns(peers, ROUNDS, "cpp", what, size)
+                figures = take_turns(peers, ROUNDS, "cpp", what, size, processors=1)
                 table.tell({"work": f"C++ {what}", "size": size}, "ns_per_pair", figures)
         for threads in THREADS:
-            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads)
+            figures = take_turns(peers, LONG_ROUNDS, "cpp", "mix", threads, processors=threads)
             table.tell({"work": "C++ mix", "threads": threads}, "ns_per_step", figures)
-        table.tell({"work": "step of small operations"}, "us", take_turns(peers, LONG_ROUNDS, "step"))
+        # Autograd has a thread of its own.
+        figures = take_turns(peers, STEP_ROUNDS, "step", processors=2)
+        table.tell({"work": "step of small operations"}, "us", figures)
 
 
 def measure_peaks(table: Table) -> None:
@@ -138,7 +154,7 @@ def measure_peaks(table: Table) -> None:
         for way in (*OWN, GPUPOOL):
             peer = Peer(way)
             try:
-                figures[way] = peer.measure("peak", name)
+                figures[way] = [peer.measure("peak", name)]
             finally:
                 peer.end()
         table.tell({"work": f"peak of {name}"}, "mib", figures)

@@ -107,15 +107,11 @@ def resnet() -> None:
     torch.cuda.synchronize()
 
 
-def peak(run: Callable[[], None]) -> float:
-    """Return the most MiB that the driver had given while it ran, above what it had given before."""
+def peak(run: Callable[[], None], before: int) -> float:
+    """Return the most MiB that the driver had given while it ran, of the bytes that were free before."""
     import torch
 
-    # The context, and the library of the first product.
-    torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    before, is_over, least = torch.cuda.mem_get_info()[0], threading.Event(), []
+    is_over, least = threading.Event(), []
 
     def look() -> None:
         lowest = before

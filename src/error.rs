@@ -58,6 +58,8 @@ pub enum ErrorKind {
     Forked,
     /// A mistake of the caller's: an argument that cannot be right, or a call at the wrong time.
     InvalidValue(String),
+    /// The request is to a pool that is asleep.
+    Asleep(String),
     /// The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.
     Unavailable(String),
     /// A fault of gpupool's own.
@@ -260,7 +262,7 @@ impl fmt::Display for Error {
                 "this process was forked after the GPU was first used, and neither CUDA nor HIP works in such a child. \
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
             ),
-            ErrorKind::InvalidValue(what) | ErrorKind::Unavailable(what) => f.write_str(what),
+            ErrorKind::InvalidValue(what) | ErrorKind::Asleep(what) | ErrorKind::Unavailable(what) => f.write_str(what),
             ErrorKind::InternalError(what) => {
                 write!(f, "a fault of gpupool's own: {what}; please report it at {}", env!("CARGO_PKG_REPOSITORY"))
             }

@@ -84,6 +84,7 @@ pub use handle::{
     Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
+pub use memory::{Backup, sleep, wake};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,

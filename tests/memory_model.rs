@@ -15,8 +15,8 @@ use gpupool::runtime::host::{
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
-    CaptureMode, CaptureScope, Device, DeviceBuffer, ErrorKind, Event, GraphMemory, MemPool, PoolId, PoolScope,
-    StatusKind, Stream, empty, empty_cache, memory_stats,
+    Backup, CaptureMode, CaptureScope, Device, DeviceBuffer, ErrorKind, Event, GraphMemory, MemPool, PoolId, PoolScope,
+    StatusKind, Stream, empty, empty_cache, memory_stats, memory_summary, pinned_stats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -37,19 +37,56 @@ const DEVICE: Device = Device::from_ordinal(0);
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { bytes: u64, stream: usize },
-    Free { which: usize, by: By },
-    Use { which: usize, stream: usize },
-    Complete { stream: usize, part: u64 },
-    Enter { pool: usize },
-    Leave { which: usize },
-    Capture { pool: usize, stream: usize },
-    EndCapture { fails: bool },
-    Reset { which: usize },
-    Trim { pool: usize },
+    Allocate {
+        bytes: u64,
+        stream: usize,
+    },
+    Free {
+        which: usize,
+        by: By,
+    },
+    Use {
+        which: usize,
+        stream: usize,
+    },
+    Complete {
+        stream: usize,
+        part: u64,
+    },
+    Enter {
+        pool: usize,
+    },
+    Leave {
+        which: usize,
+    },
+    Capture {
+        pool: usize,
+        stream: usize,
+    },
+    EndCapture {
+        fails: bool,
+    },
+    Reset {
+        which: usize,
+    },
+    Trim {
+        pool: usize,
+    },
     EmptyCache,
-    Replace { stream: usize },
-    DropPool { pool: usize },
+    Replace {
+        stream: usize,
+    },
+    DropPool {
+        pool: usize,
+    },
+    /// A pool in a place, or all of the device.
+    Sleep {
+        pool: Option<usize>,
+        backup: Backup,
+    },
+    Wake {
+        pool: Option<usize>,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +97,16 @@ enum By {
 }
 
 /// Calls that the allocator makes.
-const CALLS: [Call; 15] = [
+const CALLS: [Call; 23] = [
     Call::Bind,
+    Call::ContextSynchronize,
+    Call::CopyToDevice,
+    Call::CopyToHost,
+    Call::HostAllocate,
+    Call::HostFree,
+    Call::NearestHostNode,
+    Call::StreamCreate,
+    Call::StreamSynchronize,
     Call::MemoryInfo,
     Call::ExchangeCaptureMode,
     Call::StreamQuery,
@@ -93,6 +138,7 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..STREAMS).prop_map(By::Stream)];
     let (stream, pool, which) = (0..STREAMS, 0..POOLS, 0..1000_usize);
+    let backup = prop_oneof![3 => Just(Backup::Host), 1 => Just(Backup::None)];
     prop_oneof![
         30 => (bytes, stream.clone()).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
         22 => (which.clone(), by).prop_map(|(which, by)| Op::Free { which, by }),
@@ -106,7 +152,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => pool.clone().prop_map(|pool| Op::Trim { pool }),
         2 => Just(Op::EmptyCache),
         4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
-        2 => pool.prop_map(|pool| Op::DropPool { pool }),
+        2 => pool.clone().prop_map(|pool| Op::DropPool { pool }),
+        4 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
+        5 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
     ]
 }
 
@@ -124,6 +172,8 @@ struct Block {
     recorded: Vec<usize>,
     /// For memory of a capture: how often the pool's graphs had all been reset.
     captured: Option<u64>,
+    /// Whether its content was given up.
+    is_lost: bool,
 }
 
 #[derive(Debug)]
@@ -162,6 +212,8 @@ struct Model {
     graphs: Vec<(GraphMemory, Vec<PoolId>)>,
     /// By number.
     blocks: Vec<Block>,
+    /// The pools that are asleep.
+    asleep: BTreeSet<PoolId>,
 }
 
 fn foreign() -> Stream {
@@ -216,6 +268,7 @@ impl Model {
             scopes: Vec::new(),
             graphs: Vec::new(),
             blocks: Vec::new(),
+            asleep: BTreeSet::new(),
         }
     }
 
@@ -329,8 +382,15 @@ impl Model {
                 arm();
                 let outcome = empty(bytes, &self.streams[stream]);
                 clear_faults();
+                let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
                 match outcome {
-                    Ok(buffer) => self.take(buffer, stream, is_captured),
+                    Ok(buffer) => {
+                        assert!(!self.asleep.contains(&asked), "a block of a pool that is asleep");
+                        self.take(buffer, stream, is_captured);
+                    }
+                    Err(error) if matches!(error.kind(), ErrorKind::Asleep(_)) => {
+                        assert!(self.asleep.contains(&asked), "{error}");
+                    }
                     Err(error) => self.check_refusal(&error, fault.is_some()),
                 }
             }
@@ -340,7 +400,9 @@ impl Model {
                     By::Stream(stream) if self.is_captured(stream) => By::Drop,
                     by => by,
                 };
-                if let By::Stream(stream) = by {
+                if let By::Stream(stream) = by
+                    && !self.asleep.contains(&self.blocks[number].pool)
+                {
                     self.submit(number, stream);
                 }
                 self.check_marks(number);
@@ -361,7 +423,8 @@ impl Model {
             }
             Op::Use { which, stream } => {
                 let Some(number) = self.pick(which) else { return };
-                if !self.is_captured(stream) {
+                // Work on what is asleep would be the program's fault.
+                if !self.is_captured(stream) && !self.asleep.contains(&self.blocks[number].pool) {
                     let buffer = self.blocks[number].buffer.as_ref().unwrap();
                     buffer.record_stream(&self.streams[stream]).unwrap();
                     self.blocks[number].recorded.push(stream);
@@ -453,6 +516,56 @@ impl Model {
                 self.names[stream] = self.names.iter().max().unwrap() + 1;
                 (self.submitted[stream], self.completed[stream]) = (0, 0);
             }
+            Op::Sleep { pool, backup } => {
+                let pool = pool.map(|place| {
+                    let pool = self.pool(place);
+                    (place, pool.id())
+                });
+                let is_meant = |id| pool.is_none_or(|(_, pool)| pool == id);
+                arm();
+                let outcome = match pool {
+                    Some((place, _)) => self.pools[place].as_ref().unwrap().sleep(backup),
+                    None => gpupool::sleep(DEVICE, backup),
+                };
+                clear_faults();
+                let is_capturing = self.scopes.iter().any(|scope| matches!(scope, Scope::Capture(..)));
+                if let Err(error) = &outcome {
+                    match error.kind() {
+                        ErrorKind::InvalidValue(_) => assert!(is_capturing, "{error}"),
+                        ErrorKind::Unavailable(_) => assert!(pool.is_some_and(|(place, _)| place == 1), "{error}"),
+                        _ => assert!(fault.is_some(), "{error}"),
+                    }
+                }
+                let is_refused = |error: &gpupool::Error| {
+                    matches!(error.kind(), ErrorKind::InvalidValue(_) | ErrorKind::Unavailable(_))
+                };
+                if backup == Backup::None && !outcome.is_err_and(|error| is_refused(&error)) {
+                    let asleep = &self.asleep;
+                    let lost =
+                        self.blocks.iter_mut().filter(|block| is_meant(block.pool) && !asleep.contains(&block.pool));
+                    lost.for_each(|block| block.is_lost = true);
+                }
+                self.note_sleep();
+            }
+            Op::Wake { pool } => {
+                let before = self.asleep.clone();
+                let id = pool.map(|place| self.pool(place).id());
+                arm();
+                let outcome = match pool {
+                    Some(place) => self.pools[place].as_ref().unwrap().wake(),
+                    None => gpupool::wake(DEVICE),
+                };
+                clear_faults();
+                self.note_sleep();
+                let meant = |id: Option<PoolId>, other: &PoolId| id.is_none_or(|id| id == *other);
+                let left = self.asleep.iter().any(|other| meant(id, other));
+                assert_eq!(outcome.is_err(), left, "{outcome:?}");
+                assert!(self.asleep.is_subset(&before));
+                if let Err(error) = outcome {
+                    let is_short = matches!(error.kind(), ErrorKind::OutOfMemory(_));
+                    assert!(is_short || fault.is_some(), "{error}");
+                }
+            }
             Op::DropPool { pool } => {
                 if let Some(pool) = self.pools[pool].take() {
                     let id = pool.id();
@@ -461,6 +574,27 @@ impl Model {
                     clear_faults();
                     self.hold(id, -1);
                 }
+            }
+        }
+    }
+
+    /// Notes which pools are asleep. What has come back holds what it held, unless that was given up.
+    fn note_sleep(&mut self) {
+        let before = std::mem::take(&mut self.asleep);
+        let pools = memory_summary(DEVICE).unwrap().pools;
+        self.asleep = pools.iter().filter(|pool| pool.is_asleep).map(|pool| pool.id).collect();
+        for number in self.live().collect::<Vec<_>>() {
+            let block = &mut self.blocks[number];
+            if self.asleep.contains(&block.pool) {
+                continue;
+            }
+            if std::mem::take(&mut block.is_lost) {
+                let (address, bytes) = (block.buffer.as_ref().unwrap().address(), block.bytes);
+                places(address, bytes).for_each(|place| write(place, MARK | number as u64));
+            }
+            let pool = block.pool;
+            if before.contains(&pool) {
+                self.check_marks(number);
             }
         }
     }
@@ -513,7 +647,15 @@ impl Model {
         for place in places(address, bytes) {
             write(place, MARK | run as u64);
         }
-        self.blocks.push(Block { buffer: Some(buffer), bytes, pool, uses: Vec::new(), recorded: Vec::new(), captured });
+        self.blocks.push(Block {
+            buffer: Some(buffer),
+            bytes,
+            pool,
+            uses: Vec::new(),
+            recorded: Vec::new(),
+            captured,
+            is_lost: false,
+        });
         // The caller's own first work.
         if !self.is_captured(stream) {
             self.submit(run, stream);
@@ -522,6 +664,9 @@ impl Model {
 
     fn check_marks(&self, number: usize) {
         let block = &self.blocks[number];
+        if self.asleep.contains(&block.pool) {
+            return;
+        }
         for place in places(block.buffer.as_ref().unwrap().address(), block.bytes) {
             assert_eq!(read(place), MARK | number as u64, "block {number} at {place:#x}");
         }
@@ -558,8 +703,13 @@ impl Model {
             assert!(
                 stats.requested_bytes == requested || stats.waiting_blocks > 0 && stats.requested_bytes > requested
             );
-            assert!(stats.requested_bytes <= stats.live_bytes && stats.live_bytes <= stats.reserved_bytes);
-            assert!(stats.reserved_bytes >= pool.reserve());
+            assert!(stats.requested_bytes <= stats.live_bytes);
+            assert!(stats.live_bytes - stats.asleep_bytes <= stats.reserved_bytes);
+            assert_eq!(pool.is_asleep(), self.asleep.contains(&id));
+            // What could not be given back is there still.
+            assert!(!pool.is_asleep() || stats.reserved_bytes == 0 || self.has_faults, "{stats:?}");
+            assert!(stats.reserved_bytes >= pool.reserve() || pool.is_asleep());
+            assert_eq!(stats.asleep_bytes, if pool.is_asleep() { stats.live_bytes } else { 0 });
             assert!(pool.limit().is_none_or(|limit| stats.reserved_bytes <= limit), "{stats:?}");
             assert_eq!(pool.use_count(), self.uses[&id]);
         }
@@ -567,6 +717,10 @@ impl Model {
 
     /// Ends everything, and all memory is back.
     fn finish(mut self) {
+        // Where there is not enough some are freed asleep.
+        let woken = gpupool::wake(DEVICE);
+        assert!(woken.is_ok() || !self.asleep.is_empty(), "{woken:?}");
+        self.note_sleep();
         for number in self.live().collect::<Vec<_>>() {
             self.check_marks(number);
             self.blocks[number].buffer = None;
@@ -578,12 +732,14 @@ impl Model {
         }
         self.graphs.clear();
         self.pools = [None, None];
+        gpupool::wake(DEVICE).unwrap();
         complete_all().unwrap();
         empty_cache().unwrap();
         let stats = memory_stats(DEVICE).unwrap();
         assert_eq!((stats.total.live_blocks, stats.total.live_bytes, stats.total.requested_bytes), (0, 0, 0));
         assert_eq!((stats.total.reserved_bytes, stats.pools), (0, 1), "{stats:?}");
         assert_eq!(info().free, MEMORY);
+        assert_eq!(pinned_stats(None).unwrap().total.live_bytes, 0);
     }
 }
 
@@ -599,6 +755,7 @@ impl Drop for Model {
         self.blocks.clear();
         self.graphs.clear();
         self.pools = [None, None];
+        let _ = gpupool::wake(DEVICE);
         let _ = complete_all();
         let _ = empty_cache();
         for stream in &self.streams[OWN_STREAMS..] {

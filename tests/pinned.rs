@@ -5,8 +5,10 @@
 mod common;
 
 use common::wait_until;
-use gpupool::runtime::host;
-use gpupool::{CaptureMode, Device, ErrorKind, PinnedBuffer, Stream, empty_pinned, pinned_stats, set_pinned_limit};
+use gpupool::runtime::host::{self, Call, Fault};
+use gpupool::{
+    CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_stats, set_pinned_limit,
+};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -52,6 +54,19 @@ fn memory_is_on_the_node_of_the_device_unless_another_is_named() {
     assert_eq!(gpupool::empty_pinned_on_node(4096, 1, None).unwrap().numa(), 1);
     let refused = gpupool::empty_pinned_on_node(4096, 2, None).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::InvalidValue(_)) && refused.to_string().contains("no NUMA node 2"));
+}
+
+#[test]
+fn other_nodes_help_one_that_has_no_more() {
+    let _alone = alone();
+    host::inject(Fault { call: Call::ExtentCreate, kind: StatusKind::OutOfMemory, after: 0, times: u32::MAX });
+    let buffers = [4096, 3 * MIB, 40 * MIB].map(|bytes| empty_pinned(bytes, None));
+    host::clear_faults();
+    for buffer in buffers {
+        let mut buffer = buffer.unwrap();
+        fill(&mut buffer, 5);
+        assert_eq!(buffer.numa(), 0);
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ import sys
 
 from gpupool import _logging, _native
 from gpupool._native import (
+    Asleep,
     CApi,
     Capture,
     DeviceBuffer,
@@ -79,9 +80,11 @@ from gpupool._native import (
     runtime,
     set_per_process_memory_fraction,
     set_pinned_limit,
+    sleep,
     stream,
     synchronize,
     use_mem_pool,
+    wake,
     warm_pinned,
 )
 
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
     from gpupool._traces.dump import dump_snapshot
 
 __all__ = [
+    "Asleep",
     "CApi",
     "Capture",
     "DeviceBuffer",
@@ -165,9 +169,11 @@ __all__ = [
     "runtime",
     "set_per_process_memory_fraction",
     "set_pinned_limit",
+    "sleep",
     "stream",
     "synchronize",
     "use_mem_pool",
+    "wake",
     "warm_pinned",
 ]
 

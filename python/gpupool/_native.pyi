@@ -137,6 +137,9 @@ class InvalidValue(ValueError, Error):
     -1 is out of range: give 0 to 2**64 - 1
     """
 
+class Asleep(Error):
+    """The request is to a pool that is asleep: wake it first, by its ``wake()`` or by :func:`wake`."""
+
 class Unavailable(Error):
     """The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left."""
 
@@ -1112,6 +1115,48 @@ class MemPool:
             InvalidValue: The pool was closed, or the stream is of another device.
         """
 
+    def sleep(self, backup: Literal["host"] | None = "host") -> int:
+        """Put the pool to sleep: return its device memory to the driver, and keep its addresses.
+
+        What is live is copied to pinned memory of the host, and :meth:`wake` brings it back to the same addresses, so
+        that arrays, tensors and captured graphs are as they were. Waits for all work on the device first. Until the
+        pool wakes, its requests raise :class:`Asleep`, its blocks may be freed, and no kernel may touch them: on a GPU
+        that ends in an illegal access, which no later call survives.
+
+        Pinned memory that is ready, as by :func:`warm_pinned`, makes the first sleep much quicker.
+
+        Args:
+            backup: ``"host"``, or None to give the content up: then the blocks hold anything when the pool wakes.
+
+        Returns:
+            The bytes that returned to the driver; 0 if the pool is asleep already.
+
+        Raises:
+            Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
+                on a device without virtual memory management.
+            InvalidValue: A stream of the device is captured.
+            OutOfMemory: There is not enough pinned memory. Whatever is raised, the pool is awake with all that it had;
+                should the driver also refuse that, it is asleep with its backup whole, and the text says so.
+        """
+
+    def wake(self) -> int:
+        """Take device memory again at the same addresses, and copy back what :meth:`sleep` has copied.
+
+        The memory may then be used on any stream, and graphs that were captured before may be replayed.
+
+        Returns:
+            The bytes that were taken from the driver; 0 if the pool is awake already.
+
+        Raises:
+            OutOfMemory: There is not enough memory, also after other pools returned what they may and callbacks were
+                asked. The text says who holds it. The pool is as asleep as before, with its backup whole, also where
+                the driver refuses a call for another reason.
+        """
+
+    @property
+    def is_asleep(self) -> bool:
+        """True if the pool is asleep, or just falling asleep or waking."""
+
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments.
 
@@ -1277,8 +1322,16 @@ class PoolStats:
         """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
 
     @property
+    def asleep_bytes(self) -> int:
+        """Of the live bytes those that are asleep, with no device memory behind them."""
+
+    @property
+    def backup_bytes(self) -> int:
+        """The bytes of pinned memory that hold the content of what is asleep."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """The physical bytes: the sum of live, cached and releasing bytes."""
+        """The physical bytes: the sum of live, cached and releasing bytes, less those that are asleep."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -1337,8 +1390,16 @@ class MemoryStats:
         """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
 
     @property
+    def asleep_bytes(self) -> int:
+        """Of the live bytes those that are asleep, with no device memory behind them."""
+
+    @property
+    def backup_bytes(self) -> int:
+        """The bytes of pinned memory that hold the content of what is asleep."""
+
+    @property
     def reserved_bytes(self) -> int:
-        """The physical bytes: the sum of live, cached and releasing bytes."""
+        """The physical bytes: the sum of live, cached and releasing bytes, less those that are asleep."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -1628,6 +1689,34 @@ def empty_cache() -> int:
 
     Raises:
         LibraryError: The driver refuses to take memory back.
+    """
+
+def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = "host") -> int:
+    """Put all of a device's memory to sleep: its default pool, every :class:`MemPool`, and the pools of graphs.
+
+    Each falls asleep as by :meth:`MemPool.sleep`. Idle handles are destroyed with their workspaces, as by
+    :meth:`HandlePool.trim`, and made again when they are needed. Pools that cannot sleep, those with ``no_split``,
+    ``segments`` or an ``allocator``, stay awake, and a line of the log names each.
+
+    Args:
+        device: The device; the current one by default.
+        backup: As for :meth:`MemPool.sleep`.
+
+    Returns:
+        The bytes that returned to the driver; 0 for what is asleep already.
+
+    Raises:
+        InvalidValue: A stream of the device is captured.
+        OutOfMemory: There is not enough pinned memory. Whatever is raised, the pools that this call put to sleep are
+            awake again, as far as there is memory for them.
+    """
+
+def wake(device: SupportsIndex | None = None) -> int:
+    """Wake all of a device's memory that is asleep, as by :meth:`MemPool.wake`, and return the bytes that were taken.
+
+    Raises:
+        OutOfMemory: There is not enough memory for all pools. Each is awake, or as asleep as before, and another call
+            wakes the rest.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:

@@ -45,6 +45,7 @@ from gpupool._frameworks import cupy_handles as _cupy_handles
 from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from gpupool._frameworks import plug as _plug
 from gpupool._native import (
+    Asleep,
     DeviceBuffer,
     InvalidValue,
     MemPool,
@@ -109,6 +110,8 @@ def _allocate() -> Callable[[int], Any]:
             buffer = empty_kept(nbytes, stream.ptr, stream if type(stream) is own else None)
         except OutOfMemory:
             buffer = None
+        except Asleep as error:
+            raise _asleep(cupy, nbytes, error) from error
         if buffer is None:
             buffer = _retry(cupy, nbytes)
         # Without the device CuPy would ask the driver for it.
@@ -139,6 +142,13 @@ def _retry(cupy: ModuleType, nbytes: int) -> DeviceBuffer:
         limit = int(part * error.total_bytes) if part < 1 else 0
         reserved = memory_stats(error.device).reserved_bytes
         raise cupy.cuda.memory.OutOfMemoryError(nbytes, reserved, limit) from error
+
+
+def _asleep(cupy: ModuleType, nbytes: int, error: Asleep) -> MemoryError:
+    """Return CuPy's error for a request to a pool that is asleep, with the text that says how to wake it."""
+    lack: MemoryError = cupy.cuda.memory.OutOfMemoryError(nbytes, 0, 0)
+    lack.args = (str(error),)
+    return lack
 
 
 def _is_capturing(stream: Any) -> bool:

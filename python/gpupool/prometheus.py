@@ -198,7 +198,7 @@ def _of_device(device: _summary.DeviceSummary) -> _Part:
     yield "device_memory_capacity_bytes", {}, device.total_bytes
     yield "device_memory_free_bytes", {}, device.free_bytes
     for holder, nbytes in (
-        ("live", device.live_bytes),
+        ("live", device.live_bytes - device.asleep_bytes),
         ("cached", device.cached_bytes),
         ("releasing", device.releasing_bytes),
         ("handles", device.handle_bytes),

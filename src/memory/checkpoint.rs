@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, ThreadCache, Waiting, is_recorded};
-use super::pool::{Pool, closed};
+use super::pool::{Pool, asleep, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ impl PoolCheckpoint {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was not made for graphs or is closed, or a block waits for a stream that is
-    /// captured; `ErrorKind::Library` if the driver refuses.
+    /// captured; `ErrorKind::Asleep`; `ErrorKind::Library` if the driver refuses.
     pub(in crate::memory) fn take(pool: &Pool) -> Result<Self> {
         refuse_others(pool)?;
         settle_all(pool)?;
@@ -141,6 +141,9 @@ fn refuse_others(pool: &Pool) -> Result<()> {
     process::refuse_forked()?;
     if pool.is_closed() {
         return Err(closed(pool));
+    }
+    if pool.sleep.is_asleep() {
+        return Err(asleep(pool));
     }
     if !pool.is_for_graphs() {
         return Err(Error::invalid_value(format!(

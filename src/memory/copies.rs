@@ -154,6 +154,7 @@ impl DeviceBuffer {
         if self.nbytes() == 0 {
             return Ok(());
         }
+        self.refuse_asleep()?;
         self.record_consumer(stream)?;
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, stream.device())?;

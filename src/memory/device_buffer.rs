@@ -1,6 +1,6 @@
 //! A block of device memory that frees itself.
 
-use super::pool::PoolId;
+use super::pool::{self, PoolId};
 #[cfg(feature = "python")]
 use super::serve::Attempt;
 use super::serve::{self, Allocation};
@@ -120,6 +120,17 @@ impl DeviceBuffer {
     /// Returns the pool that it came from.
     pub fn pool_id(&self) -> PoolId {
         self.block.and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
+    }
+
+    /// Refuses while the buffer's pool is asleep, and there is no memory behind the buffer.
+    ///
+    /// # Errors
+    /// `ErrorKind::Asleep`.
+    pub(super) fn refuse_asleep(&self) -> Result<()> {
+        match self.block.and_then(|block| block.cache.service()) {
+            Some(service) if service.pool.sleep.is_asleep() => Err(pool::asleep(&service.pool)),
+            _ => Ok(()),
+        }
     }
 
     /// Keeps the memory, once freed, from being used again before this stream's work at that time is done.

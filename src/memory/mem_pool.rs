@@ -7,6 +7,7 @@ use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules};
 use super::report::{self, PoolStats, SegmentView};
 use super::serve::{self, Patience, PoolOptions, device_caches};
+use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
@@ -267,6 +268,55 @@ impl MemPool {
     /// `ErrorKind::Library` if the driver refuses to take memory back: the pool is closed all the same.
     pub fn close(&self) -> Result<u64> {
         serve::close_pool(self.pool())
+    }
+
+    /// Puts the pool to sleep: its device memory goes back to the driver while its addresses stay, and what is live is copied
+    /// to pinned memory of the host, or given up. Returns the bytes that went; 0 if it is asleep already. Waits for all work
+    /// on the device first. Until [`MemPool::wake`] requests of the pool are refused with `ErrorKind::Asleep`, its blocks may be
+    /// freed, and work that touches them is the caller's fault: on a GPU it ends in an illegal access.
+    ///
+    /// Pinned memory that is there already, as by [`warm_pinned`](super::warm_pinned), makes the first sleep much quicker.
+    ///
+    /// ```
+    /// use gpupool::{Backup, MemPool};
+    ///
+    /// let device = gpupool::device(0)?;
+    /// let stream = gpupool::Stream::new(device)?;
+    /// let pool = MemPool::builder().device(device).build()?;
+    /// let weights = {
+    ///     let _scope = pool.enter()?;
+    ///     gpupool::empty(64 << 20, &stream)?
+    /// };
+    /// let address = weights.address();
+    /// pool.sleep(Backup::Host)?; // another program, or another pool, has the device memory now
+    /// pool.wake()?;
+    /// assert_eq!(weights.address(), address); // and holds what it held
+    /// # Ok::<(), gpupool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if its memory cannot sleep: that of an allocator or segments of its own, with `no_split`, or on
+    /// a device without virtual memory; `ErrorKind::InvalidValue` while a stream of the device is captured;
+    /// `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. The pool is then awake
+    /// with all that it had, unless the driver also refuses to take back what went: then it is asleep with its backup whole.
+    pub fn sleep(&self, backup: Backup) -> Result<u64> {
+        sleep_pool(self.pool(), backup)
+    }
+
+    /// Wakes the pool: takes device memory again at the same addresses, and copies back what was copied. Returns the bytes
+    /// that were taken; 0 if it is awake already. When this returns, the memory may be used on any stream, and graphs that
+    /// were captured before may be replayed.
+    ///
+    /// # Errors
+    /// `ErrorKind::OutOfMemory` if there is not enough, with who holds it, also after other pools gave back what they may and
+    /// callbacks were asked; any other refusal of the driver. The pool is then as asleep as before, its backup whole.
+    pub fn wake(&self) -> Result<u64> {
+        wake_pool(self.pool())
+    }
+
+    /// Returns whether the pool is asleep, or just falling asleep or waking.
+    pub fn is_asleep(&self) -> bool {
+        self.pool().sleep.is_asleep()
     }
 
     /// Returns the pool's memory, block by block.

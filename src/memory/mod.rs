@@ -17,6 +17,7 @@ mod pool;
 mod pool_by_id;
 mod report;
 mod serve;
+mod sleep;
 
 use crate::error::Result;
 use crate::ids::Device;
@@ -61,6 +62,7 @@ pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_sna
 pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
 pub use serve::{OomCallback, OomGuard, on_oom};
+pub use sleep::{Backup, sleep, wake};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
 ///

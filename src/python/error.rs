@@ -17,6 +17,7 @@ struct Exceptions {
     pool_exhausted: Py<PyType>,
     forked: Py<PyType>,
     invalid_value: Py<PyType>,
+    asleep: Py<PyType>,
     unavailable: Py<PyType>,
     internal: Py<PyType>,
 }
@@ -47,6 +48,7 @@ impl Exceptions {
             pool_exhausted: also("PoolExhausted", docstring!("PoolExhausted"), py.get_type::<PyTimeoutError>())?,
             forked: derived("Forked", docstring!("Forked"))?,
             invalid_value: also("InvalidValue", docstring!("InvalidValue"), py.get_type::<PyValueError>())?,
+            asleep: derived("Asleep", docstring!("Asleep"))?,
             unavailable: derived("Unavailable", docstring!("Unavailable"))?,
             internal: derived("InternalError", docstring!("InternalError"))?,
             base: base.unbind(),
@@ -65,6 +67,7 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PoolExhausted", &exceptions.pool_exhausted)?;
     module.add("Forked", &exceptions.forked)?;
     module.add("InvalidValue", &exceptions.invalid_value)?;
+    module.add("Asleep", &exceptions.asleep)?;
     module.add("Unavailable", &exceptions.unavailable)?;
     module.add("InternalError", &exceptions.internal)
 }
@@ -106,6 +109,7 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         ErrorKind::PoolExhausted(_) => &exceptions.pool_exhausted,
         ErrorKind::Forked => &exceptions.forked,
         ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
+        ErrorKind::Asleep(_) => &exceptions.asleep,
         ErrorKind::Unavailable(_) => &exceptions.unavailable,
         ErrorKind::InternalError(_) => &exceptions.internal,
     };

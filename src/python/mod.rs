@@ -26,6 +26,7 @@ mod logging;
 mod memory;
 #[cfg(feature = "fault-injection")]
 mod simulation;
+mod sleep;
 mod stream;
 mod summary;
 mod whole;
@@ -95,6 +96,8 @@ mod _native {
         host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
         host_end_capture, host_inject, host_set_create_cost, host_set_handle_bytes, host_stream_of, host_submit,
     };
+    #[pymodule_export]
+    use super::sleep::{sleep, wake};
     #[pymodule_export]
     use super::stream::{PyStream, PyStreamScope, current_stream, set_stream_source, stream, synchronize};
     #[pymodule_export]

@@ -26,6 +26,10 @@ fn pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDict>
     dict.set_item("id", pair(pool.id))?;
     dict.set_item("given_name", pool.name.as_deref())?;
     dict.set_item("is_closed", pool.is_closed)?;
+    dict.set_item("is_asleep", pool.is_asleep)?;
+    dict.set_item("sleeps", pool.sleeps)?;
+    dict.set_item("sleep_seconds", pool.sleep_took.as_secs_f64())?;
+    dict.set_item("wake_seconds", pool.wake_took.as_secs_f64())?;
     dict.set_item("limit", pool.limit)?;
     let streams = pool.streams.iter().map(|one| stream(py, one)).collect::<PyResult<Vec<_>>>()?;
     dict.set_item("streams", streams)?;

@@ -5,6 +5,7 @@
 //! with a device, in that order.
 //! Every pointer that reaches a driver passes through a type of this module.
 
+mod copy;
 mod cuda;
 mod device_info;
 mod event;
@@ -27,11 +28,12 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
+pub(crate) use copy::synchronize_in_any_case;
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
-pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node};
+pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
@@ -153,8 +155,6 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// by one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
-    /// Waits for all work of the current device (`cuCtxSynchronize`). Spoils every capture of the context, in any mode.
-    fn device_synchronize(&self) -> Result<()>;
     /// Makes a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
     /// Destroys a stream; its work still completes.
@@ -238,8 +238,24 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
 
-    /// Returns the whole of the device's memory (`cuDeviceTotalMem`). Unlike [`Runtime::memory_info`] it needs no
-    /// context.
+    /// Waits for all work of the current device's context, on whichever streams (`cuCtxSynchronize`, `hipDeviceSynchronize`).
+    /// Spoils every capture of the context, in any mode.
+    fn context_synchronize(&self) -> Result<()>;
+    /// Copies memory of a device to bytes of the host, in the order of the stream (`cuMemcpyDtoHAsync`). To pinned memory it
+    /// returns at once.
+    ///
+    /// # Safety
+    /// The stream is alive, of this runtime and of the current device, and all of both ranges is until the copy is done.
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+    /// Copies bytes of the host to memory of a device, in the order of the stream (`cuMemcpyHtoDAsync`). From pinned memory
+    /// it returns at once.
+    ///
+    /// # Safety
+    /// As [`Runtime::copy_to_host`].
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+
+    /// Returns the whole of the device's memory (`cuDeviceTotalMem`), for a node of the host that of the machine, as other
+    /// nodes help it. Unlike [`Runtime::memory_info`] it needs no context.
     fn total_memory(&self, device: Device) -> Result<u64>;
     /// Returns whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;
@@ -307,18 +323,6 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
     unsafe fn memory_free(&self, address: u64) -> Result<()>;
-    /// Copies bytes of the host to memory of a device, in the order of the stream (`cuMemcpyHtoDAsync`). From pinned memory
-    /// it returns at once.
-    ///
-    /// # Safety
-    /// The stream is alive and of this runtime, and both places are as large as said and stay until its work is done.
-    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
-    /// Copies memory of a device to bytes of the host, in the order of the stream (`cuMemcpyDtoHAsync`). To pinned memory it
-    /// returns at once.
-    ///
-    /// # Safety
-    /// As [`Runtime::copy_to_device`].
-    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
     /// Sets bytes of a device, in the order of the stream (`cuMemsetD8Async`).
     ///
     /// # Safety

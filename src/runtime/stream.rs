@@ -369,7 +369,7 @@ pub fn synchronize(device: Device) -> Result<()> {
         )));
     }
     let _bound = BoundDevice::new(runtime, device)?;
-    runtime.device_synchronize().map_err(|e| e.on(device))
+    runtime.context_synchronize().map_err(|e| e.on(device))
 }
 
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one

@@ -171,6 +171,16 @@ Error hipMemUnmap(void *address, size_t bytes) {
   if (alive("mapping", address)->bytes != bytes) wrong("not one whole mapping");
   return ANSWER(each_mapping((uintptr_t)address, bytes, 1, unmap_mapping));
 }
+Error hipMemcpyDtoHAsync(void *to, void *from, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(copy(stream, to, from, from, bytes));
+}
+Error hipMemcpyHtoDAsync(void *to, void *from, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(copy(stream, to, from, to, bytes));
+}
 Error hipHostMalloc(void **address, size_t bytes, unsigned flags) {
   CALL();
   return ANSWER(allocate_pinned(address, bytes, flags));
@@ -181,16 +191,6 @@ Error hipMalloc(void **address, size_t bytes) {
   return ANSWER(allocate((uintptr_t *)address, bytes, current));
 }
 Error hipFree(void *address) { CALL(); return ANSWER(release((uintptr_t)address)); }
-Error hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, void *stream) {
-  CALL();
-  KNOWN(stream);
-  return ANSWER(copy(stream, to, from, to, bytes));
-}
-Error hipMemcpyDtoHAsync(void *to, void *from, size_t bytes, void *stream) {
-  CALL();
-  KNOWN(stream);
-  return ANSWER(copy(stream, to, from, from, bytes));
-}
 Error hipMemsetD8Async(void *address, unsigned char byte, size_t bytes, void *stream) {
   CALL();
   KNOWN(stream);

@@ -76,6 +76,7 @@ Result cuCtxSetCurrent(Context *context) {
   return 0;
 }
 Result cuCtxGetDevice(int *device) { CALL(); NEEDS_CONTEXT(); *device = current->device; return 0; }
+Result cuCtxSynchronize(void) { CALL(); NEEDS_CONTEXT(); return spoil_captures(); }
 Result cuMemGetInfo_v2(size_t *free, size_t *total) {
   CALL();
   NEEDS_CONTEXT();
@@ -217,6 +218,16 @@ Result cuMemSetAccess(Address address, size_t bytes, const Access *access, size_
   return set_access(address, bytes, access, count, -1);
 }
 Result cuMemUnmap(Address address, size_t bytes) { CALL(); return each_mapping(address, bytes, -1, unmap_mapping); }
+Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return copy(stream, to, (void *)from, (void *)from, bytes);
+}
+Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return copy(stream, (void *)to, from, (void *)to, bytes);
+}
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   CALL();
   NEEDS_CONTEXT();
@@ -235,17 +246,6 @@ Result cuMemAlloc_v2(Address *address, size_t bytes) {
   return allocate((uintptr_t *)address, bytes, current->device);
 }
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
-Result cuCtxSynchronize(void) { CALL(); NEEDS_CONTEXT(); return spoil_captures(); }
-Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream) {
-  CALL();
-  NEEDS_STREAM(stream);
-  return copy(stream, (void *)to, from, (void *)to, bytes);
-}
-Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream) {
-  CALL();
-  NEEDS_STREAM(stream);
-  return copy(stream, to, (void *)from, (void *)from, bytes);
-}
 Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *stream) {
   CALL();
   NEEDS_STREAM(stream);

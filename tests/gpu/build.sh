@@ -16,6 +16,7 @@ cp build/allocators/allocator-*.so python/gpupool/_torch
 
 install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
 install -s "$(tests/program.sh test --release --no-run --test cuda_memory)" "$out/bin/test_cuda_memory"
+install -s "$(tests/program.sh test --release --no-run --test cuda_pinned)" "$out/bin/test_cuda_pinned"
 install -s "$(tests/program.sh test --release --no-run --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
 install -s "$(tests/program.sh test --release --no-run --test memory_model)" "$out/bin/test_memory_model"
 install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"

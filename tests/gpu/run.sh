@@ -114,6 +114,7 @@ run_memory() {
 test_memory() {
   local sanitizer
   step memory-tests timeout 300 bin/test_cuda_memory --nocapture --test-threads 1
+  step pinned-tests timeout 200 bin/test_cuda_pinned --nocapture --test-threads 1
   step dead-streams timeout 120 bin/test_cuda_dead_stream --nocapture
   sanitizer=$(find_sanitizer)
   if [ -n "$sanitizer" ]; then

@@ -270,6 +270,19 @@ def test_a_device_is_not_waited_for_while_a_stream_is_captured(stream):
         gpupool.synchronize()
     # It ends well, so nothing spoilt it.
     _native.host_end_capture(stream)
-    _native.host_inject("DeviceSynchronize")
+    _native.host_inject("ContextSynchronize")
     with pytest.raises(gpupool.LibraryError, match="on device 0"):
         gpupool.synchronize()
+
+
+def test_a_buffer_that_is_asleep_is_neither_read_nor_written(stream):
+    pool = gpupool.MemPool()
+    buffer = pool.empty(4, stream)
+    buffer.copy_from(b"abcd")
+    pool.sleep()
+    assert "asleep" in repr(pool)
+    for call in (lambda: buffer.copy_from(b"wxyz"), lambda: buffer.copy_to(bytearray(4)), lambda: buffer.fill(0)):
+        with pytest.raises(gpupool.Asleep, match="wake it first"):
+            call()
+    pool.wake()
+    assert bytes(buffer) == b"abcd"

@@ -333,6 +333,20 @@ def test_out_of_memory_is_cupys_error(own_pool):
     assert cupy.empty(10).size + held.size == 8 * MIB + 10
 
 
+def test_a_pool_that_sleeps_is_cupys_error_with_gpupools_text():
+    pool = gpupool.MemPool()
+    with adapter.using(pool):
+        array = cupy.empty(MIB, dtype="u1")
+        pool.sleep()
+        with pytest.raises(
+            cupy.cuda.memory.OutOfMemoryError, match=r"is asleep and serves no request: wake it"
+        ) as raised:
+            cupy.empty(10, dtype="u1")
+        assert isinstance(raised.value.__cause__, gpupool.Asleep)
+        pool.wake()
+        assert cupy.empty(10, dtype="u1").size + array.size == MIB + 10
+
+
 def test_without_a_limit_the_error_names_none():
     adapter.enable()
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError, match="allocated so far") as raised:

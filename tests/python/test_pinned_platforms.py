@@ -64,8 +64,13 @@ def test_nothing_is_lost_when_the_driver_refuses(machine, extents):
 
 @EXTENTS
 def test_memory_that_cannot_be_locked_is_told_with_the_limit(machine, extents):
-    function = {"cuda": ["cuMemHostRegister_v2", "cuMemCreate"][int(extents)], "hip": "hipHostMalloc"}[machine.platform]
-    machine.run("platforms/pinned.py", "that_cannot_be_locked_is_told", function, **variables(extents))
+    functions = {"cuda": ["cuMemHostRegister_v2", "cuMemCreate"][: 1 + int(extents)], "hip": ["hipHostMalloc"]}
+    program = ("platforms/pinned.py", "that_cannot_be_locked_is_told")
+    machine.run(*program, *functions[machine.platform], **variables(extents))
+
+
+def test_a_node_that_is_full_is_helped_by_others(cuda):
+    cuda.run("platforms/pinned.py", "a_full_node_is_helped_by_others", **variables("1"))
 
 
 def test_a_graph_keeps_it_until_it_is_gone(cuda):

@@ -136,6 +136,29 @@ def test_memory_of_a_stream_that_is_gone_comes_back(machine, virtual):
     machine.run("platforms/memory.py", "of_a_stream_that_is_gone_comes_back", *functions, FAKE_VMM=virtual)
 
 
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_a_pool_sleeps_and_wakes(machine):
+    machine.run("platforms/memory.py", "it_sleeps_and_wakes", FAKE_VMM="1")
+
+
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_without_virtual_memory_no_pool_sleeps(machine):
+    machine.run("platforms/memory.py", "without_virtual_memory_it_does_not_sleep", FAKE_VMM="0")
+
+
+ASLEEP = {
+    "cuda": ["cuCtxSynchronize", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreate"],
+    "hip": ["hipDeviceSynchronize", "hipMemcpyDtoHAsync", "hipMemcpyHtoDAsync", "hipStreamCreateWithFlags"],
+}
+
+
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_nothing_is_lost_asleep_when_the_driver_refuses(machine):
+    status = {"cuda": "CUDA_ERROR_INVALID_VALUE", "hip": "hipErrorInvalidValue"}[machine.platform]
+    functions = REFUSED["1"][machine.platform] + ASLEEP[machine.platform]
+    machine.run("platforms/memory.py", "nothing_is_lost_asleep", status, *functions, FAKE_VMM="1")
+
+
 REFUSED = {
     "0": {"cuda": ["cuMemAlloc_v2"], "hip": ["hipMalloc"]},
     "1": {

@@ -58,7 +58,7 @@ def assert_adds_up(device):
     known = device.reserved_bytes + device.handle_bytes + device.workspace_bytes
     assert device.used_bytes == known + device.other_bytes == device.total_bytes - device.free_bytes
     for held in (device, *device.pools):
-        assert held.reserved_bytes == held.live_bytes + held.cached_bytes + held.releasing_bytes
+        assert held.reserved_bytes == held.live_bytes - held.asleep_bytes + held.cached_bytes + held.releasing_bytes
     for pool in device.pools:
         for part in ("live_bytes", "cached_bytes", "requested_bytes", "live_blocks"):
             assert getattr(pool, part) == sum(getattr(stream, part) for stream in pool.streams)

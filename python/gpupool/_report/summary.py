@@ -52,21 +52,29 @@ class StreamSummary:
 class PoolSummary:
     """The counts of one pool of a device's memory.
 
-    ``reserved_bytes`` is the sum of live, cached and releasing bytes. ``id`` is ``(0, 0)`` for the device's default
-    pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with ``is_closed`` was closed
-    or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first; their live and cached
-    bytes add up to the pool's. The rest is as in :class:`gpupool.PoolStats`.
+    ``reserved_bytes`` is the sum of live, cached and releasing bytes, less those asleep. ``id`` is ``(0, 0)`` for the
+    device's default pool. ``given_name`` is what a framework that made the pool calls it, if any. A pool with
+    ``is_closed`` was closed or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first;
+    their live and cached bytes add up to the pool's. ``sleeps`` is how often the pool was put to sleep,
+    ``sleep_seconds`` and ``wake_seconds`` what that and waking took the last time. The rest is as in
+    :class:`gpupool.PoolStats`.
     """
 
     id: tuple[int, int]
     given_name: str | None
     is_closed: bool
+    is_asleep: bool
+    sleeps: int
+    sleep_seconds: float
+    wake_seconds: float
     limit: int | None
     live_bytes: int
     peak_live_bytes: int
     requested_bytes: int
     cached_bytes: int
     releasing_bytes: int
+    asleep_bytes: int
+    backup_bytes: int
     reserved_bytes: int
     peak_reserved_bytes: int
     live_blocks: int
@@ -122,8 +130,8 @@ class DeviceSummary:
     process, of which ``frameworks`` names those that can be asked. The bytes of handles are measured as well as it can
     be done; should they be too many, ``other_bytes`` is 0.
 
-    ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``; these, the peaks and the
-    counters are as in :class:`gpupool.MemoryStats`.
+    ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``, less ``asleep_bytes``;
+    these, the peaks and the counters are as in :class:`gpupool.MemoryStats`.
 
     ``driver_error`` says why the driver could not be asked, as after an error of earlier work; then ``total_bytes``,
     ``free_bytes``, ``used_bytes`` and ``other_bytes`` are None.
@@ -139,6 +147,8 @@ class DeviceSummary:
     requested_bytes: int
     cached_bytes: int
     releasing_bytes: int
+    asleep_bytes: int
+    backup_bytes: int
     reserved_bytes: int
     peak_reserved_bytes: int
     live_blocks: int
@@ -345,6 +355,9 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
     parts = f"live {size(device.live_bytes)}, cached {size(device.cached_bytes)}"
     if device.releasing_bytes:
         parts += f", releasing {size(device.releasing_bytes)}"
+    if device.asleep_bytes:
+        asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
+        parts += f"; of the live {asleep} asleep, {backup} of pinned memory back it up"
     handles = [f"{each.library} {size(each.device_bytes)}" for each in device.libraries if each.device_bytes]
     rows = [
         [f"device {device.device}", "now", "peak"],
@@ -365,12 +378,28 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
 
 
 def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
-    rows = [["pool", "live", "cached", "releasing", "reserved", "peak live", "peak reserved", "blocks", "limit"]]
+    rows = [
+        [
+            "pool",
+            "live",
+            "cached",
+            "releasing",
+            "asleep",
+            "backup",
+            "reserved",
+            "peak live",
+            "peak reserved",
+            "blocks",
+            "limit",
+        ]
+    ]
     for pool in pools:
         name = pool.name if pool.given_name is None else f'{pool.name} "{pool.given_name}"'
         name = f"{name}, closed" if pool.is_closed else name
+        name = f"{name}, asleep in {pool.sleep_seconds:.3f} s" if pool.is_asleep else name
         releasing = size(pool.releasing_bytes) if pool.releasing_bytes else ""
-        sizes = [size(pool.live_bytes), size(pool.cached_bytes), releasing, size(pool.reserved_bytes)]
+        asleep = [size(each) if each else "" for each in (pool.asleep_bytes, pool.backup_bytes)]
+        sizes = [size(pool.live_bytes), size(pool.cached_bytes), releasing, *asleep, size(pool.reserved_bytes)]
         peaks = [size(pool.peak_live_bytes), size(pool.peak_reserved_bytes)]
         limit = "" if pool.limit is None else size(pool.limit)
         rows.append([name, *sizes, *peaks, str(pool.live_blocks), limit])
@@ -385,7 +414,7 @@ def _stream_row(name: str, streams: Iterable[StreamSummary]) -> list[str]:
     live, cached, blocks = 0, 0, 0
     for stream in streams:
         live, cached, blocks = live + stream.live_bytes, cached + stream.cached_bytes, blocks + stream.live_blocks
-    return [f"  {name}", size(live), size(cached), "", size(live + cached), "", "", str(blocks), ""]
+    return [f"  {name}", size(live), size(cached), "", "", "", size(live + cached), "", "", str(blocks), ""]
 
 
 def _stream_name(stream: StreamSummary) -> str:

@@ -25,7 +25,8 @@ typedef enum gpupool_status {
   GPUPOOL_ERROR_INVALID_VALUE = 2,  /* an argument is wrong: no block of gpupool's, an unknown device or pool */
   GPUPOOL_ERROR_DRIVER = 3,         /* the driver refused a call */
   GPUPOOL_ERROR_FORKED = 4,         /* this process was forked from one that had used a GPU */
-  GPUPOOL_ERROR_OTHER = 5
+  GPUPOOL_ERROR_OTHER = 5,
+  GPUPOOL_ERROR_ASLEEP = 6          /* the pool is asleep: wake it first */
 } gpupool_status;
 
 /* The id of a pool: (0, n) of one made by a user, (n, 0) of one made for graphs, (0, 0) of a device's default pool. */
@@ -177,6 +178,12 @@ typedef struct gpupool_durations {
   int64_t count;
 } gpupool_durations;
 
+/* What becomes of the content of a pool that falls asleep. */
+typedef enum gpupool_backup {
+  GPUPOOL_BACKUP_NONE = 0, /* it is given up */
+  GPUPOOL_BACKUP_HOST = 1  /* it is copied to pinned memory of the host, and back when the pool wakes */
+} gpupool_backup;
+
 typedef struct gpupool_api {
   uint64_t version;
   uint64_t size;
@@ -293,6 +300,21 @@ typedef struct gpupool_api {
   int (*pinned_times)(gpupool_durations *made, gpupool_durations *given_back);
   /* As snapshot, of pinned memory alone, which snapshot leaves out. Of devices it has -1 less the number of the node. */
   int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
+  /* Puts a pool to sleep: its device memory goes back to the driver while its addresses stay, and what is live is copied to
+   * pinned memory of the host, or given up, as the gpupool_backup says. Waits for all work on the device; refused while a
+   * stream is captured, and for pools with a source of their own or no_split. Until it wakes, requests fail with
+   * GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may touch them. `bytes` are those that went, 0 for a pool that is
+   * asleep already; it may be null. */
+  int (*pool_sleep)(gpupool_pool *pool, int backup, uint64_t *bytes);
+  /* Takes memory again at the same addresses, and copies back: then it may be used on any stream. Where there is not enough,
+   * or the driver refuses a call, the pool is as asleep as before. `bytes` are those that were taken, 0 for a pool that is
+   * awake; it may be null. */
+  int (*pool_wake)(gpupool_pool *pool, uint64_t *bytes);
+  int (*pool_is_asleep)(const gpupool_pool *pool, int *is_asleep);
+  /* The same of all memory of a device: its default pool and all others, those of graphs too. Pools that cannot sleep stay
+   * awake, and idle handles are destroyed. */
+  int (*sleep_device)(int device, int backup, uint64_t *bytes);
+  int (*wake_device)(int device, uint64_t *bytes);
 } gpupool_api;
 
 #ifdef __cplusplus

@@ -192,6 +192,11 @@ impl AddressRange {
         lock(&self.peers).retain(|other| *other != peer);
     }
 
+    /// Returns the devices that were let in.
+    pub(in crate::memory) fn peers(&self) -> Vec<Device> {
+        lock(&self.peers).clone()
+    }
+
     /// Returns whether the device was let in.
     pub(in crate::memory) fn is_peer(&self, device: Device) -> bool {
         lock(&self.peers).contains(&device)

@@ -177,6 +177,15 @@ impl Pages {
         }
     }
 
+    /// Notes that nothing is mapped at pages which their cache keeps.
+    pub(in crate::memory) fn clear_mapping(&self, start: u64, bytes: u64) {
+        for index in start / PAGE..(start + bytes) / PAGE {
+            if let Some(page) = self.table.get(index as usize) {
+                page.pages.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Notes memory that cannot be moved, at an address of its own.
     pub(in crate::memory) fn set_segment(&self, start: u64, bytes: u64, address: u64) {
         for index in start / PAGE..(start + bytes).div_ceil(PAGE) {

@@ -22,6 +22,8 @@ pub(in crate::memory) enum Remains {
     Moved(Vec<Mapping>),
     /// The physical memory goes too, as that of mappings which are unmapped already.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
+    /// As released, but the pages stay those of the pool, which is asleep.
+    Asleep { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// Pages of the pool's reserve, which stay where they are.
     Reserve(Vec<Run>),
     /// A segment at an offset, to go back to its source.
@@ -122,10 +124,14 @@ impl DeviceMemory {
         match remains {
             Remains::Moved(mappings) => {
                 while !mappings.is_empty() {
-                    self.unmap_run(mappings)?;
+                    self.unmap_run(mappings, true)?;
                 }
             }
-            Remains::Released { mapped, unmapped } => {
+            Remains::Released { .. } | Remains::Asleep { .. } => {
+                let frees_pages = matches!(remains, Remains::Released { .. });
+                let (Remains::Released { mapped, unmapped } | Remains::Asleep { mapped, unmapped }) = remains else {
+                    return Ok(());
+                };
                 while !(mapped.is_empty() && unmapped.is_empty()) {
                     while let Some(mapping) = unmapped.last() {
                         // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
@@ -135,7 +141,7 @@ impl DeviceMemory {
                         self.uncount(mapping.bytes(), supply, released);
                         unmapped.pop();
                     }
-                    unmapped.extend(self.unmap_run(mapped)?);
+                    unmapped.extend(self.unmap_run(mapped, frees_pages)?);
                 }
             }
             Remains::Reserve(runs) => {
@@ -158,7 +164,7 @@ impl DeviceMemory {
     }
 
     /// Counts physical memory that has gone.
-    pub(super) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
+    pub(in crate::memory) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
         self.pieces.go(bytes);
         self.budget.release(bytes);
         if let Some(process) = self.process_budget() {
@@ -168,8 +174,9 @@ impl DeviceMemory {
         *released += bytes;
     }
 
-    /// Unmaps the last mappings of the list that stand in a row, and takes them out of it.
-    fn unmap_run(&self, mappings: &mut Vec<Mapping>) -> Result<Vec<Mapping>> {
+    /// Unmaps the last mappings of the list that stand in a row, and takes them out of it; with `frees_pages` others may have
+    /// their pages.
+    fn unmap_run(&self, mappings: &mut Vec<Mapping>, frees_pages: bool) -> Result<Vec<Mapping>> {
         let mut from = mappings.len().saturating_sub(1);
         while from > 0 && mappings[from - 1].end() == mappings[from].start() {
             from -= 1;
@@ -178,7 +185,9 @@ impl DeviceMemory {
         let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
         unsafe { self.range.unmap(first, pages) }?;
-        self.put_back_pages(first, pages);
+        if frees_pages {
+            self.put_back_pages(first, pages);
+        }
         Ok(mappings.split_off(from))
     }
 }
@@ -188,7 +197,9 @@ impl Remains {
         match self {
             Self::Moved(mappings) => !mappings.is_empty(),
             Self::Reserve(runs) => !runs.is_empty(),
-            Self::Released { mapped, unmapped } => !(mapped.is_empty() && unmapped.is_empty()),
+            Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => {
+                !(mapped.is_empty() && unmapped.is_empty())
+            }
             Self::Segment { bytes, .. } => *bytes > 0,
         }
     }

@@ -6,7 +6,7 @@
 //! the host's next writer waits for none. So a block that streams use is free once their work is done, and a graph's once
 //! the graph is gone.
 //!
-//! It is made in two ways. Ordinary growth makes extents of 8 to 32 MiB (`cuMemCreate` on the node), whose pages can be
+//! It is made in two ways. Ordinary growth makes extents of 2 to 32 MiB (`cuMemCreate` on the node), whose pages can be
 //! mapped elsewhere, and which neither come nor go with a wait for the GPU. Needs of 256 MiB and more are made as segments, whose
 //! pages 16 threads bring in before the driver registers them: 5 times as fast, but they cannot be moved, and the driver
 //! waits for running kernels before it lets one go. So they go only when asked, on a thread of gpupool's own.

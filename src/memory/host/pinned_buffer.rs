@@ -107,10 +107,13 @@ pub(crate) fn try_empty_pinned(nbytes: u64, order: &Stream, stream: Option<&Stre
         0 => None,
         _ => match serve::try_allocate(nbytes, order)? {
             Attempt::Ready(block) => Some(block),
-            Attempt::Miss(miss) => {
-                let stream = stream.map(Stream::view);
-                return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, node, stream }));
-            }
+            Attempt::Miss(miss) => match miss.pinned_block_at_once()? {
+                Some(block) => Some(block),
+                None => {
+                    let stream = stream.map(Stream::view);
+                    return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, node, stream }));
+                }
+            },
         },
     };
     PinnedBuffer { block, bytes: nbytes, node }.recorded(stream).map(EmptyPinned::Ready)

@@ -9,9 +9,11 @@ use crate::runtime::{self, Stream};
 /// `ErrorKind::InvalidValue` if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(in crate::memory) fn nearest_order(stream: Option<&Stream>) -> Result<Stream> {
-    let device = match stream {
-        Some(stream) => stream.device(),
-        None => runtime::get()?.current_device()?,
+    let runtime = runtime::get()?;
+    let device = match (stream, runtime::only_host_node()) {
+        (Some(stream), _) => stream.device(),
+        (None, Some(node)) => return Ok(Stream::legacy(node)),
+        (None, None) => runtime.current_device()?,
     };
     runtime::nearest_host_node(device).map(Stream::legacy)
 }

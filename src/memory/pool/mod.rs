@@ -1,5 +1,6 @@
 //! What a pool is: its id, its rules and uses, and the scopes and captures that lead a thread's requests into it.
 
+mod asleep;
 mod capture;
 #[cfg(feature = "python")]
 mod context_scope;
@@ -12,6 +13,7 @@ mod shared_route;
 mod state;
 mod uses;
 
+pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Kept, Record, Wanted, asleep};
 #[cfg(feature = "python")]
 pub(crate) use capture::EnteredCapture;
 pub use capture::{CaptureScope, GraphMemory};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
+use super::asleep::Sleep;
 use super::id::PoolId;
 use super::ledger::Ledger;
 use crate::error::{Error, Result};
@@ -60,6 +61,7 @@ pub(in crate::memory) struct Pool {
     /// Captures whose graphs were not reset.
     captures: AtomicU32,
     is_closed: AtomicBool,
+    pub(in crate::memory) sleep: Sleep,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches tell of themselves.
@@ -103,6 +105,7 @@ impl Pool {
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
+            sleep: Sleep::default(),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
         }

@@ -18,7 +18,10 @@ pub(in crate::memory) fn largest_block(device: Device) -> Result<u64> {
     let pool = caches.default_pool()?;
     let (mut largest, mut pages) = (0, 0);
     for cache in DeviceCaches::caches_of(pool) {
-        let (of_cache, in_pages) = cache.visit().free_bytes();
+        let heap = cache.visit();
+        // What is free in one that is asleep is not there.
+        let (of_cache, in_pages) = if heap.is_asleep() { (0, 0) } else { heap.free_bytes() };
+        drop(heap);
         largest = largest.max(of_cache);
         pages += in_pages;
     }

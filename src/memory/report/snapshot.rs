@@ -29,6 +29,8 @@ pub struct SegmentView {
     pub pool: PoolId,
     /// Whether its pages can be moved.
     pub is_movable: bool,
+    /// Whether it is asleep: its addresses are kept, and no device memory is behind them.
+    pub is_asleep: bool,
     /// The stack of the request for which its start was mapped.
     pub(crate) stack: Stack,
     /// Its blocks, by address.
@@ -94,6 +96,7 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
             stream,
             pool,
             is_movable: memory.pages.mapping(start).is_some(),
+            is_asleep: heap.is_asleep(),
             stack: Stack::NONE,
             blocks: span.into_iter().map(view).collect(),
         });

@@ -9,7 +9,8 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::device_caches;
 use crate::sync::ThisThread;
 
-/// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released.
+/// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released; what is
+/// live may also be asleep.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -27,6 +28,11 @@ pub struct PoolStats {
     /// Bytes that no request can have any more and that go back to the driver once the GPU is done with them; also those
     /// that a request under way is just adding or moving.
     pub releasing_bytes: u64,
+    /// Of the live bytes those that are asleep, with no device memory behind them: live, cached and being released are these
+    /// and what is reserved.
+    pub asleep_bytes: u64,
+    /// Bytes of pinned memory that hold the content of what is asleep.
+    pub backup_bytes: u64,
     /// Extent bytes that the pool has.
     pub reserved_bytes: u64,
     /// The most they were.
@@ -65,6 +71,8 @@ impl MemoryStats {
             (&mut sum.requested_bytes, more.requested_bytes),
             (&mut sum.cached_bytes, more.cached_bytes),
             (&mut sum.releasing_bytes, more.releasing_bytes),
+            (&mut sum.asleep_bytes, more.asleep_bytes),
+            (&mut sum.backup_bytes, more.backup_bytes),
             (&mut sum.reserved_bytes, more.reserved_bytes),
             (&mut sum.peak_reserved_bytes, more.peak_reserved_bytes),
             (&mut sum.live_blocks, more.live_blocks),
@@ -96,11 +104,11 @@ impl PoolStats {
 
     /// Notes what is reserved. Never less than what was found in use, where both change meanwhile.
     pub(in crate::memory) fn set_reserved(&mut self, budget: &Budget) {
-        let in_use = self.live_bytes + self.cached_bytes;
+        let in_use = self.live_bytes.saturating_sub(self.asleep_bytes) + self.cached_bytes;
         self.reserved_bytes = budget.reserved().max(in_use);
         self.releasing_bytes = self.reserved_bytes - in_use;
         self.peak_reserved_bytes = budget.peak().max(self.reserved_bytes);
-        self.peak_live_bytes = self.peak_live_bytes.clamp(self.live_bytes, self.peak_reserved_bytes);
+        self.peak_live_bytes = self.peak_live_bytes.min(self.peak_reserved_bytes).max(self.live_bytes);
     }
 }
 

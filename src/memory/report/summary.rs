@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::stats::{MemoryStats, PoolStats};
 use crate::ids::Device;
@@ -40,6 +41,14 @@ pub struct PoolSummary {
     pub name: Option<String>,
     /// Whether the pool was closed or has no use any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
+    /// Whether it is asleep, or just falling asleep or waking.
+    pub is_asleep: bool,
+    /// How often it was put to sleep.
+    pub sleeps: u64,
+    /// How long that took the last time.
+    pub sleep_took: Duration,
+    /// How long the last waking took.
+    pub wake_took: Duration,
     /// The most bytes that it may reserve, if there is a limit.
     pub limit: Option<u64>,
     /// What it holds and has done.
@@ -62,12 +71,14 @@ impl PoolSummary {
         let mut stats = PoolStats::default();
         let mut streams = HashMap::new();
         for cache in caches {
-            let (counts, cached) = {
+            let (counts, cached, asleep) = {
                 let heap = cache.lock(thread);
-                (heap.counts(), heap.unused())
+                let asleep = if heap.is_asleep() { heap.live() } else { 0 };
+                (heap.counts(), if heap.is_asleep() { 0 } else { heap.unused() }, asleep)
             };
             total.add(counts);
             stats.cached_bytes += cached;
+            stats.asleep_bytes += asleep;
 
             let address = cache.stream_address();
             let is_feed = cache.service().is_some_and(|service| service.is_feed);
@@ -84,16 +95,22 @@ impl PoolSummary {
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
-        stats.cached_bytes +=
-            free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.live_bytes + stats.cached_bytes));
+        stats.cached_bytes += free_in_reserve
+            .min(pool.budget().reserved().saturating_sub(stats.live_bytes + stats.cached_bytes - stats.asleep_bytes));
+        stats.backup_bytes = pool.sleep.backup_bytes();
         stats.set_reserved(pool.budget());
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
         streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
+        let times = pool.sleep.times();
         let summary = Self {
             id: pool.id,
             name: pool.name.clone(),
             is_closed: pool.is_closed(),
+            is_asleep: pool.sleep.is_asleep(),
+            sleeps: times.count,
+            sleep_took: times.asleep_in,
+            wake_took: times.awake_in,
             limit: pool.budget().limit(),
             stats,
             streams,
@@ -116,6 +133,8 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
     let sum_up = |pool: &Arc<Pool>| {
         let (summary, of_pool) = PoolSummary::with_counts(pool);
         total.cached_bytes += summary.stats.cached_bytes;
+        total.asleep_bytes += summary.stats.asleep_bytes;
+        total.backup_bytes += summary.stats.backup_bytes;
         counts.add(of_pool);
         summary
     };

@@ -63,8 +63,22 @@ impl Miss {
             return Err(Error::invalid_value("the pool of this scope is gone; leave the scope before its pool ends"));
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
-        let mut climb = Climb { request, home: None, refused: None, waiting: None };
-        climb.climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
+        Climb::new(request).climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
+    }
+
+    /// Returns a block of pinned memory that another thread has free, for which nothing waits and no driver is asked: a caller
+    /// need not let others work meanwhile.
+    ///
+    /// # Errors
+    /// As [`Miss::serve`].
+    #[cfg(feature = "python")]
+    #[cold]
+    pub(in crate::memory) fn pinned_block_at_once(&self) -> Result<Option<Allocation>> {
+        let Self { cache, bytes } = *self;
+        let Some(service) = cache.service().filter(|_| cache.memory.is_of_host()) else { return Ok(None) };
+        let _delivery = Delivery::at_end();
+        let _stack = hold_stack(Purpose::Allocation);
+        Climb::new(Request { cache, service, thread: ThisThread::get(), bytes }).pinned_blocks_of_other_threads()
     }
 }
 
@@ -92,10 +106,14 @@ struct Climb {
 }
 
 impl Climb {
+    const fn new(request: Request) -> Self {
+        Self { request, home: None, refused: None, waiting: None }
+    }
+
     fn climb(&mut self) -> Result<Allocation> {
         self.refuse_more_than_any_device_has()?;
         for rung in LADDER {
-            self.refuse_closed()?;
+            self.refuse_out_of_service()?;
             if let Some(found) = rung(self)? {
                 self.log_end();
                 return Ok(found);
@@ -117,11 +135,11 @@ impl Climb {
         ))
     }
 
-    /// Refuses a request to a pool that was closed, also meanwhile.
-    fn refuse_closed(&self) -> Result<()> {
+    /// Refuses a request to a pool that was closed or put to sleep, also meanwhile.
+    fn refuse_out_of_service(&self) -> Result<()> {
         let pool = self.request.pool();
         if !pool.is_closed() {
-            return Ok(());
+            return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages that were added since go again; the driver's refusal is not this request's error.
         let grown = iter::once(&self.request).chain(&self.home);
@@ -281,7 +299,7 @@ impl Climb {
                     return Ok(Some(request.allocation(offset)));
                 }
                 Ok(None) => {
-                    self.refuse_closed()?;
+                    self.refuse_out_of_service()?;
                     // Its cache may serve another stream by now.
                     self.home = None;
                 }

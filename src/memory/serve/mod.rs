@@ -29,9 +29,9 @@ pub(in crate::memory) use free::check_stream;
 pub(crate) use free::free;
 pub(crate) use free::owns;
 pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
-pub(in crate::memory) use grow::warm_by_segments;
-pub(in crate::memory) use out_of_memory::without_callbacks;
+pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, warm_by_segments};
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
+pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
 pub(in crate::memory) use peers::enable_peer;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;

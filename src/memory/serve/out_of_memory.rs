@@ -113,7 +113,7 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
 /// Counts a request that failed, and returns the error that says what holds the memory; a refusal for another reason as
 /// it is.
 #[cold]
-pub(super) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
+pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
     if !is_no_memory(&refused) {
         return refused;
     }

@@ -45,7 +45,11 @@ fn mapped_ranges(caches: &DeviceCaches) -> Vec<(u64, u64)> {
         ranges.extend(reserve.into_iter().flat_map(Reserve::extents).map(|extent| (extent.start(), extent.bytes())));
         let kept = reserve.map_or(0..0, Reserve::range);
         for cache in DeviceCaches::caches_of(&pool) {
-            for (start, bytes) in cache.visit().spans_below(end) {
+            let heap = cache.visit();
+            // What is asleep is mapped for all peers once it wakes.
+            let spans = if heap.is_asleep() { Vec::new() } else { heap.spans_below(end) };
+            drop(heap);
+            for (start, bytes) in spans {
                 // A span may go on beyond the reserve.
                 let parts = [(start, (start + bytes).min(kept.start)), (start.max(kept.end), start + bytes)];
                 ranges.extend(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::grow::{end_reserve, retire_reserve, return_slabs};
+use super::grow::{end_reserve, let_go_asleep, retire_reserve, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
@@ -37,7 +37,8 @@ pub(super) fn take_out<R>(
 
 /// Takes all that is free out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
-    if service.is_captured && service.pool.has_captures() {
+    // Of a pool that is asleep nothing is there to go.
+    if service.pool.sleep.is_asleep() || (service.is_captured && service.pool.has_captures()) {
         return Ok(());
     }
     if !cache.lock(thread).has_memory() {
@@ -104,6 +105,9 @@ pub(in crate::memory) fn trim(
     if pool.is_closed() {
         end_reserve(pool);
     }
+    if pool.sleep.is_asleep() {
+        let_go_asleep(pool, thread);
+    }
     forget_if_empty(caches, pool, thread);
     let mut released = caches.memory.end_retired(patience == Patience::Wait)?;
     if caches.memory.is_of_host() {
@@ -148,6 +152,9 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
     settle(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
     end_reserve(&service.pool);
+    if service.pool.sleep.is_asleep() {
+        let_go_asleep(&service.pool, thread);
+    }
     let outcome = cache.memory.end_retired(false).map(drop);
     if let Some(caches) = DeviceCaches::known(cache.memory.device) {
         forget_if_empty(caches, &service.pool, thread);

@@ -3,6 +3,7 @@
 //! What is lent stays: the buffer cannot be freed before the last that has its memory has let go.
 
 use std::ffi::c_int;
+use std::mem;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -29,10 +30,51 @@ pub(in crate::python) struct PyPinnedBuffer(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Shared with those it was lent to by DLPack; none once freed.
-    buffer: Option<Arc<PinnedBuffer>>,
+    buffer: Held,
     /// How often it is lent by the buffer protocol.
     exports: usize,
+}
+
+#[derive(Debug)]
+enum Held {
+    /// Most buffers are never shared, and need no count of who has them.
+    Alone(PinnedBuffer),
+    /// With a call under way, or with those it was lent to by DLPack.
+    Shared(Arc<PinnedBuffer>),
+    Freed,
+}
+
+impl Held {
+    fn buffer(&self) -> Option<&PinnedBuffer> {
+        match self {
+            Self::Alone(buffer) => Some(buffer),
+            Self::Shared(buffer) => Some(buffer),
+            Self::Freed => None,
+        }
+    }
+
+    /// Returns the buffer, for as long as the caller keeps it; none once freed.
+    fn share(&mut self) -> Option<Arc<PinnedBuffer>> {
+        let shared = match mem::replace(self, Self::Freed) {
+            Self::Alone(buffer) => Arc::new(buffer),
+            Self::Shared(buffer) => buffer,
+            Self::Freed => return None,
+        };
+        *self = Self::Shared(Arc::clone(&shared));
+        Some(shared)
+    }
+
+    /// Takes the buffer, unless it is shared; none once freed.
+    fn take(&mut self) -> Result<Option<PinnedBuffer>, PyErr> {
+        match mem::replace(self, Self::Freed) {
+            Self::Alone(buffer) => Ok(Some(buffer)),
+            Self::Shared(buffer) => Arc::try_unwrap(buffer).map(Some).map_err(|shared| {
+                *self = Self::Shared(shared);
+                lent()
+            }),
+            Self::Freed => Ok(None),
+        }
+    }
 }
 
 #[doc = docstring!("empty_pinned")]
@@ -57,7 +99,7 @@ pub(in crate::python) fn empty_pinned(
             py.detach(|| miss.serve())?
         }
     };
-    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Some(Arc::new(buffer)), exports: 0 })))
+    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0 })))
 }
 
 /// Returns the error of a free while something has the memory.
@@ -67,12 +109,21 @@ fn lent() -> PyErr {
     )
 }
 
+fn freed() -> Error {
+    Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
+}
+
 impl PyPinnedBuffer {
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
     pub(super) fn shared(&self) -> PyResult<Arc<PinnedBuffer>> {
         process::refuse_forked()?;
-        let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
-        Ok(lock(&self.0).buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
+        Ok(lock(&self.0).buffer.share().ok_or_else(freed)?)
+    }
+
+    /// Returns what a question that takes no time finds out of the buffer. Refuses as [`PyPinnedBuffer::shared`].
+    fn read<R>(&self, question: impl FnOnce(&PinnedBuffer) -> R) -> PyResult<R> {
+        process::refuse_forked()?;
+        Ok(lock(&self.0).buffer.buffer().map(question).ok_or_else(freed)?)
     }
 
     /// Counts one more that has the memory, and returns its start and its bytes.
@@ -80,7 +131,7 @@ impl PyPinnedBuffer {
         process::refuse_forked()?;
         let mut state = lock(&self.0);
         let freed = || PyBufferError::new_err("this buffer was freed; keep it as long as its memory is used");
-        let buffer = state.buffer.as_ref().ok_or_else(freed)?;
+        let buffer = state.buffer.buffer().ok_or_else(freed)?;
         let lent = (buffer.as_ptr(), buffer.nbytes());
         state.exports += 1;
         Ok(lent)
@@ -102,21 +153,14 @@ impl PyPinnedBuffer {
         if state.exports > 0 {
             return Err(lent());
         }
-        if let (Some(buffer), Some(stream)) = (&state.buffer, stream) {
+        if let (Some(buffer), Some(stream)) = (state.buffer.buffer(), stream) {
             // A refusal leaves the buffer as it is.
             buffer.check_stream(stream)?;
         }
-        match Arc::try_unwrap(state.buffer.take().ok_or_else(freed)?) {
-            Ok(buffer) => {
-                drop(state);
-                let _stack = hold_stack(Purpose::Free);
-                Ok(py.detach(|| buffer.free(stream))?)
-            }
-            Err(shared) => {
-                state.buffer = Some(shared);
-                Err(lent())
-            }
-        }
+        let buffer = state.buffer.take()?.ok_or_else(freed)?;
+        drop(state);
+        let _stack = hold_stack(Purpose::Free);
+        Ok(py.detach(|| buffer.free(stream))?)
     }
 }
 
@@ -125,23 +169,23 @@ impl PyPinnedBuffer {
     #[doc = docstring!("PinnedBuffer.ptr")]
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
-        Ok(self.shared()?.address())
+        self.read(PinnedBuffer::address)
     }
 
     #[doc = docstring!("PinnedBuffer.nbytes")]
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.shared()?.nbytes())
+        self.read(PinnedBuffer::nbytes)
     }
 
     #[doc = docstring!("PinnedBuffer.numa")]
     #[getter]
     fn numa(&self) -> PyResult<u32> {
-        Ok(self.shared()?.numa())
+        self.read(PinnedBuffer::numa)
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.shared()?.nbytes())?)
+        Ok(usize::try_from(self.read(PinnedBuffer::nbytes)?)?)
     }
 
     #[doc = docstring!("PinnedBuffer.record_stream")]
@@ -184,11 +228,11 @@ impl PyPinnedBuffer {
     #[doc = docstring!("PinnedBuffer.__array_interface__")]
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let buffer = self.shared()?;
+        let (address, nbytes) = self.read(|buffer| (buffer.address(), buffer.nbytes()))?;
         let interface = PyDict::new(py);
-        interface.set_item("shape", (buffer.nbytes(),))?;
+        interface.set_item("shape", (nbytes,))?;
         interface.set_item("typestr", "|u1")?;
-        interface.set_item("data", (buffer.address(), false))?;
+        interface.set_item("data", (address, false))?;
         interface.set_item("strides", py.None())?;
         interface.set_item("version", 3)?;
         Ok(interface)
@@ -196,7 +240,7 @@ impl PyPinnedBuffer {
 
     #[doc = docstring!("PinnedBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(self.shared()?.place())
+        self.read(|buffer| buffer.place())
     }
 
     #[doc = docstring!("PinnedBuffer.__dlpack__")]
@@ -222,13 +266,10 @@ impl PyPinnedBuffer {
     }
 
     fn __repr__(&self) -> String {
-        match self.shared() {
-            Ok(buffer) => format!(
-                "gpupool.PinnedBuffer(ptr={:#x}, nbytes={}, numa={})",
-                buffer.address(),
-                buffer.nbytes(),
-                buffer.numa()
-            ),
+        match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.numa())) {
+            Ok((address, nbytes, numa)) => {
+                format!("gpupool.PinnedBuffer(ptr={address:#x}, nbytes={nbytes}, numa={numa})")
+            }
             Err(_) if process::is_forked() => "gpupool.PinnedBuffer(of the parent process)".to_owned(),
             Err(_) => "gpupool.PinnedBuffer(freed)".to_owned(),
         }

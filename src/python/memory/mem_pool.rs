@@ -13,9 +13,10 @@ use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
 use crate::error::Error;
-use crate::memory::{self, MemPool};
+use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::sleep::PyBackup;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 
@@ -182,6 +183,28 @@ impl PyMemPool {
         Ok(py.detach(|| pool.close())?)
     }
 
+    #[doc = docstring!("MemPool.sleep")]
+    #[pyo3(signature = (backup = PyBackup(Backup::Host)))]
+    fn sleep(&self, py: Python<'_>, backup: PyBackup) -> PyResult<u64> {
+        let pool = self.pool()?;
+        let _stack = hold_stack(Purpose::Allocation);
+        Ok(py.detach(|| pool.sleep(backup.0))?)
+    }
+
+    #[doc = docstring!("MemPool.wake")]
+    fn wake(&self, py: Python<'_>) -> PyResult<u64> {
+        let pool = self.pool()?;
+        let _stack = hold_stack(Purpose::Allocation);
+        Ok(py.detach(|| pool.wake())?)
+    }
+
+    #[doc = docstring!("MemPool.is_asleep")]
+    #[getter]
+    fn is_asleep(&self) -> PyResult<bool> {
+        process::refuse_forked()?;
+        Ok(self.pool()?.is_asleep())
+    }
+
     #[doc = docstring!("MemPool.snapshot")]
     #[pyo3(signature = (include_traces = true))]
     fn snapshot<'py>(&self, py: Python<'py>, include_traces: bool) -> PyResult<Bound<'py, PyList>> {
@@ -240,7 +263,8 @@ impl PyMemPool {
         Ok(match slf.get().made.get() {
             Some(Made { pool, .. }) => {
                 let closed = if pool.is_closed() { ", closed" } else { "" };
-                format!("{name}(id={:?}, device={}{closed})", pair(pool.id()), pool.device().ordinal())
+                let asleep = if pool.is_asleep() { ", asleep" } else { "" };
+                format!("{name}(id={:?}, device={}{closed}{asleep})", pair(pool.id()), pool.device().ordinal())
             }
             None => format!("<{name} that was not made>"),
         })

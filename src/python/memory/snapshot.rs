@@ -1,6 +1,7 @@
 //! Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
 //!
-//! `handle_events`, what is of pinned memory, and `thread` in each event are gpupool's own; the viewers pass over them.
+//! `handle_events`, what is of pinned memory, `is_asleep` of a segment and `thread` in each event are gpupool's own; the
+//! viewers pass over them.
 
 use std::collections::HashMap;
 
@@ -114,6 +115,9 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
     entry.set_item(intern!(py, "segment_type"), kind)?;
     entry.set_item(intern!(py, "segment_pool_id"), pair(view.pool))?;
     entry.set_item(intern!(py, "is_expandable"), view.is_movable)?;
+    if view.is_asleep {
+        entry.set_item(intern!(py, "is_asleep"), true)?;
+    }
     entry.set_item(intern!(py, "frames"), frames.of(view.stack)?)?;
     entry.set_item(intern!(py, "blocks"), blocks)?;
     Ok(entry)

@@ -18,8 +18,8 @@ use crate::sync::lock;
 counts_class! {
     PyPoolStats = "PoolStats" from stats: PoolStats {
         u64 of stats => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, reserved_bytes,
-            peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
+            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
+            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
         ];
     }
 }
@@ -27,8 +27,8 @@ counts_class! {
 counts_class! {
     PyMemoryStats = "MemoryStats" from stats: MemoryStats {
         u64 of stats.total => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, reserved_bytes,
-            peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
+            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
+            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
         ];
         u64 of stats => [driver_calls, moved_pages, pools];
     }

@@ -19,6 +19,7 @@ use cudarc::driver::sys;
 
 use self::device::CudaDevice;
 use self::stream_context::{ADVICE_IF_GONE, is_gone};
+use super::host_memory::most_memory;
 use super::{Capture, Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -160,11 +161,6 @@ impl Runtime for Cuda {
         }
     }
 
-    fn device_synchronize(&self) -> Result<()> {
-        // SAFETY: the function takes nothing.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -292,9 +288,28 @@ impl Runtime for Cuda {
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(as_event(event)) })
     }
 
+    fn context_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing, and refuses where no context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let to = ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let from = ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes as usize, as_stream(stream)) };
+        check("cuMemcpyHtoDAsync", status)
+    }
+
     fn total_memory(&self, device: Device) -> Result<u64> {
-        if let Some(node) = device.host_node() {
-            return Ok(self.host_memory_info(node)?.total);
+        if device.host_node().is_some() {
+            return Ok(most_memory());
         }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
@@ -378,20 +393,6 @@ impl Runtime for Cuda {
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
-    }
-
-    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let from = ptr::with_exposed_provenance(from as usize);
-        // SAFETY: the caller promises that both places and the stream last.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes as usize, as_stream(stream)) };
-        check("cuMemcpyHtoDAsync", status)
-    }
-
-    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let to = ptr::with_exposed_provenance_mut(to as usize);
-        // SAFETY: the caller promises that both places and the stream last.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes as usize, as_stream(stream)) };
-        check("cuMemcpyDtoHAsync", status)
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {

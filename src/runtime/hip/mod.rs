@@ -16,7 +16,7 @@ use std::ptr;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::host_memory::node_of_pci_device;
+use super::host_memory::{most_memory, node_of_pci_device};
 use super::{
     Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
@@ -244,11 +244,6 @@ impl Runtime for Hip {
         }
     }
 
-    fn device_synchronize(&self) -> Result<()> {
-        // SAFETY: the function takes nothing.
-        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
@@ -353,9 +348,28 @@ impl Runtime for Hip {
         self.check("hipEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
     }
 
+    fn context_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing.
+        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { (self.symbols.copy_to_host)(to, from, bytes as usize, stream) };
+        self.check("hipMemcpyDtoHAsync", status)
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        let status = unsafe { (self.symbols.copy_to_device)(to, from, bytes as usize, stream) };
+        self.check("hipMemcpyHtoDAsync", status)
+    }
+
     fn total_memory(&self, device: Device) -> Result<u64> {
-        if let Some(node) = device.host_node() {
-            return Ok(self.host_memory_info(node)?.total);
+        if device.host_node().is_some() {
+            return Ok(most_memory());
         }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size.
@@ -442,20 +456,6 @@ impl Runtime for Hip {
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
         self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
-    }
-
-    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let from = ptr::with_exposed_provenance(from as usize);
-        // SAFETY: the caller promises that both places and the stream last.
-        let status = unsafe { (self.symbols.copy_to_device)(as_pointer(to), from, bytes as usize, as_stream(stream)) };
-        self.check("hipMemcpyHtoDAsync", status)
-    }
-
-    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let to = ptr::with_exposed_provenance_mut(to as usize);
-        // SAFETY: the caller promises that both places and the stream last.
-        let status = unsafe { (self.symbols.copy_to_host)(to, as_pointer(from), bytes as usize, as_stream(stream)) };
-        self.check("hipMemcpyDtoHAsync", status)
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {

@@ -123,12 +123,12 @@ symbols! {
     memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
     memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;
+    copy_to_host c"hipMemcpyDtoHAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
+    copy_to_device c"hipMemcpyHtoDAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
     host_allocate c"hipHostMalloc" (*mut *mut c_void, usize, c_uint) -> Status;
     host_free c"hipHostFree" (*mut c_void) -> Status;
     memory_allocate c"hipMalloc" (*mut *mut c_void, usize) -> Status;
     memory_free c"hipFree" (*mut c_void) -> Status;
-    copy_to_device c"hipMemcpyHtoDAsync" (*mut c_void, *const c_void, usize, *mut c_void) -> Status;
-    copy_to_host c"hipMemcpyDtoHAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
     fill c"hipMemsetD8Async" (*mut c_void, c_uchar, usize, *mut c_void) -> Status;
     memory_allocate_async c"hipMallocAsync" (*mut *mut c_void, usize, *mut c_void) -> Status;
     memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;

@@ -38,12 +38,12 @@ pub enum Call {
     MemoryAllocate,
     MemoryFree,
     PageBytes,
+    ContextSynchronize,
+    CopyToHost,
+    CopyToDevice,
     NearestHostNode,
     HostAllocate,
     HostFree,
-    DeviceSynchronize,
-    CopyToDevice,
-    CopyToHost,
     Fill,
 }
 
@@ -83,12 +83,12 @@ impl Call {
         Call::MemoryAllocate,
         Call::MemoryFree,
         Call::PageBytes,
+        Call::ContextSynchronize,
+        Call::CopyToHost,
+        Call::CopyToDevice,
         Call::NearestHostNode,
         Call::HostAllocate,
         Call::HostFree,
-        Call::DeviceSynchronize,
-        Call::CopyToDevice,
-        Call::CopyToHost,
         Call::Fill,
     ];
 }

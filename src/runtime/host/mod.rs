@@ -106,19 +106,16 @@ fn enter_memory_call(call: Call) -> Result<()> {
     check(call)
 }
 
-/// Puts work with memory of a device on a stream, whose device must have access to it.
-///
-/// # Safety
-/// The memory is as large as the work says, and stays until the stream's work is done.
-unsafe fn submit_work(function: &str, key: Key, memory: u64, work: Work) -> Result<()> {
+/// Puts work with memory of a device on a stream, whose device must have access to it now; whether it still has is seen when
+/// the work is done. Who submits work promises that what it uses of the host stays until then.
+fn submit_work(function: &str, key: Key, work: Work) -> Result<()> {
     let device = timeline().device(key)?;
-    if !space().is_accessible(memory, device) {
+    if !space().is_accessible(work.mapped(), device) {
         let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
-        let why = format!("{memory:#x} is no memory that {device} has access to");
+        let why = format!("{:#x} is no memory that {device} has access to", work.mapped());
         return Err(error.map_library(|refused| refused.advice = Some(why)));
     }
-    // SAFETY: the caller promises that the memory is there and stays.
-    unsafe { timeline().submit_work(key, work) }
+    timeline().submit_work(key, work)
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
@@ -298,15 +295,6 @@ impl Runtime for Host {
         Ok(false)
     }
 
-    fn device_synchronize(&self) -> Result<()> {
-        check(Call::DeviceSynchronize)?;
-        let mut timeline = timeline();
-        if timeline.spoil_captures_on(Self::bound()) {
-            return Err(refused("device_synchronize", capture::UNSUPPORTED, StatusKind::Other));
-        }
-        timeline.complete_all(Some(Self::bound()))
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         check(Call::StreamCreate)?;
         Ok(timeline().create_stream(Self::bound()))
@@ -403,6 +391,15 @@ impl Runtime for Host {
         capture::check_unsafe_call()?;
         check(Call::EventSynchronize)?;
         timeline().complete_event(event)
+    }
+
+    fn context_synchronize(&self) -> Result<()> {
+        check(Call::ContextSynchronize)?;
+        let mut timeline = timeline();
+        if timeline.spoil_captures_on(Self::bound()) {
+            return Err(refused("context_synchronize", capture::UNSUPPORTED, StatusKind::Other));
+        }
+        timeline.complete_all(Some(Self::bound()))
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
@@ -514,20 +511,17 @@ impl Runtime for Host {
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::CopyToDevice)?;
-        // SAFETY: the caller promises that both places are as large as said and stay.
-        unsafe { submit_work("copy_to_device", Self::key(stream), to, Work::Copy { to, from, bytes }) }
+        submit_work("copy_to_device", Self::key(stream), Work::Copy { to, from, bytes, mapped: to })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::CopyToHost)?;
-        // SAFETY: the caller promises that both places are as large as said and stay.
-        unsafe { submit_work("copy_to_host", Self::key(stream), from, Work::Copy { to, from, bytes }) }
+        submit_work("copy_to_host", Self::key(stream), Work::Copy { to, from, bytes, mapped: from })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::Fill)?;
-        // SAFETY: the caller promises that the memory is as large as said and stays.
-        unsafe { submit_work("fill", Self::key(stream), address, Work::Fill { address, byte, bytes }) }
+        submit_work("fill", Self::key(stream), Work::Fill { address, byte, bytes })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

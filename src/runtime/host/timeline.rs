@@ -47,15 +47,17 @@ impl SimulatedStream {
         Self { device, submitted: 0, completed: 0, waits: Vec::new(), work: VecDeque::new(), capture: None }
     }
 
-    /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed.
-    fn complete(&mut self, number: u64) {
+    /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed. The first error of
+    /// the work is returned once all of it had its turn.
+    fn complete(&mut self, number: u64) -> Result<()> {
         self.completed = self.completed.max(number);
+        let mut outcome = Ok(());
         while self.work.front().is_some_and(|(at, _)| *at <= number) {
             if let Some((_, work)) = self.work.pop_front() {
-                // SAFETY: who submitted it promised that the memory stays until the stream is done.
-                unsafe { work.run() };
+                outcome = outcome.and(work.run(self.device));
             }
         }
+        outcome
     }
 }
 
@@ -112,7 +114,8 @@ impl Timeline {
     }
 
     pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
-        self.stream(key)?.complete(u64::MAX);
+        // Its work still completes; what fails of it is told to no one.
+        let _ = self.stream(key)?.complete(u64::MAX);
         self.streams().remove(&key);
         Ok(())
     }
@@ -128,10 +131,7 @@ impl Timeline {
     }
 
     /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
-    ///
-    /// # Safety
-    /// The memory is as large as said, and stays until the stream's work is done.
-    pub(super) unsafe fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
+    pub(super) fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
         if let Some(capture) = &self.stream(key)?.capture {
             return if capture.is_valid {
                 Ok(())
@@ -170,9 +170,9 @@ impl Timeline {
         while done < allowed && stream.work.iter().any(|(at, _)| *at == done + 1) {
             done += 1;
         }
-        stream.complete(done);
+        let outcome = stream.complete(done);
         stream.waits.retain(|wait| wait.after >= done);
-        Ok(())
+        outcome
     }
 
     /// Completes work, first that which it waits for. Ends, since an event is recorded before anything waits for it.

@@ -352,6 +352,23 @@ impl Space {
         self.give_back(memory, place)
     }
 
+    /// Returns whether all of a range is mapped, and the device has access to it.
+    pub(super) fn is_accessible_range(&self, address: u64, bytes: u64, device: Device) -> bool {
+        let end = address + bytes;
+        let mut at = address;
+        while at < end {
+            let mapping = self.mappings.range(..=at).next_back();
+            let Some((start, mapping)) = mapping.filter(|(start, mapping)| at < **start + mapping.bytes) else {
+                return false;
+            };
+            if !mapping.access.contains(&device) {
+                return false;
+            }
+            at = start + mapping.bytes;
+        }
+        true
+    }
+
     pub(super) fn is_accessible(&self, address: u64, device: Device) -> bool {
         if let Some((start, mapping)) = self.mappings.range(..=address).next_back()
             && address - start < mapping.bytes

@@ -25,6 +25,11 @@ pub(super) fn has_node(node: u32) -> bool {
     node == 0 || Path::new(&folder(node)).exists()
 }
 
+/// Returns whether there is no second node.
+fn is_only(nodes: impl Iterator<Item = u32>) -> bool {
+    nodes.take(2).count() < 2
+}
+
 fn folder(node: u32) -> String {
     format!("/sys/devices/system/node/node{node}")
 }
@@ -43,25 +48,37 @@ fn field(meminfo: &str, name: &str) -> Option<u64> {
     number.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// Returns the memory of the whole host, as the system tells it.
+fn whole_memory() -> MemoryInfo {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    // Where the system tells nothing, a request finds out.
+    let total = field(&text, "MemTotal").unwrap_or(1 << 40);
+    MemoryInfo { free: field(&text, "MemAvailable").unwrap_or(total), total }
+}
+
+/// Returns the memory within the limit of the process's control group.
+fn limited(memory: MemoryInfo) -> MemoryInfo {
+    let group = limits::control_group().map_or((u64::MAX, u64::MAX), |group| (group.free, group.total));
+    MemoryInfo { free: memory.free.min(group.0), total: memory.total.min(group.1) }
+}
+
 /// Returns the memory of a node, within the limit of the process's control group.
 pub(super) fn node_memory(node: u32) -> MemoryInfo {
-    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node)));
-    let (total, free) = match &of_node {
-        Ok(text) => {
-            let part = |name| field(text, name).unwrap_or(0);
-            (field(text, "MemTotal"), part("MemFree") + part("FilePages").saturating_sub(part("Shmem")))
-        }
-        Err(_) => {
-            let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-            (field(&text, "MemTotal"), field(&text, "MemAvailable").unwrap_or(0))
-        }
-    };
-    // Where the system tells nothing, a request finds out.
-    let total = total.unwrap_or(1 << 40);
-    match limits::control_group() {
-        Some(group) => MemoryInfo { free: free.min(group.free), total: total.min(group.total) },
-        None => MemoryInfo { free: free.min(total), total },
-    }
+    // A virtual machine that was given more memory while it ran counts it for the whole, and not for its one node.
+    let is_one_of_many = !is_only((0..NODES_MAX as u32).filter(|&node| has_node(node)));
+    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node))).ok().filter(|_| is_one_of_many);
+    let memory = of_node.and_then(|text| {
+        let part = |name| field(&text, name).unwrap_or(0);
+        let free = part("MemFree") + part("FilePages").saturating_sub(part("Shmem"));
+        field(&text, "MemTotal").map(|total| MemoryInfo { free, total })
+    });
+    limited(memory.unwrap_or_else(whole_memory))
+}
+
+/// Returns how many bytes a request for memory of a node can have at the most: where the node has not as many, other nodes
+/// help.
+pub(super) fn most_memory() -> u64 {
+    limited(whole_memory()).total
 }
 
 /// Returns the bytes that the system could bring in for this process; none where it does not tell.
@@ -99,6 +116,14 @@ pub(crate) fn nearest_host_node(device: Device) -> Result<Device> {
 
 /// The nearest node of each device, plus one; 0 where it is yet to be asked for.
 static NEAREST: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+/// The node of a host that has one, plus one; 0 where there are more, or no device's nearest was asked for.
+static ONLY: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the host's NUMA node, if it is known that there is one: which device is current then need not be asked.
+#[inline]
+pub(crate) fn only_host_node() -> Option<Device> {
+    ONLY.load(Ordering::Relaxed).checked_sub(1).map(Device::of_host_node)
+}
 
 #[cold]
 fn find_nearest(device: Device) -> Result<Device> {
@@ -108,6 +133,9 @@ fn find_nearest(device: Device) -> Result<Device> {
     let node = if runtime.has_host_node(node) { node } else { 0 };
     if let Some(place) = NEAREST.get(device.ordinal()) {
         place.store(node + 1, Ordering::Relaxed);
+    }
+    if is_only((0..NODES_MAX as u32).filter(|&node| runtime.has_host_node(node))) {
+        ONLY.store(node + 1, Ordering::Relaxed);
     }
     Ok(Device::of_host_node(node))
 }

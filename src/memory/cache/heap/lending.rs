@@ -25,13 +25,14 @@ impl Heap {
     }
 
     /// Makes a slab for requests like this one, for the heap of another cache. What its pages say is changed under the
-    /// lender's lock alone.
+    /// lender's lock alone. None while the heap is asleep.
     pub(in crate::memory) fn lend(
         &mut self,
         pages: &'static Pages,
         request: u64,
         borrower: u32,
     ) -> Option<&'static Slab> {
+        self.service()?;
         let class = SizeClass::of(request);
         let bytes = class.slab_bytes();
         let id = self.free.find(&self.blocks, bytes);

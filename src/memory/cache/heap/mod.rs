@@ -3,6 +3,7 @@
 //! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small
 //! blocks are slots of slabs, every other is cut to size. One heap belongs to one thread cache, which also locks it.
 
+mod asleep;
 mod block;
 mod counts;
 mod free_index;
@@ -72,6 +73,8 @@ pub(in crate::memory) struct Heap {
     services: u64,
     /// Whether the last of them has ended, so that no memory is added.
     has_ended: bool,
+    /// How it cuts blocks once it is awake again; none if it is awake.
+    asleep: Option<Cut>,
     /// Who is told what is live here, and that there are free pages.
     ledger: Option<HeapLedger>,
     /// The least size of a free block that is told as free pages; none is while that is told already.
@@ -102,6 +105,7 @@ impl Heap {
             turnover: 0,
             services: 0,
             has_ended: false,
+            asleep: None,
             ledger: None,
             told_from: PAGE,
             next_look: 0,
@@ -119,9 +123,9 @@ impl Heap {
         services
     }
 
-    /// Returns the number of the service that it is in; none once that has ended.
+    /// Returns the number of the service that it is in; none once that has ended, or while it is asleep.
     pub(in crate::memory) fn service(&self) -> Option<u64> {
-        (!self.has_ended).then_some(self.services)
+        (!self.has_ended && self.asleep.is_none()).then_some(self.services)
     }
 
     /// Ends its service if it has no memory, after which none is added; false if it has some.
@@ -136,6 +140,7 @@ impl Heap {
     /// Serves no more requests, whatever is free or becomes so.
     pub(in crate::memory) fn close(&mut self) {
         self.cut = Cut::Nothing;
+        self.asleep = self.asleep.map(|_| Cut::Nothing);
     }
 
     /// Returns a number that stays as long as free pages stay as they are, or are taken out.

@@ -26,10 +26,11 @@ impl Heap {
         spans.map(|(_, span)| (span.start, span.end - span.start)).collect()
     }
 
-    /// Adds free memory, joined with what is free beside it. False if the service has ended, or there are too many blocks.
+    /// Adds free memory, joined with what is free beside it. False if the service has ended, the heap is asleep, or there are
+    /// too many blocks.
     #[must_use]
     pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
-        if self.has_ended {
+        if self.service().is_none() {
             return false;
         }
         let Some(id) = self.new_number() else { return false };

@@ -95,6 +95,31 @@ impl Reserve {
         state.take_free_extents()
     }
 
+    /// Takes all extents out, whose memory is to go while the pool is asleep.
+    pub(in crate::memory) fn take_extents(&self) -> Vec<Mapping> {
+        std::mem::take(&mut lock(&self.state).extents)
+    }
+
+    /// Takes in the extents that stand there now. Returns those that are to go, for the pool has ended.
+    pub(in crate::memory) fn set_extents(&self, extents: Vec<Mapping>) -> Vec<Mapping> {
+        let mut state = lock(&self.state);
+        state.extents = extents;
+        state.take_free_extents()
+    }
+
+    /// Takes all free pages, which have no extents, if the pool has ended.
+    pub(in crate::memory) fn take_free_if_ended(&self) -> Option<Vec<Run>> {
+        let mut state = lock(&self.state);
+        if !state.has_ended {
+            return None;
+        }
+        let runs: Vec<_> = state.free.runs().collect();
+        for &(first, pages) in &runs {
+            state.free.take(first, pages);
+        }
+        Some(runs)
+    }
+
     /// Returns what is free here: start and bytes of each piece.
     pub(in crate::memory) fn free(&self) -> Vec<(u64, u64)> {
         let in_bytes = |(first, pages)| (u64::from(first) * PAGE, u64::from(pages) * PAGE);

@@ -20,6 +20,7 @@ const INVALID_VALUE: c_int = 2;
 const DRIVER: c_int = 3;
 const FORKED: c_int = 4;
 const OTHER: c_int = 5;
+const ASLEEP: c_int = 6;
 
 thread_local! {
     /// Why the thread's last call failed.
@@ -39,6 +40,7 @@ fn status(error: &Error) -> c_int {
         ErrorKind::Library(_) => DRIVER,
         ErrorKind::InvalidValue(_) => INVALID_VALUE,
         ErrorKind::Forked => FORKED,
+        ErrorKind::Asleep(_) => ASLEEP,
         _ => OTHER,
     }
 }

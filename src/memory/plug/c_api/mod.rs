@@ -146,6 +146,16 @@ pub struct Api {
     pub pinned_times: unsafe extern "C" fn(*mut Durations, *mut Durations) -> c_int,
     /// Tells a visitor of pinned memory, and of what was recorded of it.
     pub pinned_snapshot: unsafe extern "C" fn(*const SnapshotVisitor) -> c_int,
+    /// Puts a pool to sleep.
+    pub pool_sleep: unsafe extern "C" fn(*mut PoolHandle, c_int, *mut u64) -> c_int,
+    /// Wakes a pool.
+    pub pool_wake: unsafe extern "C" fn(*mut PoolHandle, *mut u64) -> c_int,
+    /// Says whether a pool is asleep.
+    pub pool_is_asleep: unsafe extern "C" fn(*const PoolHandle, *mut c_int) -> c_int,
+    /// Puts all memory of a device to sleep.
+    pub sleep_device: unsafe extern "C" fn(c_int, c_int, *mut u64) -> c_int,
+    /// Wakes all memory of a device.
+    pub wake_device: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
 }
 
 /// The functions.
@@ -200,4 +210,9 @@ pub static C_API: Api = Api {
     reset_peak_pinned_stats: pinned::reset_peak_pinned_stats,
     pinned_times: pinned::pinned_times,
     pinned_snapshot: snapshot::pinned_snapshot,
+    pool_sleep: pools::pool_sleep,
+    pool_wake: pools::pool_wake,
+    pool_is_asleep: pools::pool_is_asleep,
+    sleep_device: pools::sleep_device,
+    wake_device: pools::wake_device,
 };

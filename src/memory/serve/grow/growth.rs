@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, limit_reached};
-use super::place::{EXTENT_PAGES, Place};
+use super::place::{EXTENT_PAGES, HOST_EXTENT_PAGES, Place};
 use crate::error::Result;
 use crate::memory::cache::{Service, ThreadCache};
 use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
@@ -14,8 +14,8 @@ use crate::observe::Activity;
 use crate::sync::ThisThread;
 
 /// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
-/// is this part of what the pool has, between [`EXTENT_PAGES`]. 200 was chosen with the bounds, on recorded logs.
-const EXTENT_PART: u64 = 200;
+/// is this part of what the pool has, between [`EXTENT_PAGES`]. 300 was chosen with the bounds, on recorded logs.
+const EXTENT_PART: u64 = 300;
 
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
@@ -107,8 +107,8 @@ impl<'a> Growth<'a> {
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
         let part = (self.pool().budget().reserved() / PAGE / EXTENT_PART) as u32;
-        let part = part.clamp(EXTENT_PAGES.least, EXTENT_PAGES.most);
-        let part = if self.rivals > 0 { EXTENT_PAGES.most } else { part };
+        let bounds = if self.memory.is_of_host() { HOST_EXTENT_PAGES } else { EXTENT_PAGES };
+        let part = if self.rivals > 0 { bounds.most } else { part.clamp(bounds.least, bounds.most) };
         let most = part.min(self.place.pages.next_power_of_two());
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));

@@ -5,6 +5,7 @@
 //! their streams have passed, so nothing here waits for the GPU unless memory has run out. No lock is held during a driver
 //! call.
 
+mod asleep;
 mod claim;
 mod effort;
 mod empty_slabs;
@@ -16,6 +17,8 @@ mod place;
 mod reserve;
 mod segment;
 
+pub(super) use asleep::let_go_asleep;
+pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
 pub(super) use lent_slabs::return_slabs;
@@ -39,14 +42,23 @@ pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
         return Ok(Some(offset));
     }
     match request.pool().source() {
-        Source::Pages | Source::PagesAndSegments(_) => {
-            if effort == Effort::Ready
-                && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
-            {
-                return Ok(Some(offset));
+        Source::Pages => grow_by_own_pages(request, effort),
+        Source::PagesAndSegments(source) => match grow_by_own_pages(request, effort) {
+            // Extents are of one NUMA node of the host; a segment takes of others what that has not got.
+            Err(error) if effort > Effort::Ready && is_no_memory(&error) => {
+                segment::grow_by_segment(request, source.as_ref()).or(Err(error))
             }
-            pages::grow_by_pages(request, effort)
-        }
+            grown => grown,
+        },
         Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),
     }
+}
+
+fn grow_by_own_pages(request: &Request, effort: Effort) -> Result<Option<u64>> {
+    if effort == Effort::Ready
+        && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
+    {
+        return Ok(Some(offset));
+    }
+    pages::grow_by_pages(request, effort)
 }

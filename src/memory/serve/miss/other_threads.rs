@@ -62,7 +62,7 @@ impl Climb {
 
     /// Returns a large block of another thread's cache, which goes back there. What is free of pinned memory can be used at
     /// once, and segments of it cannot be moved to this cache.
-    fn pinned_blocks_of_other_threads(&self) -> Result<Option<Allocation>> {
+    pub(super) fn pinned_blocks_of_other_threads(&self) -> Result<Option<Allocation>> {
         let Request { cache: own, service, bytes, .. } = &self.request;
         if *bytes < PAGE {
             return Ok(None);

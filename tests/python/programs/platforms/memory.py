@@ -5,7 +5,7 @@ import sys
 
 import gpupool
 from double import MIB, calls, driver, error_of, fail
-from waiting import in_thread
+from waiting import in_thread, wait_until
 
 
 def fill(buffer, number):
@@ -37,6 +37,63 @@ def it_can_be_written_and_comes_back():
     gpupool.empty_cache()
     left = driver.double_used(0), driver.double_used(1), gpupool.memory_stats().reserved_bytes
     assert left == (0, 0, 0), f"empty_cache left {left}"
+
+
+def it_sleeps_and_wakes():
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffers = [gpupool.empty(nbytes) for nbytes in (1, 70_000, 3 * MIB, 20 * MIB)]
+    for number, buffer in enumerate(buffers):
+        fill(buffer, number + 1)
+    addresses = [buffer.ptr for buffer in buffers]
+    before = driver.double_used(0)
+    assert pool.sleep() == before, "not all memory went"
+    assert (driver.double_used(0), pool.is_asleep) == (0, True), "memory is left while the pool sleeps"
+    with gpupool.use_mem_pool(pool):
+        error = error_of(gpupool.empty, MIB)
+    assert error.startswith("Asleep memory pool "), f"a request of a pool that is asleep: {error}"
+    pool.wake()
+    assert driver.double_used(0) > 23 * MIB, "memory was not taken again"
+    assert [buffer.ptr for buffer in buffers] == addresses, "an address changed"
+    wrong = [number for number, buffer in enumerate(buffers) if not is_full_of(buffer, number + 1)]
+    assert not wrong, f"blocks {wrong} hold something else"
+    gpupool.sleep(backup=None)
+    assert driver.double_used(0) == 0, "the device's sleep left memory"
+    gpupool.wake()
+    del pool, buffers, buffer
+    gpupool.empty_cache()
+    assert driver.double_used(0) == 0, "memory is left"
+    # Pinned segments go on a thread of their own.
+    wait_until(lambda: driver.double_used_of_host() == 0, "the backup is given back")
+
+
+def without_virtual_memory_it_does_not_sleep():
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(MIB)
+    error = error_of(pool.sleep)
+    assert error.startswith("Unavailable pool "), error
+    assert "virtual memory management" in error, error
+    assert not pool.is_asleep, "the pool sleeps all the same"
+    fill(buffer, 1)
+
+
+def nothing_is_lost_asleep(status, *functions):
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(20 * MIB)
+    fill(buffer, 7)
+    for function in functions:
+        for change in (pool.sleep, pool.wake):
+            fail(f"{function}=1")
+            error = error_of(change)
+            fail("")
+            assert "no error" in error or status in error, f"{function} in {change.__name__}: {error}"
+            if "no error" not in error:
+                expected = change == pool.wake
+                assert pool.is_asleep == expected, f"{function} in {change.__name__} left the pool in between"
+                change()
+        assert is_full_of(buffer, 7), f"{function} lost the content"
 
 
 def pools_keep_theirs_apart():

@@ -71,19 +71,26 @@ def nothing_is_lost_when_the_driver_refuses(status, *functions):
                 wait_until(is_gone, f"memory is given back that {function} was refused for")
 
 
-def that_cannot_be_locked_is_told(function):
+def that_cannot_be_locked_is_told(*functions):
     import resource
 
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (MIB, MIB))
     gpupool.empty_pinned(1).free()
     gpupool.empty_cache()
     wait_until(gone, "it is given back")
-    fail(f"{function}=2:100000")
+    fail(",".join(f"{function}=2:100000" for function in functions))
     error = error_of(gpupool.empty_pinned, 5 * MIB)
     fail()
     assert error.startswith("OutOfMemory out of pinned memory on NUMA node 0 of the host"), error
     for said in ("RLIMIT_MEMLOCK is 1048576 bytes", "ulimit -l unlimited", "docker run --ulimit memlock=-1"):
         assert said in error, f"{said!r} is not told: {error}"
+
+
+def a_full_node_is_helped_by_others():
+    fail("cuMemCreate=2:100000")
+    with memoryview(gpupool.empty_pinned(5 * MIB)) as memory:
+        memory[:] = bytes([7]) * len(memory)
+    fail()
 
 
 def a_graph_keeps_it():

@@ -54,6 +54,8 @@ def calls(address: int) -> dict[str, tuple]:
         "reset_peak_pinned_stats": (-1,),
         "pinned_times": (struct, struct),
         "pinned_snapshot": (struct,),
+        "sleep_device": (0, 1, none),
+        "wake_device": (0, none),
     }
 
 

@@ -34,6 +34,16 @@ def grow_move_and_give_back():
     pool.trim()
 
 
+def sleep_and_wake():
+    pool, registered = gpupool.MemPool(), gpupool.MemPool(no_split=True)
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(5 << 20)
+    pool.sleep()
+    gpupool.sleep()
+    pool.wake()
+    del buffer, registered
+
+
 def find_memory_after_all():
     pool = gpupool.MemPool(limit=32 << 20)
     with gpupool.use_mem_pool(pool):

@@ -1,5 +1,6 @@
 """Requests for more than there is. See torch_calls.py."""
 
+import gpupool
 from torch_calls import ALL, MIB, call, drop, main
 
 
@@ -34,6 +35,17 @@ def compare_callbacks(allocator):
     seen = [call("give_when_short", 0) > 0]
     drop(other)
     return seen
+
+
+def check_asleep(ours):
+    """A request to memory that sleeps is PyTorch's plain error, with gpupool's text."""
+    block = ours.block(100 * MIB)
+    assert gpupool.sleep(0) >= 100 * MIB
+    assert ours.kind_of_error("allocate", 4096) == "RuntimeError"
+    text = ours.text_of_error("allocate", 4096)
+    assert "is asleep and serves no request: wake it first, by gpupool.wake(0)" in text, text
+    gpupool.wake(0)
+    drop(block, ours.block(4096))
 
 
 if __name__ == "__main__":

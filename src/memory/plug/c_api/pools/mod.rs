@@ -2,6 +2,7 @@
 
 mod handle;
 mod options;
+mod sleep;
 mod source;
 
 use std::ffi::{c_int, c_void};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 pub use handle::PoolHandle;
 use handle::{end, held, make, slot};
 pub use options::{PoolOptions, PoolSource};
+pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake_device};
 
 use super::call::{device_of, hand_out, null, place, pointer, run, stream_on};
 use crate::error::{Error, Result};

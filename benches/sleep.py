@@ -1,0 +1,173 @@
+"""How long pools take to sleep and to wake, beside one plain copy of the same bytes and beside torch-memory-saver.
+
+    python benches/sleep.py [--gib 64] [--output FILE]
+
+Memory is CuPy's arrays in one pool of gpupool's, with a captured graph that uses them, which is replayed and checked in
+between. Each line names what it took, in milliseconds: the first sleep of the process, with nothing prepared, and then
+the median of five, with the pinned memory there. Where PyTorch and torch-memory-saver are installed, the same tensors
+sleep by that in a process of its own.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MIB, GIB = 1 << 20, 1 << 30
+LARGE, SMALL = 512 * MIB, 2 * MIB
+ROUNDS = 5
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the median of the first and of the second of each pair."""
+    firsts, seconds = zip(*pairs, strict=True)
+    return statistics.median(firsts), statistics.median(seconds)
+
+
+def plain_copies(nbytes: int) -> tuple[float, float]:
+    """Return what a copy of so many bytes takes from the device to pinned memory, and back."""
+    import cupy
+    import gpupool
+
+    piece = min(nbytes, GIB)
+    there, here = gpupool.empty(piece), gpupool.empty_pinned(piece)
+    copy, stream = cupy.cuda.runtime.memcpyAsync, cupy.cuda.Stream(non_blocking=True)
+    # cudaMemcpyDeviceToHost and cudaMemcpyHostToDevice.
+    ways = [(here.ptr, there.ptr, 2), (there.ptr, here.ptr, 1)]
+
+    def run(to: int, source: int, kind: int) -> None:
+        for _ in range(nbytes // piece):
+            copy(to, source, piece, kind, stream.ptr)
+        stream.synchronize()
+
+    run(*ways[0])
+    return tuple(statistics.median(milliseconds(lambda way=way: run(*way)) for _ in range(ROUNDS)) for way in ways)
+
+
+class Arrays:
+    """Arrays in a pool, and a graph that adds one to every word of the first."""
+
+    def __init__(self, nbytes: int, size: int) -> None:
+        import cupy
+        import gpupool
+
+        self._cupy = cupy
+        self.pool = gpupool.MemPool()
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        with gpupool.cupy.using(self.pool), self._stream:
+            self._arrays = [cupy.full(size // 8, place, cupy.uint64) for place in range(nbytes // size)]
+            add = cupy.ElementwiseKernel("", "uint64 word", "word = word + 1", "count_up")
+            add(self._arrays[0])
+            self._stream.begin_capture()
+            add(self._arrays[0])
+            self._graph = self._stream.end_capture()
+        self._stream.synchronize()
+        self._turns = 1
+
+    def check(self) -> None:
+        """Replay the graph, and check every word."""
+        self._graph.launch(self._stream)
+        self._stream.synchronize()
+        self._turns += 1
+        for place, array in enumerate(self._arrays):
+            expected = self._turns if place == 0 else place
+            wrong = int(self._cupy.count_nonzero(array != self._cupy.uint64(expected)))
+            assert not wrong, f"{wrong} words of array {place} are wrong"
+
+    def cycle(self, backup: str | None) -> tuple[float, float]:
+        """Return what a sleep takes and what waking takes."""
+        self._cupy.cuda.Device().synchronize()
+        times = milliseconds(lambda: self.pool.sleep(backup=backup)), milliseconds(self.pool.wake)
+        if backup:
+            self.check()
+        return times
+
+
+def of_gpupool(nbytes: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield what gpupool takes."""
+    import gpupool
+
+    def entry(name: str, times: tuple[float, float]) -> tuple[str, dict[str, float]]:
+        return name, {"sleep_ms": times[0], "wake_ms": times[1]}
+
+    arrays = Arrays(nbytes, LARGE)
+    yield entry("the first of the process", arrays.cycle("host"))
+    yield entry("with backup", median([arrays.cycle("host") for _ in range(ROUNDS)]))
+    yield entry("without backup", median([arrays.cycle(None) for _ in range(ROUNDS)]))
+    arrays.pool.close()
+    del arrays
+    gpupool.empty_cache()
+    arrays = Arrays(nbytes, SMALL)
+    yield entry("small tensors, with backup", median([arrays.cycle("host") for _ in range(ROUNDS)]))
+    yield entry("small tensors, without backup", median([arrays.cycle(None) for _ in range(ROUNDS)]))
+    arrays.pool.close()
+    del arrays
+    gpupool.empty_cache()
+    yield entry("plain copies", plain_copies(nbytes))
+
+
+def of_memory_saver(nbytes: int, size: int) -> dict[str, Any]:
+    """Return what torch-memory-saver takes on as many tensors, with a backup and without one."""
+    import torch
+    from torch_memory_saver import torch_memory_saver as saver
+
+    saver.hook_mode = "torch"
+    found: dict[str, Any] = {}
+    for name, backup in (("with backup", True), ("without backup", False)):
+        with saver.region(tag=name, enable_cpu_backup=backup):
+            tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
+        torch.cuda.synchronize()
+        pairs = []
+        for _ in range(ROUNDS):
+            pairs.append((milliseconds(lambda: saver.pause(name)), milliseconds(lambda: saver.resume(name))))  # noqa: B023
+            torch.cuda.synchronize()
+        sleep, wake = median(pairs)
+        found[name] = {"sleep_ms": sleep, "wake_ms": wake}
+        del tensors
+    return found
+
+
+def main() -> None:
+    """Measure, and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=int, default=0, help="live GiB; by default 64, or 32 where there is less memory")
+    parser.add_argument("--output", help="a file for the figures as JSON")
+    parser.add_argument("--peer", type=int, metavar="BYTES", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peer:
+        print(json.dumps(of_memory_saver(arguments.gib * GIB, arguments.peer)))
+        return
+    import gpupool
+
+    total = gpupool.memory_summary().devices[0].total_bytes or 0
+    gib = arguments.gib or (64 if total > 70 * GIB else 32 if total > 36 * GIB else max(1, total // GIB // 2))
+    results: dict[str, Any] = {"gib": gib, "large_bytes": LARGE, "small_bytes": SMALL}
+    for name, times in of_gpupool(gib * GIB):
+        results[name] = times
+        print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
+    for name, size in (("large", LARGE), ("small", SMALL)):
+        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        told = done.stdout.strip().splitlines()
+        results[f"torch-memory-saver, {name} tensors"] = (
+            json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
+        )
+        print(f"torch-memory-saver, {name} tensors: {results[f'torch-memory-saver, {name} tensors']}", flush=True)
+    if arguments.output:
+        with open(arguments.output, "w") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+//! A heap whose memory is away: its blocks stay as they are, may be freed, and none is handed out.
+//!
+//! The heap cuts nothing meanwhile, as one that was closed, so a request finds nothing without a question of its own. For all
+//! that would add or take memory its service has ended for as long.
+
+use std::ops::Range;
+
+use super::block::BlockState;
+use super::{Cut, Heap};
+use crate::memory::device::{PAGE, Pages, Slab};
+
+impl Heap {
+    /// Hands out nothing from now on, and takes no memory.
+    pub(in crate::memory) fn fall_asleep(&mut self) {
+        if self.asleep.is_none() && !self.has_ended {
+            self.asleep = Some(self.cut);
+            self.cut = Cut::Nothing;
+        }
+    }
+
+    /// Goes on as before it fell asleep.
+    pub(in crate::memory) fn wake(&mut self) {
+        if let Some(cut) = self.asleep.take() {
+            self.cut = cut;
+        }
+    }
+
+    /// Returns whether it is asleep, in the service with this number.
+    pub(in crate::memory) fn is_asleep_in(&self, service: u64) -> bool {
+        self.asleep.is_some() && self.services == service && !self.has_ended
+    }
+
+    pub(in crate::memory) fn is_asleep(&self) -> bool {
+        self.asleep.is_some()
+    }
+
+    /// Takes whole free pages that stand below an offset out of the heap, which is asleep: start and bytes of each piece.
+    pub(in crate::memory) fn take_pages_asleep(&mut self, pages: &'static Pages, below: u64) -> Vec<(u64, u64)> {
+        self.drop_empty_slabs(pages);
+        let taken = self.take_pages(pages, 0..below);
+        if !taken.is_empty() {
+            self.tell_live();
+        }
+        taken
+    }
+
+    /// Returns where blocks are live, by address: each large one, and each slot of a slab; of a slab that was lent all of it.
+    pub(in crate::memory) fn live_ranges(&self, pages: &'static Pages) -> Vec<Range<u64>> {
+        let mut live = Vec::new();
+        for (_, span) in self.spans.iter() {
+            let mut id = span.first;
+            while let Some(block) = self.blocks.get(id as usize) {
+                match block.state {
+                    BlockState::Live => live.push(block.start..block.end()),
+                    BlockState::Slab => {
+                        let slots = pages.slabs.get(block.number()).into_iter().flat_map(Slab::live_slots);
+                        live.extend(slots.map(|(start, bytes, ..)| start..start + bytes));
+                    }
+                    BlockState::Free | BlockState::Vacant => {}
+                }
+                id = block.next;
+            }
+        }
+        live
+    }
+
+    /// Returns the whole pages inside of each live block of at least so many.
+    pub(in crate::memory) fn large_blocks(&self, pages: &'static Pages, least: u64) -> Vec<Range<u64>> {
+        let inside = |block: Range<u64>| block.start.next_multiple_of(PAGE)..block.end / PAGE * PAGE;
+        let blocks = self.live_ranges(pages).into_iter().map(inside);
+        blocks.filter(|block| block.end.saturating_sub(block.start) >= least * PAGE).collect()
+    }
+}

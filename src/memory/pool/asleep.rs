@@ -1,0 +1,235 @@
+//! Whether a pool is asleep, and what is kept of one that is: its backup, and what of its memory was not given back.
+//!
+//! A pool is awake, asleep, or just changing. The thread that changes it calls the driver meanwhile and holds no lock; other
+//! threads that would change it wait for the end. Requests only ask whether the pool is awake, on the way of a miss.
+
+use std::fmt::Debug;
+use std::mem;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::state::Pool;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::device::Mapping;
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, ThreadNumber, lock};
+
+/// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
+pub(in crate::memory) trait BackupPiece: Debug + Send + Sync {
+    /// Returns where it starts.
+    fn address(&self) -> u64;
+    /// Returns its bytes.
+    fn bytes(&self) -> u64;
+    /// Frees it once the work so far on the stream is done.
+    fn free_after(self: Box<Self>, stream: &Stream);
+}
+
+/// A part of a pool's memory, and where it is backed up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct BackedUp {
+    /// The offset in the device's memory.
+    pub(in crate::memory) start: u64,
+    pub(in crate::memory) bytes: u64,
+    /// The place of the piece among the others, and the offset in it.
+    pub(in crate::memory) piece: usize,
+    pub(in crate::memory) at: u64,
+}
+
+impl BackedUp {
+    pub(in crate::memory) const fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+}
+
+/// Extents in a row that a pool still has, though it is asleep: the driver refused to take them back. Their content is
+/// as it was.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Kept {
+    pub(in crate::memory) extents: Vec<Mapping>,
+    pub(in crate::memory) is_mapped: bool,
+}
+
+impl Kept {
+    /// Returns where it stands, unless there is nothing.
+    pub(in crate::memory) fn range(&self) -> Option<Range<u64>> {
+        Some(self.extents.first()?.start()..self.extents.last()?.end())
+    }
+}
+
+/// What is kept of a pool that is asleep.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Record {
+    /// By number; none for one that nothing needs any more.
+    pub(in crate::memory) pieces: Vec<Option<Box<dyn BackupPiece>>>,
+    /// By start.
+    pub(in crate::memory) backed_up: Vec<BackedUp>,
+    pub(in crate::memory) kept: Vec<Kept>,
+    /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.
+    pub(in crate::memory) is_in_the_way: bool,
+}
+
+impl Record {
+    /// Returns the bytes of pinned memory that it has.
+    pub(in crate::memory) fn backup_bytes(&self) -> u64 {
+        self.pieces.iter().flatten().map(|piece| piece.bytes()).sum()
+    }
+
+    /// Forgets what is backed up of all but these ranges, which are in order. Returns the pieces that nothing needs any more.
+    #[must_use]
+    pub(in crate::memory) fn keep_only(&mut self, ranges: &[Range<u64>]) -> Vec<Box<dyn BackupPiece>> {
+        let is_needed = |part: &BackedUp| {
+            let place = ranges.partition_point(|range| range.end <= part.start);
+            ranges.get(place).is_some_and(|range| range.start < part.end())
+        };
+        self.backed_up.retain(is_needed);
+        let mut is_used = vec![false; self.pieces.len()];
+        self.backed_up.iter().for_each(|part| is_used[part.piece] = true);
+        self.pieces
+            .iter_mut()
+            .zip(is_used)
+            .filter(|(_, is_used)| !is_used)
+            .filter_map(|(piece, _)| piece.take())
+            .collect()
+    }
+}
+
+/// Whether the pool is asleep.
+#[derive(Debug, Default)]
+enum Phase {
+    #[default]
+    Awake,
+    /// A thread is just putting it to sleep, or waking it.
+    Changing(ThreadNumber),
+    Asleep(Record),
+}
+
+/// What sleeping and waking took so far.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct SleepTimes {
+    /// How often it fell asleep.
+    pub(in crate::memory) count: u64,
+    /// How long that took the last time.
+    pub(in crate::memory) asleep_in: Duration,
+    /// How long the last waking took.
+    pub(in crate::memory) awake_in: Duration,
+}
+
+/// A pool's sleep.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Sleep {
+    /// From the beginning of a sleep to the end of the waking.
+    is_asleep: AtomicBool,
+    phase: Mutex<Phase>,
+    /// Told when a change is over.
+    changed: Condvar,
+    times: Mutex<SleepTimes>,
+}
+
+/// Which change a thread wants to make.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Wanted {
+    Sleep,
+    Wake,
+}
+
+/// A change under way. Dropped before it has ended it leaves the pool as it was.
+#[derive(Debug)]
+pub(in crate::memory) struct Change<'a> {
+    sleep: &'a Sleep,
+    /// What is kept of the pool; none if it is to be awake.
+    pub(in crate::memory) record: Option<Record>,
+}
+
+impl Sleep {
+    /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
+    pub(in crate::memory) fn is_asleep(&self) -> bool {
+        self.is_asleep.load(Ordering::Acquire)
+    }
+
+    /// Begins a change, once no other is under way; none if there is nothing to change.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if this thread is just changing it.
+    pub(in crate::memory) fn begin(&self, wanted: Wanted, thread: ThisThread) -> Result<Option<Change<'_>>> {
+        let mut phase = lock(&self.phase);
+        loop {
+            match &*phase {
+                Phase::Changing(changing) if *changing == thread.number() => return Err(within_itself()),
+                Phase::Changing(_) => phase = self.changed.wait(phase).unwrap_or_else(PoisonError::into_inner),
+                Phase::Awake if wanted == Wanted::Wake => return Ok(None),
+                Phase::Asleep(_) if wanted == Wanted::Sleep => return Ok(None),
+                Phase::Awake | Phase::Asleep(_) => break,
+            }
+        }
+        let record = match mem::replace(&mut *phase, Phase::Changing(thread.number())) {
+            Phase::Asleep(record) => Some(record),
+            _ => None,
+        };
+        self.is_asleep.store(true, Ordering::Release);
+        Ok(Some(Change { sleep: self, record }))
+    }
+
+    /// Takes what is kept of the pool, if it is asleep and not just changing.
+    pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
+        let mut phase = lock(&self.phase);
+        match mem::replace(&mut *phase, Phase::Changing(thread.number())) {
+            Phase::Asleep(record) => Some(Change { sleep: self, record: Some(record) }),
+            other => {
+                *phase = other;
+                None
+            }
+        }
+    }
+
+    /// Returns the bytes of pinned memory that back the pool up; none while it changes.
+    pub(in crate::memory) fn backup_bytes(&self) -> u64 {
+        match &*lock(&self.phase) {
+            Phase::Asleep(record) => record.backup_bytes(),
+            Phase::Awake | Phase::Changing(_) => 0,
+        }
+    }
+
+    pub(in crate::memory) fn times(&self) -> SleepTimes {
+        *lock(&self.times)
+    }
+
+    pub(in crate::memory) fn note_times(&self, note: impl FnOnce(&mut SleepTimes)) {
+        note(&mut lock(&self.times));
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let record = self.record.take();
+        let is_asleep = record.is_some();
+        {
+            let mut phase = lock(&self.sleep.phase);
+            *phase = record.map_or(Phase::Awake, Phase::Asleep);
+            self.sleep.is_asleep.store(is_asleep, Ordering::Release);
+        }
+        self.sleep.changed.notify_all();
+    }
+}
+
+/// Returns the error of a request to a pool that is asleep.
+#[cold]
+pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
+    let (label, device) = (pool.label(), pool.memory.device);
+    let wake = if pool.is_default() { "" } else { "the pool's wake(), or " };
+    ErrorKind::Asleep(format!(
+        "{} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({})",
+        if pool.is_default() { "the default memory pool".to_owned() } else { format!("memory pool {label}") },
+        device.ordinal(),
+    ))
+    .into()
+}
+
+#[cold]
+fn within_itself() -> Error {
+    Error::invalid_value(
+        "a callback that was asked for memory to wake a pool puts the same pool to sleep, or wakes it: leave that pool alone \
+         there",
+    )
+}

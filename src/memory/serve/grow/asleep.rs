@@ -1,0 +1,121 @@
+//! Memory of pools that are asleep: which addresses they still need, and the extents that stand there once they wake.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::claim::{claimed, is_no_memory};
+use crate::error::Result;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::{PAGE, Reserve, Run};
+use crate::memory::pool::Pool;
+use crate::memory::serve::out_of_memory::{call, callbacks, note};
+use crate::memory::serve::settle::Patience;
+use crate::memory::serve::trim::trim_pools;
+use crate::runtime::Extent;
+use crate::sync::ThisThread;
+
+/// Returns the pages that a pool which is asleep needs once it wakes, as offsets, in order: each run is of one cache, or of
+/// the pool's reserve. With `may_let_go` whole free pages are taken out of its caches first, and their addresses serve others.
+/// A graph that is replayed may use all that its caches have.
+pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Range<u64>> {
+    let memory = pool.memory;
+    let end = memory.range.bytes();
+    let reserve = pool.supply.reserve();
+    let kept = reserve.map_or(0..0, Reserve::range);
+    let (mut free, mut spans) = (Vec::new(), Vec::new());
+    for cache in DeviceCaches::caches_of(pool) {
+        let Some(service) = cache.service() else { continue };
+        let mut heap = cache.lock(thread);
+        if !heap.is_asleep_in(service.number) {
+            continue;
+        }
+        if may_let_go && !(service.is_captured && pool.has_captures()) {
+            free.extend(heap.take_pages_asleep(&memory.pages, end));
+        }
+        spans.extend(heap.spans_below(end));
+    }
+    let (free, of_reserve) = parted(&free, &kept);
+    free.into_iter().for_each(|range| put_back(pool, run_of(&range)));
+    let (mut needed, in_reserve) = parted(&spans, &kept);
+    if let Some(reserve) = reserve {
+        // It has no extents while the pool is asleep, so none goes.
+        reserve.put_back(of_reserve.iter().map(run_of).collect());
+        match reserve.take_free_if_ended() {
+            Some(runs) => {
+                runs.into_iter().for_each(|run| put_back(pool, run));
+                needed.extend(in_reserve);
+            }
+            None => needed.push(kept),
+        }
+    }
+    needed.sort_unstable_by_key(|range| range.start);
+    needed
+}
+
+/// Returns the parts of memory outside of a range, and those inside.
+fn parted(memory: &[(u64, u64)], range: &Range<u64>) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+    let (mut outside, mut inside) = (Vec::new(), Vec::new());
+    for &(start, bytes) in memory {
+        let end = start + bytes;
+        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
+        if from < to {
+            outside.extend([start..from, to..end].into_iter().filter(|part| !part.is_empty()));
+            inside.push(from..to);
+        } else {
+            outside.push(start..end);
+        }
+    }
+    (outside, inside)
+}
+
+fn run_of(range: &Range<u64>) -> Run {
+    ((range.start / PAGE) as u32, ((range.end - range.start) / PAGE) as u32)
+}
+
+/// Has others use addresses that the pool had.
+fn put_back(pool: &Pool, (first, pages): Run) {
+    pool.memory.put_back_pages(first, pages);
+}
+
+/// Lets go of what a pool that is asleep does not need any more: addresses, and pinned memory. It calls no driver.
+pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
+    let Some(mut change) = pool.sleep.try_change(thread) else { return };
+    let Some(record) = &mut change.record else { return };
+    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let unneeded = record.keep_only(&needed);
+    drop(change);
+    drop(unneeded);
+}
+
+/// Returns a new extent for a pool that is waking: of what the device has, else of what other pools and the user's callbacks
+/// give back.
+///
+/// # Errors
+/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
+pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32, thread: ThisThread) -> Result<Extent> {
+    let (memory, bytes) = (pool.memory, u64::from(pages) * PAGE);
+    let create = || claimed(memory, pool, bytes, || memory.range.create(pages));
+    let mut outcome = create();
+    let lacks = |outcome: &Result<Extent>| outcome.as_ref().is_err_and(is_no_memory);
+    let try_again = || {
+        if let Some(caches) = DeviceCaches::known(memory.device) {
+            // What cannot be given back leaves the rest to help.
+            let _ = trim_pools(caches, thread, Patience::Wait, Pool::gives_way);
+        }
+        memory.retries.fetch_add(1, Ordering::Relaxed);
+        create()
+    };
+    if lacks(&outcome) {
+        outcome = try_again();
+    }
+    if lacks(&outcome) {
+        note(pool, 0, bytes);
+        for callback in callbacks() {
+            if lacks(&outcome) && call(&callback, memory.device, bytes) {
+                outcome = try_again();
+            }
+        }
+    }
+    outcome
+}

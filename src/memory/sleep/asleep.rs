@@ -1,0 +1,230 @@
+//! Falling asleep: streams are waited for, what is live is copied, and memory goes part by part.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use log::info;
+
+use super::awake::{bring_back, trim_if_closed, wake_caches};
+use super::backup::{Backup, Copying, to_copy};
+use super::parts::{Part, Parts};
+use super::refusal::{refuse_captures, why_not};
+use crate::error::{Bytes, Error, Result};
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::{DeviceMemory, Mapping};
+use crate::memory::pool::{Kept, Pool, Record, Wanted};
+use crate::memory::serve::{Patience, settle};
+use crate::observe::delivery::Delivery;
+use crate::observe::target::MEMORY;
+use crate::observe::{Activity, Took};
+use crate::process;
+use crate::runtime::{self, Event, RelaxedCapture};
+use crate::sync::ThisThread;
+
+/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already.
+///
+/// # Errors
+/// `ErrorKind::Unavailable` if memory of this kind cannot sleep; `ErrorKind::InvalidValue` while a stream is captured;
+/// `ErrorKind::OutOfMemory` if there is not enough pinned memory for the backup; any other refusal of the driver. The pool is
+/// then awake with all that it had, unless the driver also refuses to give back what went already: then it is asleep, with all
+/// of its backup.
+pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
+    process::refuse_forked()?;
+    if let Some(reason) = why_not(pool) {
+        return Err(Error::unavailable(reason));
+    }
+    let thread = ThisThread::get();
+    if !pool.sleep.is_asleep() {
+        // Before any request is refused, for one may be the capture's.
+        refuse_captures(pool, thread)?;
+    }
+    let Some(mut change) = pool.sleep.begin(Wanted::Sleep, thread)? else { return Ok(0) };
+    let begun = Instant::now();
+    let _activity = Activity::begin_of(pool.budget().reserved(), format_args!("put memory pool to sleep"));
+    let _delivery = Delivery::at_end();
+    let outcome = fall_asleep(pool, backup, thread, &mut change.record);
+    let took = begun.elapsed();
+    let backed_up = change.record.as_ref().map_or(0, Record::backup_bytes);
+    if outcome.is_ok() {
+        pool.sleep.note_times(|times| {
+            times.count += 1;
+            times.asleep_in = took;
+        });
+    }
+    drop(change);
+    trim_if_closed(pool, thread);
+    let (label, device, took) = (pool.label(), pool.memory.device, Took(Some(took)));
+    match &outcome {
+        Ok(bytes) => {
+            let (bytes, backed_up) = (Bytes(*bytes), Bytes(backed_up));
+            info!(target: MEMORY, "pool {label} on {device}: asleep in {took}, {bytes} given back, {backed_up} backed up");
+        }
+        Err(error) => info!(target: MEMORY, "pool {label} on {device}: not put to sleep: {error}"),
+    }
+    outcome
+}
+
+/// Puts a pool to sleep whose requests are refused by now. `kept` is what is kept of it; none if it is awake again.
+fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut Option<Record>) -> Result<u64> {
+    let mut record = Record::default();
+    let mut copying = None;
+    let ready = (|| {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        wait_for_work(pool, thread)?;
+        let parts = Parts::of(pool, thread)?;
+        let done = match backup {
+            Backup::Host => back_up(pool.memory, &parts, &mut copying, &mut record),
+            Backup::None => Ok(parts.parts.iter().map(|_| None).collect()),
+        };
+        match done {
+            Ok(done) => Ok((parts.parts, done)),
+            Err(error) => {
+                give_reserve_back(pool, parts.reserve);
+                Err(error)
+            }
+        }
+    })();
+    let (parts, done) = match ready {
+        Ok(ready) => ready,
+        Err(error) => {
+            if let Some(copying) = &copying {
+                copying.give_up(&mut record);
+            }
+            wake_caches(pool, thread);
+            return Err(error);
+        }
+    };
+    let mut released = 0;
+    let Err(error) = give_back(pool, parts, done, &mut record, &mut released) else {
+        // What waited for the work that was waited for; what is refused here goes later.
+        let _ = pool.memory.end_retired(false);
+        *kept = Some(record);
+        return Ok(released);
+    };
+    match bring_back(pool, &mut record, thread) {
+        Ok(_) => {
+            if let Some(copying) = &copying {
+                copying.give_up(&mut record);
+            }
+            Err(error)
+        }
+        Err(_) => {
+            // Copies from what is still there may be under way.
+            let wait = copying.map_or(Ok(()), |copying| copying.stream.synchronize());
+            *kept = Some(record);
+            Err(error.map_library(|refused| {
+                let advice =
+                    "what went already could not be taken again, so the pool is asleep, with its backup whole: wake it";
+                let unsure = if wait.is_err() { " (its copies may still be under way)" } else { "" };
+                let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
+                refused.advice = Some(format!("{known}{advice}{unsure}"));
+            }))
+        }
+    }
+}
+
+/// Has the pool's caches hand out nothing more, and waits for all work that may use its memory: also of streams that cannot
+/// be asked, for all work on the device, and on those that may use its memory, is waited for.
+fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
+    let memory = pool.memory;
+    for cache in DeviceCaches::caches_of(pool) {
+        if let Some(service) = cache.service()
+            && let Some(mut heap) = cache.lock_in(&service, thread)
+        {
+            heap.fall_asleep();
+        }
+    }
+    refuse_captures(pool, thread)?;
+    runtime::synchronize_in_any_case(memory.device)?;
+    memory.range.peers().into_iter().try_for_each(runtime::synchronize_in_any_case)?;
+    for cache in DeviceCaches::caches_of(pool) {
+        settle(cache, thread, Patience::Wait)?;
+    }
+    // So that what is on its way back is not in the way once the pool wakes. What is refused goes later.
+    let _ = memory.end_retired(false);
+    Ok(())
+}
+
+/// Begins to copy what is live. Returns for each part what tells that its copies are done.
+fn back_up(
+    memory: &DeviceMemory,
+    parts: &Parts,
+    copying: &mut Option<Copying>,
+    record: &mut Record,
+) -> Result<Vec<Option<Event>>> {
+    let ranges = to_copy(&parts.parts, &parts.live);
+    let bytes = ranges.iter().flatten().map(|range| range.end - range.start).sum();
+    if bytes == 0 {
+        return Ok(ranges.iter().map(|_| None).collect());
+    }
+    let copying = copying.insert(Copying::begin(memory, bytes)?);
+    let mut done = Vec::new();
+    for ranges in &ranges {
+        copying.copy(memory, ranges, record)?;
+        let event = (!ranges.is_empty()).then(|| memory.events.record(&copying.stream));
+        done.push(event.transpose()?);
+    }
+    Ok(done)
+}
+
+/// Gives the parts back to the driver, each once its copies are done, and adds the bytes that went. What the driver refuses is
+/// noted in the record as kept, with all that is after it.
+fn give_back(
+    pool: &Pool,
+    parts: Vec<Part>,
+    done: Vec<Option<Event>>,
+    record: &mut Record,
+    released: &mut u64,
+) -> Result<()> {
+    let memory = pool.memory;
+    let mut parts = parts.into_iter().zip(done);
+    let mut outcome = Ok(());
+    for (part, event) in parts.by_ref() {
+        outcome = event.as_ref().map_or(Ok(()), Event::synchronize).and_then(|()| {
+            // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
+            // work of callers that hold blocks of it is not to come, as they were told.
+            unsafe { memory.range.unmap(part.first(), part.pages()) }
+        });
+        memory.events.put_back(event);
+        if outcome.is_err() {
+            record.kept.push(Kept { extents: part.extents, is_mapped: true });
+            break;
+        }
+        memory.pages.clear_mapping(part.start(), part.bytes());
+        let (left, refused) = release(pool, part.extents, released);
+        if let Some(error) = refused {
+            record.kept.push(Kept { extents: left, is_mapped: false });
+            outcome = Err(error);
+            break;
+        }
+    }
+    for (part, event) in parts {
+        memory.events.put_back(event);
+        record.kept.push(Kept { extents: part.extents, is_mapped: true });
+    }
+    outcome
+}
+
+/// Gives unmapped extents back to the driver. Returns those that are left where it refuses one.
+fn release(pool: &Pool, extents: Vec<Mapping>, released: &mut u64) -> (Vec<Mapping>, Option<Error>) {
+    let mut left = extents.into_iter();
+    while let Some(mapping) = left.as_slice().first() {
+        // SAFETY: the pool alone has the extent, which is unmapped and forgotten after this.
+        if let Err(error) = unsafe { pool.memory.range.release(mapping.extent) } {
+            return (left.collect(), Some(error));
+        }
+        pool.memory.uncount(mapping.bytes(), &pool.supply, released);
+        left.next();
+    }
+    (Vec::new(), None)
+}
+
+/// Gives a pool's reserve the extents again that it gave up.
+pub(super) fn give_reserve_back(pool: &Pool, extents: Vec<Mapping>) {
+    if let Some(reserve) = pool.supply.reserve() {
+        // The pool has a use, or its end comes later and takes what is free.
+        let left = reserve.set_extents(extents);
+        debug_assert!(left.is_empty() || pool.is_closed());
+        super::awake::retire_of_ended(pool, left);
+    }
+}

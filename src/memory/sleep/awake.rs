@@ -1,0 +1,218 @@
+//! Waking: memory is taken again at the same addresses, and filled from the backup.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use log::info;
+
+use super::asleep::give_reserve_back;
+use super::backup::copy_back;
+use super::extents::{LARGE_PAGES, groups, without};
+use crate::error::{Bytes, Error, Result};
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Until};
+use crate::memory::pool::{Kept, Pool, Record, Wanted};
+use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, trim};
+use crate::observe::delivery::Delivery;
+use crate::observe::target::MEMORY;
+use crate::observe::{Activity, Took};
+use crate::process;
+use crate::runtime::{self, RelaxedCapture, Stream};
+use crate::sync::ThisThread;
+
+/// Wakes a pool, and returns the bytes that were taken from the driver; 0 if it is awake already. Its memory can then be used
+/// on any stream.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough, also after other pools gave back what they may and callbacks were asked;
+/// any other refusal of the driver. The pool is then as asleep as before, with all of its backup.
+pub(in crate::memory) fn wake(pool: &Arc<Pool>) -> Result<u64> {
+    process::refuse_forked()?;
+    let thread = ThisThread::get();
+    let Some(mut change) = pool.sleep.begin(Wanted::Wake, thread)? else { return Ok(0) };
+    let begun = Instant::now();
+    let _activity = Activity::begin(format_args!("wake memory pool"));
+    let _delivery = Delivery::at_end();
+    let outcome = match &mut change.record {
+        Some(record) => bring_back(pool, record, thread),
+        None => Ok(0),
+    };
+    let took = begun.elapsed();
+    // Freed with no lock held.
+    let record = if outcome.is_ok() { change.record.take() } else { None };
+    if outcome.is_ok() {
+        pool.sleep.note_times(|times| times.awake_in = took);
+    }
+    drop(change);
+    drop(record);
+    trim_if_closed(pool, thread);
+    let (label, device, took) = (pool.label(), pool.memory.device, Took(Some(took)));
+    match &outcome {
+        Ok(bytes) => info!(target: MEMORY, "pool {label} on {device}: awake in {took}, {} taken", Bytes(*bytes)),
+        Err(error) => info!(target: MEMORY, "pool {label} on {device}: not woken: {error}"),
+    }
+    outcome
+}
+
+/// Gives back what a pool has free that was closed while it changed.
+pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
+    if pool.is_closed()
+        && let Some(caches) = DeviceCaches::known(pool.memory.device)
+    {
+        // What the driver refuses to take back now is tried again whenever memory is given back.
+        let _ = trim(caches, pool, thread, Patience::Ask);
+    }
+}
+
+/// Has the pool's caches hand out blocks again.
+pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
+    for cache in DeviceCaches::caches_of(pool) {
+        let Some(service) = cache.service() else { continue };
+        let mut heap = cache.lock(thread);
+        if heap.is_asleep_in(service.number) {
+            heap.wake();
+        }
+    }
+}
+
+/// Extents that were made for a pool, as far as it came.
+#[derive(Debug, Default)]
+struct Taken {
+    mapped: Vec<Mapping>,
+    unmapped: Vec<Mapping>,
+    /// Made when there is something to copy.
+    stream: Option<Stream>,
+}
+
+/// Takes memory again for a pool and fills it, and returns the bytes that were taken. If that fails, all of them go back.
+pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
+    let memory = pool.memory;
+    // What could not go before may still be in the way.
+    let _ = memory.end_retired(record.is_in_the_way);
+    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let mut kept: Vec<_> = record.kept.iter().filter_map(Kept::range).collect();
+    kept.sort_unstable_by_key(|range| range.start);
+    let missing = without(needed, &kept);
+    let wanted = missing.iter().map(|range| range.end - range.start).sum();
+    let mut taken = Taken::default();
+    let outcome = (|| {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        map_kept(pool, record)?;
+        take(pool, record, &missing, &mut taken, thread)
+    })();
+    if let Err(error) = outcome {
+        record.is_in_the_way = !give_up(pool, taken);
+        return Err(no_memory_left(pool, wanted, as_asleep(error)));
+    }
+    let kept = std::mem::take(&mut record.kept).into_iter().flat_map(|kept| kept.extents);
+    let of_reserve = pool.supply.reserve().map_or(0..0, Reserve::range);
+    let extents = taken.mapped.into_iter().chain(kept);
+    let (in_reserve, movable): (Vec<_>, Vec<_>) = extents.partition(|extent| of_reserve.contains(&extent.start()));
+    movable.into_iter().for_each(|extent| memory.pages.set_mapping(extent));
+    wake_caches(pool, thread);
+    give_reserve_back(pool, in_reserve);
+    Ok(wanted)
+}
+
+/// Adds what became of the pool to a refusal.
+fn as_asleep(error: Error) -> Error {
+    error.map_library(|refused| {
+        let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
+        refused.advice = Some(format!("{known}the pool stays asleep, with its backup whole: wake it again later"));
+    })
+}
+
+/// Maps what the pool still has.
+fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
+    let range = &pool.memory.range;
+    for index in 0..record.kept.len() {
+        if !record.kept[index].is_mapped {
+            let kept = record.kept.swap_remove(index);
+            let mut rest = kept.extents.into_iter();
+            let (mut mapped, mut outcome) = (Vec::new(), Ok(()));
+            while let Some(&extent) = rest.as_slice().first() {
+                // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extent.
+                outcome = unsafe { range.map(extent) };
+                if outcome.is_err() {
+                    break;
+                }
+                mapped.push(extent);
+                rest.next();
+            }
+            record.kept.push(Kept { extents: rest.collect(), is_mapped: false });
+            record.kept.push(Kept { extents: mapped, is_mapped: true });
+            record.kept.retain(|kept| !kept.extents.is_empty());
+            outcome?;
+            return map_kept(pool, record);
+        }
+    }
+    for kept in record.kept.iter().filter_map(Kept::range) {
+        // SAFETY: all of it is mapped.
+        unsafe { range.set_access(kept.start, kept.end - kept.start) }?;
+    }
+    Ok(())
+}
+
+/// Makes and maps extents at all of these pages, and copies back what is backed up of them, which is done when this returns.
+fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken, thread: ThisThread) -> Result<()> {
+    let memory = pool.memory;
+    let large = large_blocks(pool, thread);
+    for run in missing {
+        for group in groups(run, &large) {
+            let (Some(&(first, _)), Some(&(last, pages))) = (group.first(), group.last()) else { continue };
+            let range = u64::from(first) * PAGE..u64::from(last + pages) * PAGE;
+            for (first, pages) in group {
+                let mapping = Mapping { first, pages, extent: extent_for_waking(pool, pages, thread)? };
+                taken.unmapped.push(mapping);
+                // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extent.
+                unsafe { memory.range.map(mapping) }?;
+                taken.mapped.extend(taken.unmapped.pop());
+            }
+            // SAFETY: all of it was just mapped.
+            unsafe { memory.range.set_access(range.start, range.end - range.start) }?;
+            if !record.backed_up.is_empty() {
+                let stream = match &mut taken.stream {
+                    Some(stream) => stream,
+                    none => none.insert(Stream::new(memory.device)?),
+                };
+                // SAFETY: the range was just mapped, no request can have it before the pool is awake, and it is unmapped only
+                // once the stream is done.
+                unsafe { copy_back(memory, record, &range, stream) }?;
+            }
+        }
+    }
+    taken.stream.as_ref().map_or(Ok(()), Stream::synchronize)
+}
+
+/// Returns the whole pages inside of each large block of a pool that is asleep, in order.
+fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Range<u64>> {
+    let mut large = Vec::new();
+    for cache in DeviceCaches::caches_of(pool) {
+        large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, LARGE_PAGES));
+    }
+    large.sort_unstable_by_key(|range: &Range<u64>| range.start);
+    large
+}
+
+/// Gives back what was taken. Returns whether the copies to it are done; else it goes once they are.
+fn give_up(pool: &Pool, taken: Taken) -> bool {
+    let memory = pool.memory;
+    let Taken { mapped, unmapped, stream } = taken;
+    let is_done = stream.as_ref().is_none_or(|stream| stream.synchronize().is_ok());
+    let until = if is_done { Until::at_once() } else { Until::Devices(vec![memory.device]) };
+    // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
+    unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
+    // What the driver refuses to take back now is tried again whenever memory is given back.
+    let _ = memory.end_retired(false);
+    is_done
+}
+
+/// Gives back extents of the reserve of a pool that has ended.
+pub(super) fn retire_of_ended(pool: &Pool, extents: Vec<Mapping>) {
+    if !extents.is_empty() {
+        let remains = Remains::Released { mapped: extents, unmapped: Vec::new() };
+        // SAFETY: what is in the reserve is in no cache, and no work uses it.
+        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
+    }
+}

@@ -1,0 +1,80 @@
+//! All memory of a device: every pool, those of graphs included, and the idle handles.
+
+use std::sync::Arc;
+
+use log::info;
+
+use super::backup::Backup;
+use super::refusal::why_not;
+use super::{asleep, awake};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::pool::Pool;
+use crate::memory_users;
+use crate::observe::target::MEMORY;
+use crate::process;
+use crate::runtime;
+
+/// Puts all memory of a device to sleep: the default pool, every [`MemPool`](crate::MemPool), and the pools of graphs.
+/// Handles that are idle are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and made again when
+/// they are needed. Returns the bytes that went back to the driver; 0 for what is asleep already. Pools that cannot sleep, those
+/// with an allocator of their own or `no_split`, stay awake, and a line of the log names each.
+///
+/// # Errors
+/// As [`MemPool::sleep`](crate::MemPool::sleep); those that fell asleep by this call are awake again then, as far as there is
+/// memory for them.
+pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
+    process::refuse_forked()?;
+    let device = runtime::device(device.ordinal() as i64)?;
+    let before = used(device);
+    let mut fallen: Vec<Arc<Pool>> = Vec::new();
+    for pool in pools(device) {
+        if let Some(reason) = why_not(&pool) {
+            info!(target: MEMORY, "{reason}; it stays awake");
+            continue;
+        }
+        let was_asleep = pool.sleep.is_asleep();
+        if let Err(error) = asleep::sleep(&pool, backup) {
+            for pool in fallen.iter().rev() {
+                // What finds no memory stays asleep, and says so to requests.
+                let _ = awake::wake(pool);
+            }
+            return Err(error);
+        }
+        if !was_asleep {
+            fallen.push(pool);
+        }
+    }
+    memory_users::release(device);
+    Ok(before.saturating_sub(used(device)))
+}
+
+/// Wakes all memory of a device that is asleep, and returns the bytes that were taken from the driver.
+///
+/// # Errors
+/// As [`MemPool::wake`](crate::MemPool::wake), the first of them. Each pool is awake, or as asleep as before: those that found
+/// memory are awake, and another call wakes the rest.
+pub fn wake(device: Device) -> Result<u64> {
+    process::refuse_forked()?;
+    let device = runtime::device(device.ordinal() as i64)?;
+    let mut taken = 0;
+    let mut refused: Option<Error> = None;
+    for pool in pools(device) {
+        match awake::wake(&pool) {
+            Ok(bytes) => taken += bytes,
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    refused.map_or(Ok(taken), Err)
+}
+
+/// Returns the device's pools, if its memory was used.
+fn pools(device: Device) -> Vec<Arc<Pool>> {
+    DeviceCaches::known(device).map(DeviceCaches::pools).unwrap_or_default()
+}
+
+/// Returns what gpupool has of the device's memory, in bytes.
+fn used(device: Device) -> u64 {
+    memory_users::all(device).iter().map(|used| used.bytes).sum()
+}

@@ -1,0 +1,20 @@
+//! Pools that sleep: their device memory goes back to the driver while their addresses stay, and comes back there when they
+//! wake, so that programs take turns on a device.
+//!
+//! What is live is copied to pinned memory of the host, or given up. A heap that is asleep hands out nothing, as if it were
+//! closed, and its blocks can be freed: so what allocates and frees while nothing sleeps asks nothing for it. Memory goes part
+//! by part as it is copied, and only once the backup is whole; whatever the driver refuses on the way, the pool is afterwards
+//! either awake with all that it had, or asleep with all of its backup.
+
+mod asleep;
+mod awake;
+mod backup;
+mod device;
+mod extents;
+mod parts;
+mod refusal;
+
+pub(in crate::memory) use asleep::sleep as sleep_pool;
+pub(in crate::memory) use awake::wake as wake_pool;
+pub use backup::Backup;
+pub use device::{sleep, wake};

@@ -1,0 +1,50 @@
+//! What cannot sleep, and when.
+
+use crate::error::{Error, Result};
+use crate::ids::CaptureStatus;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::pool::Pool;
+use crate::runtime;
+use crate::sync::ThisThread;
+
+/// Returns why a pool can never sleep, if it cannot.
+pub(super) fn why_not(pool: &Pool) -> Option<String> {
+    let (label, device) = (pool.label(), pool.memory.device);
+    if pool.keeps_segments() {
+        return Some(format!(
+            "pool {label} on {device} cannot sleep: its segments stay where they are, for they may be registered elsewhere or \
+             came from its own allocator. Leave out allocator, segments and no_split for a pool that is to sleep"
+        ));
+    }
+    (!pool.source().is_pages() || pool.source().segments().is_some()).then(|| {
+        format!(
+            "pool {label} on {device} cannot sleep: that needs virtual memory management, which the device or its driver \
+             does not have"
+        )
+    })
+}
+
+/// Refuses while a stream of the device is known to be captured: the device is about to be waited for, which would spoil the
+/// capture, and its graph would use what is to go.
+pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
+    let device = pool.memory.device;
+    if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+        return Err(captured(pool));
+    }
+    for cache in DeviceCaches::caches_of(pool) {
+        let Some(service) = cache.service().filter(|service| service.is_stream_usable(thread, None)) else { continue };
+        if service.stream.capture_status()? != CaptureStatus::None {
+            return Err(captured(pool));
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn captured(pool: &Pool) -> Error {
+    Error::invalid_value(format!(
+        "a stream of {} is captured, and pool {} cannot fall asleep meanwhile: end the capture first",
+        pool.memory.device,
+        pool.label()
+    ))
+}

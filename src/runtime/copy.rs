@@ -1,0 +1,44 @@
+//! Copies between a device and pinned memory of the host, in the order of a stream.
+
+use super::{BoundDevice, RelaxedCapture, Stream, get};
+use crate::error::Result;
+use crate::ids::Device;
+
+/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there, which
+/// [`synchronize`](super::synchronize) refuses.
+pub(crate) fn synchronize_in_any_case(device: Device) -> Result<()> {
+    let runtime = get()?;
+    let _bound = BoundDevice::new(runtime, device)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+    runtime.context_synchronize().map_err(|e| e.on(device))
+}
+
+impl Stream {
+    /// Copies memory of the stream's device to pinned memory of the host, after what was submitted to the stream.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses.
+    ///
+    /// # Safety
+    /// All of both ranges is there until the copy is done, and nothing else uses the host's meanwhile.
+    pub(crate) unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device())?;
+        // SAFETY: a `Stream` is alive, and the caller vouches for both ranges.
+        unsafe { runtime.copy_to_host(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
+    }
+
+    /// Copies pinned memory of the host to memory of the stream's device, after what was submitted to the stream.
+    ///
+    /// # Errors
+    /// As [`Stream::copy_to_host`].
+    ///
+    /// # Safety
+    /// All of both ranges is there until the copy is done, and nothing else uses the device's meanwhile.
+    pub(crate) unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device())?;
+        // SAFETY: a `Stream` is alive, and the caller vouches for both ranges.
+        unsafe { runtime.copy_to_device(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
+    }
+}
