@@ -31,7 +31,7 @@ impl<'py> FromPyObject<'_, 'py> for PyBackup {
 
 #[doc = docstring!("sleep")]
 #[pyfunction]
-#[pyo3(signature = (device = None, backup = PyBackup(Backup::Host)))]
+#[pyo3(signature = (device = None, backup = PyBackup(Backup::Host)), text_signature = "(device=None, backup='host')")]
 pub(super) fn sleep(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, backup: PyBackup) -> PyResult<u64> {
     let device = device::extract_or_current(py, device)?;
     let _stack = hold_stack(Purpose::Allocation);

@@ -184,7 +184,7 @@ impl PyMemPool {
     }
 
     #[doc = docstring!("MemPool.sleep")]
-    #[pyo3(signature = (backup = PyBackup(Backup::Host)))]
+    #[pyo3(signature = (backup = PyBackup(Backup::Host)), text_signature = "($self, backup='host')")]
     fn sleep(&self, py: Python<'_>, backup: PyBackup) -> PyResult<u64> {
         let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
