@@ -1,8 +1,67 @@
-//! Tells the linker of the Python module to put a function of ours before Rust's own: see `src/python/ffi/unwinding.rs`.
+//! What the Python module needs of its build: a function of ours before Rust's own, see `src/python/ffi/unwinding.rs`, and
+//! its docstrings, which are those of the stubs, `python/gpupool/_native.pyi`.
+//!
+//! Each docstring becomes a file, `OUT_DIR/docstrings/MemPool.trim`, which `docstring!("MemPool.trim")` includes.
 
-fn main() {
+use std::error::Error;
+use std::path::Path;
+use std::{env, fs};
+
+const STUBS: &str = "python/gpupool/_native.pyi";
+const QUOTES: &str = "\"\"\"";
+
+fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var_os("CARGO_FEATURE_PYTHON").is_some() {
-        println!("cargo::rustc-link-arg=-Wl,--wrap=rust_eh_personality");
+    if env::var_os("CARGO_FEATURE_PYTHON").is_none() {
+        return Ok(());
     }
+    println!("cargo::rustc-link-arg=-Wl,--wrap=rust_eh_personality");
+    println!("cargo::rerun-if-changed={STUBS}");
+    let folder = Path::new(&env::var("OUT_DIR")?).join("docstrings");
+    fs::create_dir_all(&folder)?;
+    let stubs = fs::read_to_string(STUBS).map_err(|error| format!("{STUBS}, which has the docstrings: {error}"))?;
+    for (name, text) in docstrings(&stubs) {
+        if text.contains('\\') {
+            return Err(
+                format!("{STUBS}: the docstring of {name} has a backslash, which is not taken for an escape").into()
+            );
+        }
+        fs::write(folder.join(name), text)?;
+    }
+    Ok(())
+}
+
+/// Returns the name after `class` or `def` at the start of a line.
+fn defined<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
+    let name = line.strip_prefix(keyword)?;
+    Some(name.split_once(['(', ':']).map_or(name, |(name, _)| name))
+}
+
+/// Returns the docstrings of classes, of their members by `Class.member`, and of functions. Lines keep no more indentation
+/// than they have within the docstring.
+fn docstrings(stubs: &str) -> Vec<(String, String)> {
+    let (mut class, mut owner, mut found) = (String::new(), None, Vec::new());
+    let mut lines = stubs.lines();
+    while let Some(line) = lines.next() {
+        if let Some(name) = defined(line, "class ") {
+            name.clone_into(&mut class);
+            owner = Some(class.clone());
+        } else if let Some(name) = defined(line, "def ") {
+            owner = Some(name.to_owned());
+        } else if let Some(name) = defined(line, "    def ") {
+            owner = Some(format!("{class}.{name}"));
+        }
+        let Some(first) = line.trim_start().strip_prefix(QUOTES) else { continue };
+        let indentation = line.len() - line.trim_start().len();
+        let mut text = first.to_owned();
+        while !text.contains(QUOTES) {
+            let Some(next) = lines.next() else { break };
+            text.push('\n');
+            text.push_str(next.get(indentation..).unwrap_or_default());
+        }
+        if let Some(owner) = owner.take() {
+            found.push((owner, text.trim_end().trim_end_matches(QUOTES).trim_end().to_owned()));
+        }
+    }
+    found
 }

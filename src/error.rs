@@ -15,6 +15,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of a user's own `create`, `destroy` or `set_stream`.
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
+/// The library of calls that gpupool refuses itself.
+pub(crate) const GPUPOOL: &str = "gpupool";
+/// The library of calls that an allocator refuses which a pool was made with.
+pub(crate) const OWN_ALLOCATOR: &str = "the pool's own allocator";
+
 /// Everything that can go wrong. One pointer wide, so that the way without errors stays in registers.
 #[derive(Debug)]
 pub struct Error(Box<ErrorKind>);
@@ -318,13 +323,16 @@ impl fmt::Display for OutOfMemory {
             let comma = if index > 0 { "," } else { "" };
             write!(f, "{comma} {pool} {count} ({})", Bytes(*bytes))?;
         }
-        if self.device.host_node().is_some() {
-            return f.write_str(
-                ". What was free was given back before the last try; free pinned memory, raise set_pinned_limit if it is set, \
-                 or ask for less",
-            );
-        }
         f.write_str(match self.wanted {
+            // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.
+            _ if self.refused.library == GPUPOOL => "",
+            _ if self.device.host_node().is_some() => {
+                ". What was free was given back before the last try; free pinned memory, or ask for less"
+            }
+            _ if self.refused.library == OWN_ALLOCATOR => {
+                ". Only that allocator supplies the pool: free what is live in the pool, let the allocator give more, or ask \
+                 for less"
+            }
             Wanted::Handle(_) => {
                 ". Idle handles were destroyed before the last try; free memory elsewhere, such as the caches of CuPy \
                  (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
@@ -332,7 +340,7 @@ impl fmt::Display for OutOfMemory {
             Wanted::Memory { .. } | Wanted::Addresses(_) => {
                 ". What the default pool and pools with use_on_oom had free was given back before the last try, and other \
                  pools keep what they have free until their trim(); free memory elsewhere, such \
-                 as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), raise the limit, or ask for less"
+                 as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or ask for less"
             }
         })
     }

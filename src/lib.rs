@@ -92,5 +92,5 @@ pub use memory::{
 };
 pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
-pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info};
+pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info, synchronize};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -309,7 +309,7 @@ fn a_limit_counts_what_is_awake() {
     pool.sleep(Backup::Host).unwrap();
     pool.set_limit(Some(32 * MIB));
     let error = out_of_memory(pool.wake());
-    assert!(error.to_string().contains("the limit of pool"), "{error}");
+    assert!(error.to_string().contains("The limit of pool"), "{error}");
     pool.set_limit(None);
     pool.wake().unwrap();
     drop((block, pool));
@@ -328,7 +328,7 @@ fn without_pinned_memory_it_stays_awake() {
     let outcome = pool.sleep(Backup::Host);
     set_pinned_limit(None).unwrap();
     let error = out_of_memory(outcome);
-    assert!(error.to_string().contains("the limit of pinned memory is reached"), "{error}");
+    assert!(error.to_string().contains("The limit of pinned memory is reached"), "{error}");
     assert!(!pool.is_asleep());
     assert_eq!((used(0), pinned()), (before, 0));
     assert_whole(&blocks);

@@ -204,7 +204,9 @@ fn where_none_is_to_be_had_the_library_s_own_stays() {
 #[test]
 fn none_is_lost_whatever_the_driver_refuses() {
     let _host = host();
-    for call in Call::ALL {
+    // A request for a handle moves no bytes; without these calls the process's pools are enough.
+    let moves_bytes = |call: &Call| matches!(call, Call::CopyToDevice | Call::CopyToHost | Call::Fill);
+    for call in Call::ALL.into_iter().filter(|call| !moves_bytes(call)) {
         for after in 0..6 {
             let (pool, stream) = (Pool::new(), stream(0));
             inject(Fault { call, kind: StatusKind::Other, after, times: 1 });

@@ -34,12 +34,13 @@ def markdown(text: str, place: griffe.Object) -> str:
     lines: list[str] = []
     is_code = False
     for line in text.splitlines():
-        is_prompt = PROMPT.match(line) is not None
-        if is_prompt != is_code:
+        # What a line prints follows it, up to a blank line.
+        is_of_code = PROMPT.match(line) is not None or (is_code and line.strip() != "")
+        if is_of_code != is_code:
             # A blank line before, so that Markdown takes the fence for one.
             lines += ["```", ""] if is_code else ["", "```pycon"]
-            is_code = is_prompt
-        lines.append(line if is_prompt else ADDRESS.sub(r"<\1>", ROLE.sub(link, line)))
+            is_code = is_of_code
+        lines.append(line if is_of_code else ADDRESS.sub(r"<\1>", ROLE.sub(link, line)))
     return "\n".join([*lines, "```"] if is_code else lines)
 
 
@@ -52,6 +53,9 @@ class Docstrings(griffe.Extension):
 
     def rewrite(self, place: griffe.Object) -> None:
         """Rewrite an object's docstring and those of its members."""
+        # griffe takes a class's parameters from this alone.
+        if "__new__" in place.members and "__init__" not in place.members:
+            place.members["__init__"] = place.members["__new__"]
         if place.docstring is not None:
             place.docstring.value = markdown(place.docstring.value, place)
         for member in place.members.values():

@@ -1,9 +1,9 @@
 """Ready handles of cuDNN, cuBLAS, cuSPARSE and others, and of ROCm's libraries, and a caching allocator.
 
 >>> import gpupool
->>> handle = gpupool.cublas.handle(stream)  # this thread's cublasHandle_t as an int, its stream set
-
+>>> stream = gpupool.Stream()  # or one of CuPy, PyTorch, Numba, cuda.core
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
+>>> handle = gpupool.host.handle(stream)  # this thread's own; on a GPU gpupool.cublas.handle(stream) and its like
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
@@ -50,6 +50,7 @@ from gpupool._native import (
     cudnn,
     cudss,
     current_device,
+    current_stream,
     cusolver,
     cusparse,
     device_count,
@@ -81,6 +82,7 @@ from gpupool._native import (
     set_pinned_limit,
     sleep,
     stream,
+    synchronize,
     use_mem_pool,
     wake,
     warm_pinned,
@@ -133,6 +135,7 @@ __all__ = [
     "cudnn",
     "cudss",
     "current_device",
+    "current_stream",
     "cusolver",
     "cusparse",
     "device_count",
@@ -168,6 +171,7 @@ __all__ = [
     "set_pinned_limit",
     "sleep",
     "stream",
+    "synchronize",
     "use_mem_pool",
     "wake",
     "warm_pinned",
@@ -187,7 +191,7 @@ _native.add_site_packages(
 _logging.start()
 
 # Public modules that are imported when first used: one for each framework, and others that few programs need.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker")
+_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "typing", "worker")
 # Public names and the private modules that define them, which are imported when first used.
 _NAMES = {
     "Info": "_report.info",
@@ -199,7 +203,11 @@ _NAMES = {
 
 
 def get_include() -> str:
-    """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``."""
+    """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``.
+
+    >>> os.path.exists(os.path.join(gpupool.get_include(), "gpupool.h"))
+    True
+    """
     return os.path.join(os.path.dirname(__file__), "include")
 
 
@@ -212,4 +220,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_NAMES])
+    return sorted([*__all__, *_MODULES])

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
+from typing import Any, Literal, Never, Self, SupportsIndex, final
 
-from _typeshed import SupportsRead
+from _typeshed import ReadableBuffer, SupportsRead, WriteableBuffer
 from typing_extensions import disjoint_base
+
+from gpupool.typing import AllocatorLike, DeviceLike, PoolId, StreamLike
 
 __version__: str
 
@@ -39,7 +41,14 @@ def end_log() -> None:
     """End the log: :func:`take_log_records` returns the records that are left, and then empty lists."""
 
 class Error(Exception):
-    """The base class of gpupool's errors."""
+    """The base class of gpupool's errors.
+
+    >>> try:
+    ...     gpupool.empty(1 << 60)
+    ... except gpupool.Error as error:
+    ...     print(type(error).__name__)
+    OutOfMemory
+    """
 
 class RuntimeUnavailable(Error):
     """The GPU platform that a call needs is missing: no driver, no device, or another runtime was chosen."""
@@ -57,7 +66,12 @@ class LibraryNotFound(Error):
     is_present: bool
 
 class LibraryError(Error):
-    """A library or the driver refused a call."""
+    """A library or the driver refused a call.
+
+    ``library`` is the library's name, ``cuda`` or ``hip`` for the driver; ``function`` what was called; ``status`` and
+    ``code`` what it answered, by name and as a number; ``device`` the device's ordinal, and ``path`` the file that the
+    library was loaded from, None where there is none.
+    """
 
     library: str
     function: str
@@ -67,10 +81,21 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(MemoryError, Error):
-    """Device memory ran out, even after gpupool had returned all of its memory that was not in use.
+    """Memory ran out, even after gpupool had returned all of its memory that was not in use; also a ``MemoryError``.
+
+    The message says who holds the device's memory, and what helps: a higher limit where a limit refused, memory that
+    is freed elsewhere where the device has no more.
 
     ``requested_bytes`` is the number of bytes that the program asked for, or that a handle is known to take; None if
-    that is not known. ``free_bytes`` and ``total_bytes`` are the device's at the last try.
+    that is not known. ``free_bytes`` and ``total_bytes`` are the device's at the last try. The rest is as in
+    :class:`LibraryError`.
+
+    >>> pool = gpupool.MemPool(limit=1 << 20)
+    >>> try:
+    ...     pool.empty(8 << 20)
+    ... except gpupool.OutOfMemory as error:
+    ...     print(error.requested_bytes)
+    8388608
     """
 
     library: str
@@ -84,9 +109,10 @@ class OutOfMemory(MemoryError, Error):
     total_bytes: int
 
 class PoolExhausted(TimeoutError, Error):
-    """All handles that a pool may have stayed in use for as long as the request could wait.
+    """All handles that a pool may have stayed in use for as long as the request could wait; also a ``TimeoutError``.
 
-    ``holders`` has a line for each thread or lease that has one.
+    ``library`` is the pool's name, ``device`` the device's ordinal, ``limit`` the pool's :attr:`HandlePool.limit`, and
+    ``holders`` has a line for each thread or lease that has a handle.
     """
 
     library: str
@@ -95,10 +121,21 @@ class PoolExhausted(TimeoutError, Error):
     holders: list[str]
 
 class Forked(Error):
-    """The process is the child of a fork that came after the GPU was first used."""
+    """The process is the child of a fork that came after the GPU was first used.
+
+    Neither CUDA nor HIP works there: start processes by ``spawn`` or ``forkserver``, or fork before the first use. See
+    https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+    """
 
 class InvalidValue(ValueError, Error):
-    """A mistake of the caller's: an argument that cannot be right, or a call at the wrong time."""
+    """A mistake of the caller's: an argument that cannot be right, or a call at the wrong time. Also a ``ValueError``.
+
+    >>> try:
+    ...     gpupool.empty(-1)
+    ... except ValueError as error:
+    ...     print(error)
+    -1 is out of range: give 0 to 2**64 - 1
+    """
 
 class Asleep(Error):
     """The request is to a pool that is asleep: wake it first, by its ``wake()`` or by :func:`wake`."""
@@ -109,27 +146,6 @@ class Unavailable(Error):
 class InternalError(Error):
     """A fault of gpupool's own. Please report it."""
 
-@type_check_only
-class _CudaStream(Protocol):
-    def __cuda_stream__(self) -> tuple[int, int]: ...
-
-@type_check_only
-class _TorchStream(Protocol):
-    @property
-    def cuda_stream(self) -> int: ...
-
-@type_check_only
-class _CuPyStream(Protocol):
-    @property
-    def ptr(self) -> int: ...
-
-@type_check_only
-class _NumbaStream(Protocol):
-    @property
-    def handle(self) -> Any: ...
-
-_StreamLike: TypeAlias = int | _CudaStream | _TorchStream | _CuPyStream | _NumbaStream
-
 @final
 class HandlePool:
     """The pool of one library's handles in this process.
@@ -139,6 +155,21 @@ class HandlePool:
     address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, where 0
     means success). The functions run with the device's primary context current. Make a pool once: it lives as long as
     the process, which can have 256 pools; one more raises :class:`Unavailable`.
+
+    The pools of libraries that gpupool knows are made: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
+    ``cusolver`` and ``cusparse``, on ROCm ``hipblas``, ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and
+    on simulated devices ``gpupool.host``, which the examples use.
+
+    >>> handle = gpupool.host.handle()  # this thread's own, as gpupool.cublas.handle() on a GPU
+    >>> with gpupool.host.lease() as lease:  # one for this block
+    ...     print(int(lease) == handle)
+    False
+
+    Args:
+        name: The pool's name, in errors and statistics.
+        create: Makes a handle and returns it, an address or another number but 0.
+        destroy: Destroys a handle.
+        set_stream: Sets a handle's stream; None for a library whose handles have none.
     """
 
     def __new__(
@@ -148,7 +179,7 @@ class HandlePool:
         destroy: Callable[[int], object] | int,
         set_stream: Callable[[int, int], object] | int | None = None,
     ) -> HandlePool: ...
-    def handle(self, stream: _StreamLike | None = None, device: SupportsIndex | None = None) -> int:
+    def handle(self, stream: StreamLike | None = None, device: SupportsIndex | None = None) -> int:
         """Return this thread's handle, with its stream set.
 
         The handle stays this thread's until the thread ends: don't destroy it, and don't use it in another thread. Ask
@@ -159,10 +190,18 @@ class HandlePool:
         each of up to eight streams; another stream then gets the handle that has had its own for longest, and waits
         for what that has under way.
 
+        >>> stream = gpupool.Stream()
+        >>> gpupool.host.handle(stream) == gpupool.host.handle(stream)
+        True
+
         Args:
             stream: The stream to set. The default is the thread's current stream on the device: that of :func:`stream`,
                 else that of the framework that was enabled last, else the legacy default stream.
             device: The device's ordinal, where no stream is given. The default is the thread's current device.
+
+        Returns:
+            The handle's address, as ctypes, cuda.bindings and nvmath take it: a ``cublasHandle_t``, ``cudnnHandle_t``
+            and so on. Declare ctypes' argument as ``ctypes.c_void_p``, which it passes as 32 bits otherwise.
 
         Raises:
             LibraryNotFound: The library cannot be loaded.
@@ -175,18 +214,25 @@ class HandlePool:
 
     def lease(
         self,
-        stream: _StreamLike | None = None,
+        stream: StreamLike | None = None,
         device: SupportsIndex | None = None,
         timeout: float | None = None,
     ) -> Lease:
         """Lend a handle for a block, with its stream set: ``with pool.lease(stream) as handle:``.
 
-        Threads that seldom work at once then need only as many handles as work at once. ``int(handle)`` is the handle.
+        Threads that seldom work at once then need only as many handles as work at once. ``int(handle)`` is the handle,
+        and ctypes, cuda.bindings and nvmath take the lease itself for it.
+
+        >>> with gpupool.host.lease(timeout=5) as handle:
+        ...     assert int(handle) != 0
 
         Args:
             stream: The stream to set, as in :meth:`handle`.
             device: The device's ordinal, as in :meth:`handle`.
             timeout: How many seconds to wait for a handle if the pool has a :attr:`limit`; 30 by default.
+
+        Returns:
+            The lease, a context manager. It can also be ended by :meth:`Lease.release`.
 
         Raises:
             PoolExhausted: No handle became free in time.
@@ -227,8 +273,21 @@ class HandlePool:
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
         """Create the handles that are missing for ``count`` to be idle on the device, and return how many were created.
 
-        A :attr:`limit` is kept. With ``background`` the call returns 0 at once; the handles, or a failure, show up in
-        :meth:`stats`. Raises :class:`Unavailable` if the system starts no thread.
+        A :attr:`limit` is kept.
+
+        >>> pool = gpupool.HandlePool("warmed", iter(range(1, 100)).__next__, lambda handle: None)
+        >>> pool.warm(2)
+        2
+
+        Args:
+            count: How many handles are to be idle.
+            device: The device's ordinal; the thread's current device by default.
+            background: True to return 0 at once and create them on a thread of gpupool's own. They, or a failure, show
+                up in :meth:`stats`.
+
+        Raises:
+            Unavailable: The system starts no thread.
+            Error: As in :meth:`handle`.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:
@@ -238,21 +297,43 @@ class HandlePool:
         capture on it; ROCm's libraries are assumed to do the same. No handle of these is destroyed while gpupool knows
         of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver
         does not tell of others, so don't trim while another library captures on a non-blocking stream of its own.
+
+        Args:
+            device: The device's ordinal; all devices by default.
+
+        Raises:
+            LibraryError: The library refuses to destroy a handle.
         """
 
     def close(self) -> int:
         """End a pool that the program made: destroy its idle handles and this thread's, and return their number.
 
         The pool makes no more handles. Those of other threads return as the threads end, for :meth:`trim` to destroy.
+
+        >>> pool = gpupool.HandlePool("closed", iter(range(1, 100)).__next__, lambda handle: None)
+        >>> pool.handle()
+        1
+        >>> pool.close()
+        1
+
+        Raises:
+            InvalidValue: The pool is that of a library that gpupool knows, and is the whole process's.
         """
 
     def stats(self, device: SupportsIndex | None = None) -> HandleStats:
-        """Return the pool's counts, on one device or summed over all."""
+        """Return the pool's counts, on one device or summed over all.
+
+        Args:
+            device: The device's ordinal; all devices by default.
+        """
 
     def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
         """Restart the peaks of :meth:`stats` from the present counts, on one device or on all.
 
         :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
+
+        Args:
+            device: The device's ordinal; all devices by default.
         """
 
     @property
@@ -292,13 +373,31 @@ class HandlePool:
 class Lease:
     """A handle that belongs to one holder until the block ends; see :meth:`HandlePool.lease`.
 
-    It may be used and ended in another thread than the one that asked for it, by one thread at a time.
+    It may be used and ended in another thread than the one that asked for it, by one thread at a time. ``int(lease)``
+    is the handle's address, which raises :class:`InvalidValue` once the lease has ended.
+
+    >>> lease = gpupool.host.lease()
+    >>> handle = int(lease)
+    >>> lease.release()
+    >>> lease
+    <gpupool.Lease host (over)>
     """
 
-    def __enter__(self) -> Lease: ...
+    def __enter__(self) -> Lease:
+        """Return the lease."""
+
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]:
+        """End the lease, as :meth:`release` does."""
+
+    @property
+    def _as_parameter_(self) -> Any:
+        """The handle as ctypes passes it, a ``c_void_p``.
+
+        See https://docs.python.org/3/library/ctypes.html#calling-functions-with-your-own-custom-data-types
+        """
+
     def __int__(self) -> int:
         """Return the handle.
 
@@ -324,7 +423,11 @@ class Lease:
 
 @final
 class HandleStats:
-    """The counts of a handle pool at one moment."""
+    """The counts of a handle pool at one moment, which :meth:`HandlePool.stats` and :func:`handle_stats` return.
+
+    >>> gpupool.host.stats().failures
+    0
+    """
 
     @property
     def created(self) -> int:
@@ -405,13 +508,39 @@ class HandleStats:
     def __ne__(self, other: object, /) -> bool: ...
 
 def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
-    """Return the counts of every pool that has been used, by its name, on one device or summed over all."""
+    """Return the counts of every pool that has been used, by its name, on one device or summed over all.
+
+    >>> handle = gpupool.host.handle()
+    >>> gpupool.handle_stats()["host"].held > 0
+    True
+
+    Args:
+        device: The device's ordinal; all devices by default.
+
+    Raises:
+        InvalidValue: There is no such device.
+    """
 
 @final
 class Stream:
     """A stream that gpupool creates, and destroys with this object.
 
-    It does not wait for the legacy default stream.
+    It does not wait for the legacy default stream (``CU_STREAM_NON_BLOCKING``). In ``with stream:`` it is this thread's
+    current one, as in ``with gpupool.stream(stream):``. Streams of other libraries need not become one of these: every
+    call takes them as they are, see :mod:`gpupool.typing`. What :func:`current_stream` returns stands for a stream of
+    other code's where that is current, and destroys nothing.
+
+    See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
+
+    >>> stream = gpupool.Stream()
+    >>> with stream:
+    ...     buffer = gpupool.empty(1 << 20)
+    >>> buffer.stream == stream.ptr
+    True
+    >>> stream.synchronize()
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
     """
 
     def __new__(cls, device: SupportsIndex | None = None) -> Stream: ...
@@ -424,24 +553,48 @@ class Stream:
         """The ordinal of the stream's device."""
 
     def query(self) -> bool:
-        """Return True if all work on the stream is done."""
+        """Return True if all work on the stream is done.
+
+        Raises:
+            LibraryError: The stream is being captured, or earlier work on it failed.
+        """
 
     def synchronize(self) -> None:
-        """Wait for all work on the stream."""
+        """Wait for all work on the stream.
+
+        Raises:
+            LibraryError: The stream is being captured, or earlier work on it failed.
+        """
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return version 0 and the stream's address, by the protocol of cuda.core."""
+        """Return version 0 and the stream's address, by the protocol of cuda.core.
+
+        See https://nvidia.github.io/cuda-python/cuda-core/latest/interoperability.html
+        """
+
+    def __enter__(self) -> Stream:
+        """Make this the thread's current stream, and its device the current one, and return the stream."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        """Make the former stream and device current again."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class StreamScope:
-    """The context manager that :func:`stream` returns."""
+    """The context manager that :func:`stream` returns. It may be entered again, also by another thread."""
 
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> Any:
+        """Make the stream the thread's current one, and return what :func:`stream` was given."""
+
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
-    ) -> Literal[False]: ...
-
-_PoolId: TypeAlias = tuple[int, int]
+    ) -> Literal[False]:
+        """Make the former stream and device current again."""
 
 @final
 class DeviceBuffer:
@@ -452,7 +605,19 @@ class DeviceBuffer:
     stream of a DLPack consumer waits for the buffer's, and the memory, once freed, for the consumer's. Simulated memory
     has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
 
-    See https://dmlc.github.io/dlpack/latest/python_spec.html
+    Without a framework its bytes are set by :meth:`fill` and :meth:`copy_from`, and read by :meth:`copy_to` and
+    ``bytes(buffer)``, in the order of a stream. ``len(buffer)`` is :attr:`nbytes`.
+
+    See https://dmlc.github.io/dlpack/latest/python_spec.html and
+    https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
+
+    >>> buffer = gpupool.empty(4)
+    >>> buffer.copy_from(b"gpu!")
+    >>> bytes(buffer)
+    b'gpu!'
+    >>> buffer.free()
+    >>> buffer
+    gpupool.DeviceBuffer(freed)
     """
 
     @property
@@ -476,16 +641,103 @@ class DeviceBuffer:
         """The address of the stream on which the buffer was allocated."""
 
     @property
-    def pool_id(self) -> _PoolId:
+    def pool_id(self) -> PoolId:
         """The id of the pool that the memory came from; ``(0, 0)`` is the device's default pool."""
 
-    def record_stream(self, stream: _StreamLike) -> None:
+    def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
         The stream must live until the buffer is freed. One of another device needs :func:`enable_peer_access`.
+
+        Args:
+            stream: The stream whose work uses the memory.
+
+        Raises:
+            InvalidValue: The buffer was freed, or the stream's device has no access to it.
         """
 
-    def free(self, stream: _StreamLike | None = None) -> None:
+    def copy_from(self, host: ReadableBuffer, stream: StreamLike | None = None) -> None:
+        """Copy memory of the host to the buffer, after the stream's work so far.
+
+        From pinned memory of gpupool's, a :class:`PinnedBuffer` or a memoryview or array of one, this returns at once,
+        and the copy is done in the background: wait for the stream before that memory is written again. From any
+        other memory it returns when the copy is done; other threads run meanwhile. While the stream is captured only
+        pinned memory is taken, which the graph then copies from at each replay.
+
+        >>> import array
+        >>> buffer = gpupool.empty(8)
+        >>> buffer.copy_from(array.array("i", [1, 2]))
+        >>> list(memoryview(bytes(buffer)).cast("i"))
+        [1, 2]
+
+        Args:
+            host: As many bytes as the buffer has, in one piece: bytes, a bytearray, a memoryview, an array of NumPy, a
+                PinnedBuffer or whatever else has the buffer protocol.
+            stream: The stream; the buffer's own by default, which must be alive.
+
+        Raises:
+            TypeError: ``host`` has no bytes.
+            InvalidValue: The sizes differ, the memory is not in one piece, the buffer was freed, the stream is captured
+                and the memory is not pinned, or its device has no access.
+            LibraryError: The driver refuses.
+        """
+
+    def copy_to(self, host: WriteableBuffer, stream: StreamLike | None = None) -> None:
+        """Copy the buffer to memory of the host, after the stream's work so far.
+
+        To pinned memory of gpupool's this returns at once: wait for the stream before it is read. Otherwise it is as
+        :meth:`copy_from`.
+
+        >>> buffer = gpupool.empty(3)
+        >>> buffer.copy_from(b"abc")
+        >>> host = bytearray(3)
+        >>> buffer.copy_to(host)
+        >>> host
+        bytearray(b'abc')
+
+        Args:
+            host: As many bytes as the buffer has, writable and in one piece.
+            stream: The stream; the buffer's own by default, which must be alive.
+
+        Raises:
+            TypeError: ``host`` has no bytes.
+            InvalidValue: ``host`` is read-only, or as in :meth:`copy_from`.
+            LibraryError: The driver refuses.
+        """
+
+    def fill(self, byte: SupportsIndex, stream: StreamLike | None = None) -> None:
+        """Set every byte of the buffer, after the stream's work so far; this waits for nothing.
+
+        >>> buffer = gpupool.empty(3)
+        >>> buffer.fill(65)
+        >>> bytes(buffer)
+        b'AAA'
+
+        Args:
+            byte: The value, 0 to 255.
+            stream: The stream; the buffer's own by default, which must be alive.
+
+        Raises:
+            InvalidValue: The value is no byte, the buffer was freed, or the stream's device has no access to it.
+            LibraryError: The driver refuses.
+        """
+
+    def __bytes__(self) -> bytes:
+        """Return a copy of the buffer's bytes, once the work so far on its stream is done.
+
+        Raises:
+            InvalidValue: The buffer was freed, or its stream is captured.
+        """
+
+    def __len__(self) -> int: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Never:
+        """Tell NumPy, which cannot read memory of a device, how the bytes are had.
+
+        Raises:
+            TypeError: Always.
+        """
+
+    def free(self, stream: StreamLike | None = None) -> None:
         """Free the memory now, after what was submitted to the stream so far.
 
         Args:
@@ -497,8 +749,15 @@ class DeviceBuffer:
         """
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The buffer as an array of bytes, version 3; simulated memory has none.
+
+        See https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the kind of memory, as DLPack numbers it, and the device's ordinal."""
+
     def __dlpack__(
         self,
         *,
@@ -506,16 +765,38 @@ class DeviceBuffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any: ...
+    ) -> Any:
+        """Return the buffer as a DLPack capsule of bytes, which keeps the memory.
 
-def empty(nbytes: SupportsIndex, stream: _StreamLike | None = None) -> DeviceBuffer:
+        See https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
+
+        Args:
+            stream: The consumer's stream, which waits for the buffer's; -1 for no order, None for the default stream.
+            max_version: The newest version of DLPack that the consumer knows.
+            dl_device: Where the memory is to be, which must be where it is.
+            copy: True is refused, for nothing is copied.
+
+        Raises:
+            BufferError: The memory would have to be copied or moved.
+            InvalidValue: The buffer was freed, or ``stream`` is no stream.
+        """
+
+def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
     """Allocate device memory on the stream and return it, not initialised.
 
-    It comes from the pool whose scope the thread is in, else from the device's default pool.
+    It comes from the pool whose scope the thread is in, else from the device's default pool. It is freed in the order
+    of the stream when the buffer dies: the next block on that stream may have the memory at once.
+
+    >>> buffer = gpupool.empty(1 << 20)
+    >>> buffer.nbytes
+    1048576
 
     Args:
         nbytes: The number of bytes.
         stream: The stream; this thread's current one by default.
+
+    Returns:
+        The memory. For 0 bytes it takes none, and its address is 0.
 
     Raises:
         OutOfMemory: There is not enough memory, even after all that was not in use was returned to the driver.
@@ -535,6 +816,15 @@ class PinnedBuffer:
     if there are none. Recorded on a stream that is captured, it is the graph's until the graph, and all that was
     instantiated from it, are gone; where the driver does not tell of that (before CUDA 12.3, and ROCm), it is not used
     again.
+
+    See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#page-locked-host-memory
+
+    >>> pinned = gpupool.empty_pinned(3)
+    >>> memoryview(pinned)[:] = b"abc"
+    >>> buffer = gpupool.empty(len(pinned))
+    >>> buffer.copy_from(pinned)  # in the background
+    >>> bytes(buffer)
+    b'abc'
     """
 
     @property
@@ -553,13 +843,20 @@ class PinnedBuffer:
     def numa(self) -> int:
         """The number of the NUMA node that the memory is on."""
 
-    def record_stream(self, stream: _StreamLike) -> None:
+    def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
-        The stream must live until the buffer is freed. It may be of any device.
+        The stream must live until the buffer is freed. It may be of any device. Copies by
+        :meth:`DeviceBuffer.copy_from` and :meth:`DeviceBuffer.copy_to` do this themselves.
+
+        Args:
+            stream: The stream whose work uses the memory.
+
+        Raises:
+            InvalidValue: The buffer was freed.
         """
 
-    def free(self, stream: _StreamLike | None = None) -> None:
+    def free(self, stream: StreamLike | None = None) -> None:
         """Free the memory now, to be used again once the streams are done with it.
 
         Args:
@@ -571,10 +868,18 @@ class PinnedBuffer:
         """
 
     @property
-    def __array_interface__(self) -> dict[str, Any]: ...
+    def __array_interface__(self) -> dict[str, Any]:
+        """The buffer as an array of bytes, version 3.
+
+        See https://numpy.org/doc/stable/reference/arrays.interface.html
+        """
+
+    def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, view: memoryview, /) -> None: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the kind of memory, as DLPack numbers it, and 0."""
+
     def __dlpack__(
         self,
         *,
@@ -582,12 +887,30 @@ class PinnedBuffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any: ...
+    ) -> Any:
+        """Return the buffer as a DLPack capsule of bytes, which keeps the memory.
+
+        See https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
+
+        Args:
+            stream: A stream that will use the memory, which is recorded; None or -1 for none.
+            max_version: The newest version of DLPack that the consumer knows.
+            dl_device: Where the memory is to be, which must be where it is.
+            copy: True is refused, for nothing is copied.
+
+        Raises:
+            BufferError: The memory would have to be copied or moved.
+            InvalidValue: The buffer was freed, or ``stream`` is no stream.
+        """
 
 def empty_pinned(
-    nbytes: SupportsIndex, stream: _StreamLike | None = None, numa: SupportsIndex | None = None
+    nbytes: SupportsIndex, stream: StreamLike | None = None, numa: SupportsIndex | None = None
 ) -> PinnedBuffer:
     """Allocate pinned memory of the host and return it, not initialised.
+
+    >>> pinned = gpupool.empty_pinned(1 << 20)
+    >>> len(memoryview(pinned))
+    1048576
 
     Args:
         nbytes: The number of bytes.
@@ -619,85 +942,93 @@ def set_pinned_limit(nbytes: SupportsIndex | None) -> None:
     """Reserve at most so many bytes of pinned memory in this process, on all NUMA nodes together; None for no limit.
 
     What is reserved beyond the limit stays until it is free and :func:`empty_cache` returns it.
+
+    >>> gpupool.set_pinned_limit(8 << 30)
+    >>> gpupool.set_pinned_limit(None)
+
+    Args:
+        nbytes: The number of bytes; None for no limit.
     """
 
 def pinned_stats(numa: SupportsIndex | None = None) -> MemoryStats:
     """Return the counts of pinned memory, on one NUMA node or on all together.
 
     Of several nodes ``peak_live_bytes`` is a bound: no less than the most that callers held at once.
+
+    Args:
+        numa: The number of a NUMA node; all together by default.
+
+    Raises:
+        InvalidValue: The host has no such node.
     """
 
 def reset_peak_pinned_stats(numa: SupportsIndex | None = None) -> None:
-    """Restart the peaks of pinned memory from what there is now, on one NUMA node or on all."""
+    """Restart the peaks of pinned memory from what there is now, on one NUMA node or on all.
 
-@type_check_only
-class _TorchDevice(Protocol):
-    @property
-    def index(self) -> int | None: ...
+    Args:
+        numa: The number of a NUMA node; all by default.
 
-@type_check_only
-class _TorchPluggableAllocator(Protocol):
-    def allocator(self) -> Any: ...
-
-@type_check_only
-class _TorchRawAllocator(Protocol):
-    def _pybind11_conduit_v1_(self, platform: bytes, type_info: Any, kind: bytes, /) -> Any: ...
-
-_TorchAllocator: TypeAlias = _TorchPluggableAllocator | _TorchRawAllocator
-_DeviceLike: TypeAlias = SupportsIndex | _TorchDevice
+    Raises:
+        InvalidValue: The host has no such node.
+    """
 
 @disjoint_base
 class MemPool:
     """A private pool of one device's memory.
 
     What a thread allocates in a ``with use_mem_pool(pool):`` block, or in ``with pool:``, comes from the pool and
-    returns to it. When the pool dies, blocks that are alive stay valid; the rest returns to the driver at once.
+    returns to it; :meth:`empty` allocates from it without a block. When the pool dies, blocks that are alive stay
+    valid; the rest returns to the driver at once. But for what it reserves, it takes no memory before it is used.
 
     A pool can be subclassed, weakly referenced and given attributes. A subclass's ``__init__`` calls this one.
+
+    It is made after PyTorch's: https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.MemPool.html
+
+    >>> pool = gpupool.MemPool(limit=1 << 30)
+    >>> with pool:
+    ...     buffer = gpupool.empty(1 << 20)
+    >>> buffer.pool_id == pool.id
+    True
+    >>> pool.stats().live_bytes
+    1048576
+
+    Args:
+        allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
+            callables, or addresses of C functions as PyTorch's pluggable allocators have them; or such an allocator
+            of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
+            from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
+            memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
+        use_on_oom: Let requests of every other pool take what this one has free when the device has no more.
+            Without it what the pool has freed serves the pool alone.
+        no_split: Give each block a segment of its own, which stays until :meth:`trim` or the pool's end.
+        limit: The most bytes to have at once; None for any number.
+        device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
+        segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
+        is_user_created: False for an id as pools for graph capture have: ``(n, 0)``.
+        reserve: Bytes of physical memory that the pool has from its birth to its end, in whole pages of 2 MiB, at
+            addresses in one piece. Its requests are served from them first.
+
+    Raises:
+        InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with
+            ``allocator``, ``segments`` or ``no_split``.
+        OutOfMemory: If the device has not enough for ``reserve``, also after other pools have given back what they
+            may and the callbacks of :func:`on_oom` were asked.
     """
 
     def __init__(
         self,
-        allocator: tuple[int, int]
-        | tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], Any]]
-        | _TorchAllocator
-        | None = None,
+        allocator: AllocatorLike | None = None,
         use_on_oom: bool = False,
         no_split: bool = False,
         limit: int | None = None,
-        device: _DeviceLike | None = None,
+        device: DeviceLike | None = None,
         segments: bool = False,
         *,
         is_user_created: bool = True,
         reserve: int = 0,
-    ) -> None:
-        """Make a pool. But for what it reserves, it takes no memory before it is used.
-
-        Args:
-            allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
-                callables, or addresses of C functions as PyTorch's pluggable allocators have them; or such an allocator
-                of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
-                from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
-                memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
-            use_on_oom: Let requests of every other pool take what this one has free when the device has no more.
-                Without it what the pool has freed serves the pool alone.
-            no_split: Give each block a segment of its own, which stays until :meth:`trim` or the pool's end.
-            limit: The most bytes to have at once.
-            device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
-            segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
-            is_user_created: False for an id as pools for graph capture have: ``(n, 0)``.
-            reserve: Bytes of physical memory that the pool has from its birth to its end, in whole pages of 2 MiB, at
-                addresses in one piece. Its requests are served from them first.
-
-        Raises:
-            InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with
-                ``allocator``, ``segments`` or ``no_split``.
-            OutOfMemory: If the device has not enough for ``reserve``, also after other pools have given back what they
-                may and the callbacks of :func:`on_oom` were asked.
-        """
-
+    ) -> None: ...
     @property
-    def id(self) -> _PoolId:
+    def id(self) -> PoolId:
         """The pool's id, ``(0, n)``, or ``(n, 0)`` for a pool for graph capture. No later pool gets it again."""
 
     @property
@@ -737,7 +1068,7 @@ class MemPool:
         """The bytes of physical memory that the pool has from its birth to its end."""
 
     def stats(self) -> PoolStats:
-        """Return the pool's counts."""
+        """Return the pool's counts, in bytes and numbers of blocks."""
 
     def reset_peak_stats(self) -> None:
         """Restart the pool's peaks from what it holds now."""
@@ -746,6 +1077,9 @@ class MemPool:
         """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later.
 
         What the pool reserves stays.
+
+        Raises:
+            LibraryError: The driver refuses to take memory back.
         """
 
     def close(self) -> int:
@@ -754,6 +1088,31 @@ class MemPool:
         Requests are refused from then on, also in scopes that are open, and no scope or capture is entered any more.
         Blocks that are alive stay valid, and their memory returns as they are freed, that of graphs as they are reset.
         A second call does nothing more.
+
+        >>> pool = gpupool.MemPool()
+        >>> buffer = pool.empty(1 << 20)
+        >>> released = pool.close()
+        >>> buffer.nbytes  # still valid
+        1048576
+
+        Raises:
+            LibraryError: The driver refuses to take memory back; the pool is closed all the same.
+        """
+
+    def empty(self, nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
+        """Allocate memory from the pool and return it, not initialised, as :func:`gpupool.empty` in ``with pool:``.
+
+        >>> pool = gpupool.MemPool()
+        >>> pool.empty(1000).pool_id == pool.id
+        True
+
+        Args:
+            nbytes: The number of bytes.
+            stream: The stream, of the pool's device; this thread's current one there by default.
+
+        Raises:
+            OutOfMemory: The pool may have no more, or the device has no more.
+            InvalidValue: The pool was closed, or the stream is of another device.
         """
 
     def sleep(self, backup: Literal["host"] | None = "host") -> int:
@@ -801,13 +1160,21 @@ class MemPool:
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments.
 
-        ``include_traces`` changes nothing, here as in PyTorch: :func:`memory_snapshot` returns traces.
+        Args:
+            include_traces: Changes nothing, here as in PyTorch: :func:`memory_snapshot` returns traces.
         """
 
     def token(self) -> PoolToken:
         """Return a token with which another thread enters the pool.
 
         Threads need one, for they do not take over the scopes of the thread that starts them.
+
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> pool = gpupool.MemPool()
+        >>> with ThreadPoolExecutor(4, initializer=pool.token().enter) as workers:
+        ...     buffer = workers.submit(gpupool.empty, 1000).result()
+        >>> buffer.pool_id == pool.id
+        True
         """
 
     def __enter__(self) -> Self:
@@ -815,20 +1182,32 @@ class MemPool:
 
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
-    ) -> Literal[False]: ...
-    def capture(self, stream: _StreamLike) -> Capture:
+    ) -> Literal[False]:
+        """End the block that the thread, or the asyncio task, entered last."""
+    def capture(self, stream: StreamLike) -> Capture:
         """Keep a graph's memory apart: ``with pool.capture(stream) as memory:`` around the graph's capture.
 
         What this thread allocates in the block is the graph's until ``memory.reset()``. An exception in the block
         releases everything.
+
+        See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs
+
+        Args:
+            stream: The stream that is captured, of the pool's device.
+
+        Raises:
+            InvalidValue: The stream is of another device, or the pool was closed.
         """
 
 @final
 class PoolToken:
-    """A token with which a thread enters a pool that another thread works in."""
+    """A token with which a thread enters a pool that another thread works in; :meth:`MemPool.token` makes one.
+
+    It does not keep the pool.
+    """
 
     @property
-    def id(self) -> _PoolId:
+    def id(self) -> PoolId:
         """The pool's id."""
 
     @property
@@ -846,15 +1225,21 @@ class PoolToken:
 
 @final
 class PoolScope:
-    """The context manager that :func:`use_mem_pool` returns; it routes allocations into a pool."""
+    """The context manager that :func:`use_mem_pool` returns; it routes allocations into a pool.
 
-    def __enter__(self) -> MemPool | PoolToken: ...
+    It may be entered again, also by another thread.
+    """
+
+    def __enter__(self) -> MemPool | PoolToken:
+        """Route allocations into the pool, and return what :func:`use_mem_pool` was given."""
+
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
-    ) -> Literal[False]: ...
+    ) -> Literal[False]:
+        """End the block that the thread, or the asyncio task, entered last."""
 
 def use_mem_pool(
-    pool: MemPool | PoolToken, device: _DeviceLike | None = None, *, all_threads: bool = False
+    pool: MemPool | PoolToken, device: DeviceLike | None = None, *, all_threads: bool = False
 ) -> PoolScope:
     """Route what this thread allocates on the pool's device into the pool, for a ``with`` block.
 
@@ -862,6 +1247,11 @@ def use_mem_pool(
     that task's alone, while it waits too; tasks that it starts in the block, and calls of ``asyncio.to_thread``, are in
     the block until it ends. There, a worker thread's requests follow the block where the thread holds the GIL, which it
     does in every call of gpupool's own and in CuPy's, but not in PyTorch's operators.
+
+    >>> pool = gpupool.MemPool()
+    >>> with gpupool.use_mem_pool(pool):
+    ...     gpupool.empty(1000).pool_id == pool.id
+    True
 
     Args:
         pool: The pool, or its token.
@@ -878,17 +1268,20 @@ def use_mem_pool(
 class Capture:
     """The context manager that :meth:`MemPool.capture` returns; what is allocated in it is a graph's."""
 
-    def __enter__(self) -> GraphMemory: ...
+    def __enter__(self) -> GraphMemory:
+        """Keep apart what this thread allocates from now on, and return the graph's memory."""
+
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
-    ) -> Literal[False]: ...
+    ) -> Literal[False]:
+        """End the capture's allocations; after an exception their memory is released."""
 
 @final
 class GraphMemory:
     """The memory of a captured graph, which serves no other request until it is reset or dies."""
 
     @property
-    def pool_id(self) -> _PoolId:
+    def pool_id(self) -> PoolId:
         """The pool's id."""
 
     def reset(self) -> None:
@@ -896,7 +1289,14 @@ class GraphMemory:
 
 @final
 class PoolStats:
-    """The counts of a pool: what it holds now and what it has done so far."""
+    """The counts of a pool: what it holds now and what it has done so far; :meth:`MemPool.stats` returns them.
+
+    >>> pool = gpupool.MemPool()
+    >>> buffer = pool.empty(1000)
+    >>> stats = pool.stats()
+    >>> stats.live_bytes, stats.requested_bytes, stats.live_blocks
+    (1024, 1000, 1)
+    """
 
     @property
     def live_bytes(self) -> int:
@@ -961,7 +1361,10 @@ class PoolStats:
 
 @final
 class MemoryStats:
-    """The counts of a device's memory, summed over its pools: what it holds now and what it has done so far."""
+    """The counts of a device's memory, summed over its pools: what it holds now and what it has done so far.
+
+    :func:`memory_stats` returns them, and :func:`pinned_stats` those of pinned memory of the host.
+    """
 
     @property
     def live_bytes(self) -> int:
@@ -1038,14 +1441,20 @@ class MemoryStats:
 
 @final
 class OomCallback:
-    """A callback that :func:`on_oom` registered, until it is removed or this object dies."""
+    """A callback that :func:`on_oom` registered, until it is removed or this object dies: keep the object."""
 
     def remove(self) -> None:
         """Remove the callback, which is not called again."""
 
 @final
 class CApi:
-    """The addresses of C functions, for plugs that take them."""
+    """The addresses of C functions, for frameworks that take them; ``gpupool.c_api`` is the one object of this class.
+
+    The rest of the C interface is behind :attr:`capsule`, and declared in ``gpupool.h``: see :func:`get_include`.
+
+    >>> gpupool.c_api.malloc != 0
+    True
+    """
 
     @property
     def malloc(self) -> int:
@@ -1122,7 +1531,7 @@ class CApi:
 
 c_api: CApi
 
-def empty_kept(nbytes: SupportsIndex, stream: _StreamLike, keeper: object | None) -> DeviceBuffer:
+def empty_kept(nbytes: SupportsIndex, stream: StreamLike, keeper: object | None) -> DeviceBuffer:
     """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.
 
     The buffer keeps that object, and so frees on a living stream: other streams use the memory sooner then.
@@ -1146,7 +1555,7 @@ class CupyPinnedMemory:
     def size(self) -> int:
         """The number of bytes that were asked for."""
 
-    def record_stream(self, stream: _StreamLike) -> None:
+    def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done."""
 
 @final
@@ -1183,7 +1592,7 @@ def empty_pinned_cache() -> None:
 def owns(address: SupportsIndex) -> bool:
     """Return whether an address lies in memory of gpupool's."""
 
-def fence(stream: _StreamLike, delay: bool = True) -> bool:
+def fence(stream: StreamLike, delay: bool = True) -> bool:
     """Let later work on the stream's device, on every stream, wait for all work so far, and return True.
 
     The host does not wait. Memory of ``stream`` that was used on unknown streams may then be freed. While gpupool knows
@@ -1198,8 +1607,17 @@ def fence(stream: _StreamLike, delay: bool = True) -> bool:
         LibraryError: The driver is older than CUDA 12.5.
     """
 
-def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> _PoolId:
+def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> PoolId:
     """Return an id that no pool has yet, for :func:`begin_allocate_to_pool`.
+
+    See https://docs.pytorch.org/docs/stable/generated/torch.cuda.graphs.graph_pool_handle.html
+
+    >>> pool_id = gpupool.graph_pool_handle()
+    >>> gpupool.begin_allocate_to_pool(0, pool_id)
+    >>> gpupool.empty(1000).pool_id == pool_id
+    True
+    >>> gpupool.end_allocate_to_pool(0, pool_id)
+    >>> gpupool.release_pool(0, pool_id)
 
     Args:
         user_created: True for an id as pools made by users have, ``(0, n)``, False for one as pools for graph capture
@@ -1207,31 +1625,47 @@ def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None
         is_user_created: The same by PyTorch's name, which counts where both are given.
     """
 
-def begin_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+def begin_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
     """Route this thread's allocations into the pool with this id, and count one use more of the pool.
 
     A pool is made for an id of :func:`graph_pool_handle` that has none yet.
+
+    Args:
+        device: The device's ordinal.
+        pool_id: The pool's id.
 
     Raises:
         InvalidValue: The id is no pool's, or that of a pool that is gone or closed or of another device.
     """
 
-def end_allocate_to_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+def end_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
     """End what :func:`begin_allocate_to_pool` began, on the same thread.
+
+    Args:
+        device: The device's ordinal.
+        pool_id: The pool's id.
 
     Raises:
         InvalidValue: As :func:`begin_allocate_to_pool`, or this thread does not allocate to that pool.
     """
 
-def release_pool(device: SupportsIndex, pool_id: _PoolId) -> None:
+def release_pool(device: SupportsIndex, pool_id: PoolId) -> None:
     """Take back one use of a pool; with the last its memory is released, and its id is no pool's any more.
+
+    Args:
+        device: The device's ordinal.
+        pool_id: The pool's id.
 
     Raises:
         InvalidValue: As :func:`begin_allocate_to_pool`, or no use is left to release.
     """
 
-def pool_use_count(device: SupportsIndex, pool_id: _PoolId) -> int | None:
+def pool_use_count(device: SupportsIndex, pool_id: PoolId) -> int | None:
     """Return the number of uses of a pool; None if the id was handed out and its pool is yet to be made.
+
+    Args:
+        device: The device's ordinal.
+        pool_id: The pool's id.
 
     Raises:
         InvalidValue: As :func:`begin_allocate_to_pool`.
@@ -1246,6 +1680,15 @@ def empty_cache() -> int:
 
     What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments``
     or an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
+
+    >>> gpupool.empty(1 << 20).free()
+    >>> released = gpupool.empty_cache()
+
+    Returns:
+        The bytes of device memory that went at once.
+
+    Raises:
+        LibraryError: The driver refuses to take memory back.
     """
 
 def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = "host") -> int:
@@ -1277,16 +1720,30 @@ def wake(device: SupportsIndex | None = None) -> int:
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
-    """Return the counts of a device's memory."""
+    """Return the counts of a device's memory, in bytes and numbers of blocks.
+
+    >>> buffer = gpupool.empty(1 << 20)
+    >>> gpupool.memory_stats().live_bytes >= 1 << 20
+    True
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
+
+    Raises:
+        InvalidValue: There is no such device.
+    """
 
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
     """Restart all peaks of a device from what there is now: those of its memory pools, and of handles there.
 
     Counters, as of allocations, are never reset.
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
     """
 
 def memory_snapshot(
-    mempool_id: _PoolId | None = None, include_traces: bool = True, *, device: SupportsIndex | None = None
+    mempool_id: PoolId | None = None, include_traces: bool = True, *, device: SupportsIndex | None = None
 ) -> dict[str, Any]:
     """Return the memory of every pool, block by block, and the events that :func:`record_memory_history` has kept.
 
@@ -1299,6 +1756,12 @@ def memory_snapshot(
     events in ``pinned_trace``, with ``numa`` in place of ``device``.
 
     All of it is of one moment: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
+
+    See https://pytorch.org/memory_viz, and :func:`dump_snapshot`, which writes a file for it.
+
+    >>> buffer = gpupool.empty(1000)
+    >>> sorted(gpupool.memory_snapshot())[:3]
+    ['allocator_settings', 'device_traces', 'external_annotations']
 
     Args:
         mempool_id: A pool's id, for its segments and events alone; every pool by default, and for ``(0, 0)``.
@@ -1323,6 +1786,15 @@ def record_memory_history(
     they allocate, so their events have no frames. A second call changes the settings. The parameters are those of
     ``torch.cuda.memory._record_memory_history``.
 
+    See https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+
+    >>> gpupool.record_memory_history()
+    >>> gpupool.empty(1000).free()
+    >>> events = gpupool.memory_snapshot()["device_traces"][0]
+    >>> "alloc" in [event["action"] for event in events]
+    True
+    >>> gpupool.record_memory_history(None)
+
     Args:
         enabled: ``"all"`` keeps events, ``"state"`` only the call stacks of blocks that are live, None ends the
             recording and forgets everything.
@@ -1339,16 +1811,65 @@ def record_memory_history(
     """
 
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
-    """Call ``callback(device, nbytes)`` when memory has run out; it returns True if it freed any."""
+    """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
+
+    It returns True if it freed any, and the request is then tried again. It runs on the thread that asks, with no lock
+    held, and may allocate nothing that calls it again.
+
+    >>> cache = [gpupool.empty(1 << 20)]
+    >>> def forget(device, nbytes):
+    ...     is_used = bool(cache)
+    ...     cache.clear()
+    ...     return is_used
+    >>> callback = gpupool.on_oom(forget)  # until it dies
+    >>> callback.remove()
+
+    Args:
+        callback: Takes the device's ordinal and the number of bytes that were asked for.
+
+    Returns:
+        What keeps the callback registered.
+
+    Raises:
+        InvalidValue: ``callback`` cannot be called.
+    """
 
 def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
-    """Reserve at most this part, 0 to 1, of the device's memory."""
+    """Reserve at most this part of the device's memory, as ``torch.cuda.set_per_process_memory_fraction`` does.
+
+    >>> gpupool.set_per_process_memory_fraction(0.5)
+    >>> gpupool.get_per_process_memory_fraction()
+    0.5
+    >>> gpupool.set_per_process_memory_fraction(1.0)
+
+    Args:
+        fraction: The part, 0 to 1; 1 for no limit.
+        device: The device's ordinal; the thread's current device by default.
+
+    Raises:
+        InvalidValue: ``fraction`` is not from 0 to 1, or there is no such device.
+    """
 
 def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> float:
-    """Return the part that :func:`set_per_process_memory_fraction` set; 1 by default."""
+    """Return the part that :func:`set_per_process_memory_fraction` set, 0 to 1; 1 by default.
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
+    """
 
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
-    """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later."""
+    """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later.
+
+    See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
+
+    Args:
+        device: The ordinal of the device that has the memory.
+        peer: The ordinal of the device that is to use it.
+
+    Raises:
+        InvalidValue: There is no such device, or the two cannot reach each other.
+        LibraryError: The driver refuses.
+    """
 
 def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:
     """Return addresses of C functions for PyTorch's pluggable allocator, by the names of the setters that take them.
@@ -1358,7 +1879,7 @@ def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:
 
 @final
 class ReplayResult:
-    """The memory and time that the replay of one trace took."""
+    """The memory and time that the replay of one trace took; :func:`replay` returns it."""
 
     @property
     def peak_reserved(self) -> int:
@@ -1417,12 +1938,61 @@ def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
     bytes at most; anything else is :class:`InvalidValue`. What ``file`` raises is raised.
     """
 
-def stream(s: _StreamLike) -> StreamScope:
+def stream(s: StreamLike) -> StreamScope:
     """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
+
+    The current stream is where calls of gpupool's go that name none. Those of frameworks stay as they are.
+
+    >>> stream = gpupool.Stream()
+    >>> with gpupool.stream(stream.ptr):  # or a stream of CuPy, PyTorch, Numba, cuda.core
+    ...     gpupool.current_stream() == stream
+    True
+
+    Args:
+        s: The stream: an object or an address, see :mod:`gpupool.typing`.
+
+    Returns:
+        A context manager, whose block's target is ``s``.
 
     Raises:
         InvalidValue: ``s`` is no stream.
         Forked: The process is a forked child.
+    """
+
+def current_stream(device: SupportsIndex | None = None) -> Stream:
+    """Return this thread's current stream, where calls go that name none.
+
+    It is that of the innermost ``with stream:`` or :func:`stream`, else the current one of the framework that was
+    enabled last, else the legacy default stream.
+
+    >>> gpupool.current_stream()
+    gpupool.Stream(ptr=0x0, device=0, the legacy default stream)
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
+
+    Returns:
+        The stream. One of other code's is not kept alive, and is not destroyed with the object.
+
+    Raises:
+        InvalidValue: There is no such device.
+    """
+
+def synchronize(device: SupportsIndex | None = None) -> None:
+    """Wait for all work of a device, on every stream of the process, as ``torch.cuda.synchronize`` does.
+
+    See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html for ``cuCtxSynchronize``.
+
+    >>> buffer = gpupool.empty(1 << 20)
+    >>> buffer.fill(0)
+    >>> gpupool.synchronize()
+
+    Args:
+        device: The device's ordinal; the thread's current device by default.
+
+    Raises:
+        InvalidValue: There is no such device, or one of its streams is being captured, which waiting would spoil.
+        LibraryError: The driver refuses, or earlier work on the device failed.
     """
 
 def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], int] | None:
@@ -1436,6 +2006,12 @@ def runtime() -> str:
     """Return the runtime in use: ``cuda``, ``hip`` or ``host``.
 
     It is that of ``GPUPOOL_RUNTIME``, else the first that has a device.
+
+    >>> gpupool.runtime()
+    'host'
+
+    Raises:
+        RuntimeUnavailable: The one that ``GPUPOOL_RUNTIME`` names has no device here.
     """
 
 def driver_version() -> tuple[int, int] | None:
@@ -1453,10 +2029,21 @@ def runtimes_passed_over() -> list[tuple[str, str, bool]]:
     """Return each platform that was passed over for the runtime, why, and whether it is there but does not work."""
 
 def device_count() -> int:
-    """Return the number of devices that the process sees."""
+    """Return the number of devices that the process sees, as ``CUDA_VISIBLE_DEVICES`` and its like leave them.
+
+    >>> gpupool.device_count() > 0
+    True
+
+    Raises:
+        RuntimeUnavailable: The runtime that ``GPUPOOL_RUNTIME`` names has no device here.
+    """
 
 def current_device() -> int:
-    """Return the ordinal of this thread's current device."""
+    """Return the ordinal of this thread's current device, which CUDA and its frameworks share; 0 at first.
+
+    >>> gpupool.current_device()
+    0
+    """
 
 def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float | None, int | None]:
     """Reserve at most this much on each device, also on those used later, and return the former limits.
@@ -1479,8 +2066,11 @@ def summarize_pinned() -> tuple[list[dict[str, Any]], int | None]:
 def nearest_numa_node(device: SupportsIndex) -> int | None:
     """Return the number of the host's NUMA node that is nearest to a device."""
 
-def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None: ...
-def simulate_costly_handles(create_seconds: float, nbytes: int) -> None: ...
+def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None:
+    """Tell the loader of libraries where this interpreter's wheels are."""
+
+def simulate_costly_handles(create_seconds: float, nbytes: int) -> None:
+    """Make handles of the simulated library take so long to create, and so many bytes of a device."""
 
 # Only in builds with the feature fault-injection, for gpupool's own tests.
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...
@@ -1489,8 +2079,8 @@ def host_set_create_cost(seconds: float) -> None: ...
 def host_set_handle_bytes(nbytes: int) -> None: ...
 def host_stream_of(handle: int) -> int: ...
 def host_create_stream(device: int) -> int: ...
-def host_destroy_stream(stream: _StreamLike) -> None: ...
-def host_submit(stream: _StreamLike) -> int: ...
-def host_complete(stream: _StreamLike, number: int) -> None: ...
-def host_begin_capture(stream: _StreamLike) -> None: ...
-def host_end_capture(stream: _StreamLike) -> None: ...
+def host_destroy_stream(stream: StreamLike) -> None: ...
+def host_submit(stream: StreamLike) -> int: ...
+def host_complete(stream: StreamLike, number: int) -> None: ...
+def host_begin_capture(stream: StreamLike) -> None: ...
+def host_end_capture(stream: StreamLike) -> None: ...

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gpupool._frameworks.cuda_core_pinned import PinnedMemoryResource as PinnedMemoryResource
     from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
+__all__ = ["MemoryResource", "PinnedMemoryResource", "disable", "enable", "from_buffer", "to_buffer", "using"]
+
 # The resource of each device, which all threads share.
 _resources: dict[int, Any] = {}
 _lock = threading.Lock()
@@ -127,3 +129,7 @@ def from_buffer(buffer: Any) -> DeviceBuffer | PinnedBuffer:
         f"{buffer} has no memory of gpupool's; frameworks take a cuda.core.Buffer as it is, for instance "
         "cupy.from_dlpack(buffer)"
     )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -413,3 +413,7 @@ _pinned_memory_pool = PinnedMemoryPool()
 def get_default_pinned_memory_pool() -> PinnedMemoryPool:
     """Return the pool to use instead of ``cupy.get_default_pinned_memory_pool()``, which still returns CuPy's own."""
     return _pinned_memory_pool
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

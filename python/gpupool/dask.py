@@ -56,3 +56,7 @@ async def dask_setup(dask_worker: "Worker") -> None:
 async def dask_teardown(dask_worker: "Worker") -> None:
     """Undo :func:`dask_setup`; ``--preload`` calls this at the end."""
     _plugin()().teardown(dask_worker)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

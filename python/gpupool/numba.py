@@ -28,6 +28,8 @@ from gpupool._frameworks import pinned_choice as _pinned_choice
 from gpupool._frameworks import plug as _plug
 from gpupool._native import Error, MemPool, PoolToken, use_mem_pool
 
+__all__ = ["disable", "enable", "using"]
+
 _lock = threading.Lock()
 
 
@@ -108,3 +110,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
         if pinned:
             scopes.enter_context(_pinned_choice.numba.in_block())
         yield
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

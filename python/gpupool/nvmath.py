@@ -21,7 +21,7 @@ from gpupool._native import DeviceBuffer, HandlePool, InvalidValue, LibraryNotFo
 if TYPE_CHECKING:
     from logging import Logger
 
-    from gpupool._native import _CudaStream, _StreamLike
+    from gpupool.typing import CudaStream, StreamLike
 
 __all__ = ["MemoryManager", "options"]
 
@@ -38,7 +38,7 @@ class MemoryManager:
         self.device_id = device_id
         self.logger = logger
 
-    def memalloc_async(self, size: int, stream: "_CudaStream") -> DeviceBuffer:
+    def memalloc_async(self, size: int, stream: "CudaStream") -> DeviceBuffer:
         """Allocate ``size`` bytes on the stream, which are freed in its order when the object dies.
 
         Raises:
@@ -58,7 +58,7 @@ _LIBRARIES = {"cudss": ("cudss", False), "cublaslt": ("cublasLt", True), "cusolv
 @contextmanager
 def options(
     pool: HandlePool,
-    stream: "_StreamLike | None" = None,
+    stream: "StreamLike | None" = None,
     device: SupportsIndex | None = None,
     timeout: float | None = None,
     **others: Any,
@@ -117,3 +117,7 @@ def _has_threading_layer(library: str | None) -> bool:
     if library is None:
         library = os.environ.get("CUDSS_THREADING_LIB")
     return library is not None and os.path.isfile(library)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -285,3 +285,7 @@ def _of_handles(device: _summary.DeviceSummary) -> _Part:
         yield "handle_waits_total", labels, each.waits
         yield "handle_failures_total", labels, each.failures
         yield "handle_create_seconds_total", labels, each.create_seconds
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -81,3 +81,7 @@ def stats(actors: Sequence[Any], timeout: float = 60.0) -> dict[str, dict[str, A
         except ray.exceptions.RayError as error:
             found[actor] = {"failure": f"{type(error).__name__}: {error}"}
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

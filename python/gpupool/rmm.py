@@ -201,3 +201,7 @@ def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, i
             _on(device, mr.deallocate, start, size + _ALIGNMENT, on)
 
     return malloc, free
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

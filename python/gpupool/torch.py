@@ -24,6 +24,8 @@ from gpupool._frameworks import plug as _plug
 from gpupool._torch import place as _place
 from gpupool._torch import pools as _pools
 
+__all__ = ["disable", "empty_cache", "enable", "mem_pool", "using"]
+
 # The oldest PyTorch that gpupool was tried with.
 _MINIMUM = (2, 11)
 
@@ -205,3 +207,7 @@ def disable() -> None:
         if _source is not None:
             _plug.unfollow(_source)
             _source = None
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -309,3 +309,7 @@ def stats_or_failure() -> dict[str, Any]:
         return stats()
     except gpupool.Error as error:
         return {"failure": f"{type(error).__name__}: {error}"}
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

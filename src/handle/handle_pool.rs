@@ -126,6 +126,11 @@ impl HandlePool {
         self.0.library.is_loaded()
     }
 
+    /// Returns whether [`HandlePool::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Returns whether handles can be asked for: the library can be loaded and its runtime is the one in use.
     pub fn is_available(&self) -> bool {
         self.require_usable().is_ok() && self.path().is_ok()

@@ -1,6 +1,6 @@
 //! A block of device memory that frees itself.
 
-use super::pool::PoolId;
+use super::pool::{self, PoolId};
 #[cfg(feature = "python")]
 use super::serve::Attempt;
 use super::serve::{self, Allocation};
@@ -122,6 +122,17 @@ impl DeviceBuffer {
         self.block.and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
     }
 
+    /// Refuses while the buffer's pool is asleep, and there is no memory behind the buffer.
+    ///
+    /// # Errors
+    /// `ErrorKind::Asleep`.
+    pub(super) fn refuse_asleep(&self) -> Result<()> {
+        match self.block.and_then(|block| block.cache.service()) {
+            Some(service) if service.pool.sleep.is_asleep() => Err(pool::asleep(&service.pool)),
+            _ => Ok(()),
+        }
+    }
+
     /// Keeps the memory, once freed, from being used again before this stream's work at that time is done.
     ///
     /// # Errors
@@ -135,7 +146,6 @@ impl DeviceBuffer {
     }
 
     /// As [`DeviceBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
-    #[cfg(feature = "python")]
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))

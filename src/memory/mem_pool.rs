@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::device::{DriverSegments, Reserve, SegmentSource, Source};
+use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules};
 use super::report::{self, PoolStats, SegmentView};
 use super::serve::{self, Patience, PoolOptions, device_caches};
@@ -196,6 +197,21 @@ impl MemPool {
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
         PoolScope::of_all_threads(self.pool())
+    }
+
+    /// Allocates from the pool, whatever scope the calling thread is in; else as [`empty`](crate::empty).
+    ///
+    /// # Errors
+    /// As [`empty`](crate::empty); `ErrorKind::InvalidValue` if the stream is of another device, or the pool is closed.
+    pub fn empty(&self, nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
+        let stream = stream.view().on(Some(self.device()))?;
+        let _scope = self.enter()?;
+        empty(nbytes, &stream)
+    }
+
+    /// Returns whether [`MemPool::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.pool().is_closed()
     }
 
     /// Returns what lets another thread enter the pool: threads do not take over the scopes of the thread that started

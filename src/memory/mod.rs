@@ -6,6 +6,7 @@
 
 mod cache;
 mod checkpoint;
+mod copies;
 mod device;
 mod device_buffer;
 mod host;
@@ -25,6 +26,8 @@ use crate::runtime::{self, Stream};
 
 pub use crate::library::DeviceMemHandler;
 pub use cache::{MemoryAction, MemoryEvent};
+#[cfg(feature = "python")]
+pub(crate) use copies::HostBytes;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, empty};
 #[cfg(feature = "python")]

@@ -8,10 +8,14 @@ macro_rules! counts_class {
             $(f64 $number:ident = $value:expr)?
         ;)*
     }) => {
+        #[doc = docstring!($name)]
         #[pyclass(name = $name, module = "gpupool", frozen, eq, get_all)]
         #[derive(Debug, PartialEq)]
         pub(in crate::python) struct $class {
-            $($($($field: u64,)*)? $($number: f64,)?)*
+            $(
+                $($(#[doc = docstring!($name, ".", stringify!($field))] $field: u64,)*)?
+                $(#[doc = docstring!($name, ".", stringify!($number))] $number: f64,)?
+            )*
         }
 
         impl From<$rust> for $class {
@@ -22,6 +26,7 @@ macro_rules! counts_class {
 
         #[pymethods]
         impl $class {
+            #[doc = docstring!($name, ".as_dict")]
             pub(in crate::python) fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let dict = PyDict::new(py);
                 $(

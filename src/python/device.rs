@@ -47,16 +47,19 @@ pub(super) fn extract_or_current(py: Python<'_>, device: Option<&Bound<'_, PyAny
     }
 }
 
+#[doc = docstring!("runtime")]
 #[pyfunction]
 pub(super) fn runtime(py: Python<'_>) -> PyResult<&'static str> {
     Ok(get(py)?.kind().name())
 }
 
+#[doc = docstring!("device_count")]
 #[pyfunction]
 pub(super) fn device_count(py: Python<'_>) -> PyResult<u32> {
     Ok(get(py)?.device_count())
 }
 
+#[doc = docstring!("current_device")]
 #[pyfunction]
 pub(super) fn current_device(py: Python<'_>) -> PyResult<usize> {
     Ok(get(py)?.current_device()?.ordinal())

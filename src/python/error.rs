@@ -35,51 +35,22 @@ fn class<'py>(name: &str, doc: &str, bases: Vec<Bound<'py, PyType>>) -> PyResult
 
 impl Exceptions {
     fn new(py: Python<'_>) -> PyResult<Self> {
-        let base = class("Error", "Any error of gpupool.", vec![py.get_type::<PyException>()])?;
+        let base = class("Error", docstring!("Error"), vec![py.get_type::<PyException>()])?;
         let derived = |name, doc| Ok::<_, PyErr>(class(name, doc, vec![base.clone()])?.unbind());
         // Python's own first: it has the `__new__` that is found and must be the one of the base that Python goes by, or
         // what carries exceptions between processes cannot make a MemoryError anew.
         let also = |name, doc, other| Ok::<_, PyErr>(class(name, doc, vec![other, base.clone()])?.unbind());
         Ok(Self {
-            runtime_unavailable: derived(
-                "RuntimeUnavailable",
-                "There is no GPU platform that the call needs: no driver, no device, or another runtime was chosen.",
-            )?,
-            library_not_found: derived(
-                "LibraryNotFound",
-                "A library could not be loaded. The message lists every place tried and what brings the library.",
-            )?,
-            library_error: derived(
-                "LibraryError",
-                "A library or the driver refused a call: see .library, .function, .status, .code, .device and .path.",
-            )?,
-            out_of_memory: also(
-                "OutOfMemory",
-                "Device memory ran out, also after gpupool gave back what was not in use. Also a MemoryError.",
-                py.get_type::<PyMemoryError>(),
-            )?,
-            pool_exhausted: also(
-                "PoolExhausted",
-                "All handles that a pool may have stayed in use: see .library, .device, .limit and .holders. Also a \
-                 TimeoutError.",
-                py.get_type::<PyTimeoutError>(),
-            )?,
-            forked: derived("Forked", "The process was forked after the GPU was first used, and this is the child.")?,
-            invalid_value: also(
-                "InvalidValue",
-                "A mistake of the caller's: an argument that cannot be right, or a call at the wrong time. Also a \
-                 ValueError.",
-                py.get_type::<PyValueError>(),
-            )?,
-            asleep: derived(
-                "Asleep",
-                "The request is to a pool that is asleep: wake it first, by its wake() or by gpupool.wake().",
-            )?,
-            unavailable: derived(
-                "Unavailable",
-                "The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.",
-            )?,
-            internal: derived("InternalError", "A fault of gpupool's own. Please report it.")?,
+            runtime_unavailable: derived("RuntimeUnavailable", docstring!("RuntimeUnavailable"))?,
+            library_not_found: derived("LibraryNotFound", docstring!("LibraryNotFound"))?,
+            library_error: derived("LibraryError", docstring!("LibraryError"))?,
+            out_of_memory: also("OutOfMemory", docstring!("OutOfMemory"), py.get_type::<PyMemoryError>())?,
+            pool_exhausted: also("PoolExhausted", docstring!("PoolExhausted"), py.get_type::<PyTimeoutError>())?,
+            forked: derived("Forked", docstring!("Forked"))?,
+            invalid_value: also("InvalidValue", docstring!("InvalidValue"), py.get_type::<PyValueError>())?,
+            asleep: derived("Asleep", docstring!("Asleep"))?,
+            unavailable: derived("Unavailable", docstring!("Unavailable"))?,
+            internal: derived("InternalError", docstring!("InternalError"))?,
             base: base.unbind(),
         })
     }

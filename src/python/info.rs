@@ -6,11 +6,13 @@ use pyo3::types::PyDict;
 use super::device;
 use crate::runtime;
 
+#[doc = docstring!("driver_version")]
 #[pyfunction]
 pub(super) fn driver_version(py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
     Ok(device::get(py)?.driver_version())
 }
 
+#[doc = docstring!("device_info")]
 #[pyfunction]
 pub(super) fn device_info<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     let device = device::extract(py, device)?;
@@ -26,6 +28,7 @@ pub(super) fn device_info<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> P
     Ok(dict)
 }
 
+#[doc = docstring!("runtimes_passed_over")]
 #[pyfunction]
 pub(super) fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> {
     let all = runtime::passed_over().iter();

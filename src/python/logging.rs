@@ -120,7 +120,7 @@ pub(super) fn install() {
     let _ = log::set_logger(&QUEUE);
 }
 
-/// Sets the least level of records that are made, as `logging` numbers levels.
+#[doc = docstring!("set_log_level")]
 #[pyfunction]
 pub(super) fn set_log_level(level: i64) {
     log::set_max_level(match level {
@@ -133,13 +133,13 @@ pub(super) fn set_log_level(level: i64) {
     });
 }
 
-/// Waits for records and takes them all; none once the log has ended.
+#[doc = docstring!("take_log_records")]
 #[pyfunction]
 pub(super) fn take_log_records(py: Python<'_>) -> Vec<Entry> {
     py.detach(|| QUEUE.take())
 }
 
-/// Forgets the records of the process that this one was forked from.
+#[doc = docstring!("clear_log_records")]
 #[pyfunction]
 pub(super) fn clear_log_records() {
     if let Some(mut entries) = QUEUE.try_entries() {
@@ -147,7 +147,7 @@ pub(super) fn clear_log_records() {
     }
 }
 
-/// Ends the log: once it has no more records, a thread that waits for some gets none.
+#[doc = docstring!("end_log")]
 #[pyfunction]
 pub(super) fn end_log() {
     // With the lock, so that no thread misses it that is about to wait.

@@ -5,6 +5,15 @@
 
 // Except in `ffi`.
 #![deny(unsafe_code)]
+// Docstrings have Google's form, which is no Markdown.
+#![allow(clippy::doc_lazy_continuation)]
+
+/// The docstring that the stubs, `python/gpupool/_native.pyi`, have for a name, such as "MemPool.trim"; see `build.rs`.
+macro_rules! docstring {
+    ($($part:expr),+) => {
+        include_str!(concat!(env!("OUT_DIR"), "/docstrings/", $($part),+))
+    };
+}
 
 mod counts;
 mod device;
@@ -35,7 +44,7 @@ use crate::handle::{
 };
 use crate::library;
 
-/// Tells the loader where this interpreter's wheels are.
+#[doc = docstring!("add_site_packages")]
 #[pyfunction]
 fn add_site_packages(folders: Vec<PathBuf>) {
     library::add_site_packages(folders);
@@ -90,7 +99,7 @@ mod _native {
     #[pymodule_export]
     use super::sleep::{sleep, wake};
     #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, set_stream_source, stream};
+    use super::stream::{PyStream, PyStreamScope, current_stream, set_stream_source, stream, synchronize};
     #[pymodule_export]
     use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 

@@ -29,6 +29,7 @@ impl<'py> FromPyObject<'_, 'py> for PyBackup {
     }
 }
 
+#[doc = docstring!("sleep")]
 #[pyfunction]
 #[pyo3(signature = (device = None, backup = PyBackup(Backup::Host)), text_signature = "(device=None, backup='host')")]
 pub(super) fn sleep(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, backup: PyBackup) -> PyResult<u64> {
@@ -37,6 +38,7 @@ pub(super) fn sleep(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, backup: P
     Ok(py.detach(|| memory::sleep(device, backup.0))?)
 }
 
+#[doc = docstring!("wake")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(super) fn wake(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {

@@ -36,6 +36,7 @@ fn pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDict>
     Ok(dict)
 }
 
+#[doc = docstring!("summarize")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
@@ -62,11 +63,13 @@ pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>
     Ok(dict)
 }
 
+#[doc = docstring!("devices_in_use")]
 #[pyfunction]
 pub(super) fn devices_in_use() -> PyResult<Vec<usize>> {
     Ok(summary::devices_in_use()?.into_iter().map(Device::ordinal).collect())
 }
 
+#[doc = docstring!("reset_peak_memory_stats")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(super) fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {

@@ -4,8 +4,9 @@ use super::{BoundDevice, RelaxedCapture, Stream, get};
 use crate::error::Result;
 use crate::ids::Device;
 
-/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there.
-pub(crate) fn synchronize(device: Device) -> Result<()> {
+/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there, which
+/// [`synchronize`](super::synchronize) refuses.
+pub(crate) fn synchronize_in_any_case(device: Device) -> Result<()> {
     let runtime = get()?;
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;

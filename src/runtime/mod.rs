@@ -28,7 +28,7 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
-pub(crate) use copy::synchronize;
+pub(crate) use copy::synchronize_in_any_case;
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
@@ -37,10 +37,10 @@ pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
-pub use stream::Stream;
 pub(crate) use stream::{
     KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
 };
+pub use stream::{Stream, synchronize};
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
@@ -241,14 +241,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Waits for all work of the current device's context, on whichever streams (`cuCtxSynchronize`, `hipDeviceSynchronize`).
     /// Spoils every capture of the context, in any mode.
     fn context_synchronize(&self) -> Result<()>;
-    /// Copies memory of the current device to pinned memory of the host, in the order of the stream
-    /// (`cuMemcpyDtoHAsync`).
+    /// Copies memory of a device to bytes of the host, in the order of the stream (`cuMemcpyDtoHAsync`). To pinned memory it
+    /// returns at once.
     ///
     /// # Safety
     /// The stream is alive, of this runtime and of the current device, and all of both ranges is until the copy is done.
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
-    /// Copies pinned memory of the host to memory of the current device, in the order of the stream
-    /// (`cuMemcpyHtoDAsync`).
+    /// Copies bytes of the host to memory of a device, in the order of the stream (`cuMemcpyHtoDAsync`). From pinned memory
+    /// it returns at once.
     ///
     /// # Safety
     /// As [`Runtime::copy_to_host`].
@@ -323,6 +323,11 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
     unsafe fn memory_free(&self, address: u64) -> Result<()>;
+    /// Sets bytes of a device, in the order of the stream (`cuMemsetD8Async`).
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime, and the memory is as large as said and stays until its work is done.
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()>;
     /// Returns the driver's own allocator in stream order.
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory;
 }

@@ -355,6 +355,23 @@ pub(crate) fn end_expecting_captures(device: Device) -> bool {
     true
 }
 
+/// Waits for all work of the device, on every stream.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while a stream is captured that gpupool knows of, as waiting would spoil the capture;
+/// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
+pub fn synchronize(device: Device) -> Result<()> {
+    let runtime = get()?;
+    if is_known_stream_capturing(runtime, device)? {
+        return Err(Error::invalid_value(format!(
+            "a stream of {device} is being captured, which waiting for the whole device would spoil: wait after the capture, \
+             or for another stream alone"
+        )));
+    }
+    let _bound = BoundDevice::new(runtime, device)?;
+    runtime.context_synchronize().map_err(|e| e.on(device))
+}
+
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
 /// that was noted, or any blocking one; also where captures of others are expected.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {

@@ -306,27 +306,25 @@ static int free_pinned(void *address) {
   return status;
 }
 
-// Whether all of a range is in mappings of a place, or in one piece of pinned memory where the place is the host.
-static int is_mapped(uintptr_t address, size_t bytes, int device) {
-  for (uintptr_t end = address + bytes; address < end;) {
-    uintptr_t reached = address;
-    for (Object *object = objects; object; object = object->next) {
-      int is_meant = !strcmp(object->kind, "mapping") && (device < 0 ? object->device >= MAX_DEVICES : object->device == device);
-      if (device < 0 && !strcmp(object->kind, "pinned memory")) is_meant = 1;
-      if (is_meant && object->address <= address && address < object->address + object->bytes)
-        reached = object->address + object->bytes;
-    }
-    if (reached == address) return 0;
-    address = reached;
+// Work with memory of a device, which must be there. It is done at once, unless the stream is captured.
+static int begins_work(void *stream, uintptr_t address, size_t bytes) {
+  for (uintptr_t end = address + bytes, next; address < end; address = next) {
+    next = 0;
+    for (Object *object = objects; object; object = object->next)
+      if ((!strcmp(object->kind, "memory") || !strcmp(object->kind, "mapping")) && overlap(object, address, 1))
+        next = object->address + object->bytes;
+    if (!next) wrong("%#lx is no memory of a device", address);
   }
-  return 1;
+  return is_default(stream) || !alive("stream", stream)->state;
 }
 
-// Copies at once: work on a stream of a double is done when it is submitted.
-static int copy(uintptr_t to, uintptr_t from, size_t bytes, int device, int is_to_host) {
-  if (!is_mapped(is_to_host ? from : to, bytes, device)) wrong("a copy of device memory that is not mapped");
-  if (!is_mapped(is_to_host ? to : from, bytes, -1)) wrong("a copy of host memory that is not pinned");
-  memcpy((void *)to, (void *)from, bytes);
+static int copy(void *stream, void *to, const void *from, const void *memory, size_t bytes) {
+  if (begins_work(stream, (uintptr_t)memory, bytes)) memcpy(to, from, bytes);
+  return 0;
+}
+
+static int fill(void *stream, void *memory, int byte, size_t bytes) {
+  if (begins_work(stream, (uintptr_t)memory, bytes)) memset(memory, byte, bytes);
   return 0;
 }
 

@@ -174,12 +174,12 @@ Error hipMemUnmap(void *address, size_t bytes) {
 Error hipMemcpyDtoHAsync(void *to, void *from, size_t bytes, void *stream) {
   CALL();
   KNOWN(stream);
-  return ANSWER(copy((uintptr_t)to, (uintptr_t)from, bytes, current, 1));
+  return ANSWER(copy(stream, to, from, from, bytes));
 }
 Error hipMemcpyHtoDAsync(void *to, void *from, size_t bytes, void *stream) {
   CALL();
   KNOWN(stream);
-  return ANSWER(copy((uintptr_t)to, (uintptr_t)from, bytes, current, 0));
+  return ANSWER(copy(stream, to, from, to, bytes));
 }
 Error hipHostMalloc(void **address, size_t bytes, unsigned flags) {
   CALL();
@@ -191,6 +191,11 @@ Error hipMalloc(void **address, size_t bytes) {
   return ANSWER(allocate((uintptr_t *)address, bytes, current));
 }
 Error hipFree(void *address) { CALL(); return ANSWER(release((uintptr_t)address)); }
+Error hipMemsetD8Async(void *address, unsigned char byte, size_t bytes, void *stream) {
+  CALL();
+  KNOWN(stream);
+  return ANSWER(fill(stream, address, byte, bytes));
+}
 Error hipMallocAsync(void **address, size_t bytes, void *stream) {
   CALL();
   KNOWN(stream);

@@ -221,12 +221,12 @@ Result cuMemUnmap(Address address, size_t bytes) { CALL(); return each_mapping(a
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream) {
   CALL();
   NEEDS_STREAM(stream);
-  return copy((uintptr_t)to, from, bytes, device_of(stream), 1);
+  return copy(stream, to, (void *)from, (void *)from, bytes);
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream) {
   CALL();
   NEEDS_STREAM(stream);
-  return copy(to, (uintptr_t)from, bytes, device_of(stream), 0);
+  return copy(stream, (void *)to, from, (void *)to, bytes);
 }
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   CALL();
@@ -246,6 +246,11 @@ Result cuMemAlloc_v2(Address *address, size_t bytes) {
   return allocate((uintptr_t *)address, bytes, current->device);
 }
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
+Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *stream) {
+  CALL();
+  NEEDS_STREAM(stream);
+  return fill(stream, (void *)address, byte, bytes);
+}
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   CALL();
   NEEDS_STREAM(stream);

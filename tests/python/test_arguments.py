@@ -125,3 +125,12 @@ def test_controls_of_the_simulation_refuse_costs_that_cannot_be(wrong):
     for control in (_native.host_set_create_cost, lambda cost: _native.simulate_costly_handles(cost, 1)):
         with pytest.raises((gpupool.InvalidValue, TypeError)):
             control(wrong)
+
+
+@pytest.mark.parametrize("number", [1 << 30, 1e9])
+def test_a_number_is_no_allocator_of_a_pool(number):
+    with pytest.raises(
+        gpupool.InvalidValue,
+        match=rf"allocator, and {number} is a number: was limit={number} meant".replace("+", r"\+"),
+    ):
+        gpupool.MemPool(number)

@@ -1,5 +1,6 @@
 """Leases: handles for a block, limits, and who holds what."""
 
+import ctypes
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -174,3 +175,19 @@ def test_a_signal_whose_handler_returns_ends_no_wait(make_pool):
         other.join()
     finally:
         signal.signal(signal.SIGUSR1, former)
+
+
+def test_a_lease_is_passed_to_c_as_it_is(make_pool):
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    large = 0x7F00_1234_5678
+    echo = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda handle: handle)
+    # What dlsym gives: it takes what it is given, and truncates an int.
+    undeclared = ctypes.CDLL(None).labs
+    undeclared.restype = ctypes.c_long
+    lease = make_pool(create=lambda: large).lease()
+    assert echo(lease) == large
+    assert undeclared(lease) == large
+    assert int(bindings.CUstream(lease)) == large
+    lease.release()
+    with pytest.raises(gpupool.InvalidValue, match="is over"):
+        _ = lease._as_parameter_

@@ -549,3 +549,57 @@ def test_a_stream_of_another_device_needs_peer_access():
     waiting = gpupool.empty(MIB, stream)
     assert waiting.ptr != address
     _native.host_complete(elsewhere, submitted)
+
+
+def advice_of(request):
+    """Return what the error of a request for memory says."""
+    with pytest.raises(gpupool.OutOfMemory) as raised:
+        request()
+    return str(raised.value)
+
+
+def test_the_error_advises_what_helps_against_its_cause():
+    elsewhere = "free_all_blocks"
+    pool = gpupool.MemPool(limit=4 * MIB)
+    told = advice_of(lambda: pool.empty(8 * MIB))
+    assert f"The limit of pool {pool.id} is reached: raise it, free what is live in the pool" in told
+    assert elsewhere not in told
+    gpupool.set_per_process_memory_fraction(0.0)
+    told = advice_of(lambda: gpupool.empty(8 * MIB))
+    assert "memory fraction is used up: raise it (set_per_process_memory_fraction)" in told
+    assert elsewhere not in told
+    gpupool.set_per_process_memory_fraction(1.0)
+    told = advice_of(lambda: gpupool.empty(2**62))
+    assert "No device has that many bytes: ask for less" in told
+    assert elsewhere not in told
+    own = gpupool.MemPool((lambda size, device, stream: 0, lambda *arguments: None))
+    told = advice_of(lambda: own.empty(8 * MIB))
+    assert "Only that allocator supplies the pool" in told
+    assert elsewhere not in told
+    gpupool.set_pinned_limit(0)
+    told = advice_of(lambda: gpupool.empty_pinned(8 * MIB))
+    gpupool.set_pinned_limit(None)
+    assert "The limit of pinned memory is reached: raise it (set_pinned_limit)" in told
+    assert elsewhere not in told
+    # Only where the device itself has no more.
+    told = advice_of(lambda: gpupool.empty(gpupool.memory_summary().devices[0].total_bytes))
+    assert elsewhere in told
+    assert "limit" not in told
+
+
+def test_a_pool_allocates_without_a_block():
+    pool, other = gpupool.MemPool(), gpupool.MemPool(device=1)
+    with gpupool.use_mem_pool(gpupool.MemPool()) as around:
+        buffer = pool.empty(1000)
+        assert (buffer.pool_id, buffer.nbytes, buffer.device) == (pool.id, 1000, 0)
+        assert gpupool.empty(1000).pool_id == around.id
+    assert other.empty(1000).device == 1
+    stream = gpupool.Stream(1)
+    assert other.empty(1000, stream).stream == stream.ptr
+    assert pool.use_count() == 1
+    with pytest.raises(gpupool.InvalidValue, match="belongs to device 1, not to device 0"):
+        pool.empty(1000, stream)
+    pool.close()
+    with pytest.raises(gpupool.InvalidValue, match="closed"):
+        pool.empty(1000)
+    assert pool.use_count() == 1

@@ -186,3 +186,12 @@ def test_a_driver_with_fewer_addresses_gives_what_it_has(machine):
     function = {"cuda": "cuMemMap", "hip": "hipMemMap"}[machine.platform]
     program = ("platforms/memory.py", "a_driver_with_fewer_addresses_gives_what_it_has")
     machine.run(*program, function, FAKE_VMM="1", FAKE_ROOM_GIB="100")
+
+
+COPIES = ["bytes_go_there_and_back", "pinned_memory_is_not_waited_for", "refusals_are_told"]
+
+
+@pytest.mark.parametrize("function", COPIES)
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_copies(machine, function):
+    machine.run("platforms/copies.py", function, FAKE_DEVICES="2")

@@ -185,3 +185,60 @@ def test_a_stream_of_ones_own():
     stream.synchronize()
     assert stream.query()
     assert repr(stream) == f"gpupool.Stream(ptr={stream.ptr:#x}, device=1)"
+
+
+def test_a_stream_is_current_in_its_own_block():
+    outer, inner = gpupool.Stream(), gpupool.Stream(1)
+    with outer as entered:
+        assert entered is outer
+        assert (gpupool.current_stream(), gpupool.empty(1).stream) == (outer, outer.ptr)
+        with inner, outer, inner:
+            assert (gpupool.current_stream(), gpupool.current_device()) == (inner, 1)
+            assert gpupool.current_stream(0) == outer
+        assert (gpupool.current_stream(), gpupool.current_device()) == (outer, 0)
+    assert gpupool.current_stream().ptr == 0
+    with pytest.raises(RuntimeError), outer:
+        raise RuntimeError
+    assert gpupool.current_stream().ptr == 0
+
+
+def test_a_block_of_a_stream_is_left_on_the_thread_that_entered_it():
+    stream = gpupool.Stream()
+    with pytest.raises(gpupool.InvalidValue, match="a Stream's block was left on a thread that did not enter it"):
+        stream.__exit__(None, None, None)
+
+
+def test_the_current_stream_is_whichever_stream_is_current(address):
+    assert gpupool.current_stream(1).ptr == 0
+    with gpupool.stream(address):
+        found = gpupool.current_stream()
+        assert (found.ptr, found.device) == (address, 1)
+        assert found.query()
+    former = _native.set_stream_source(lambda device: address if device == 1 else 0)
+    try:
+        assert (gpupool.current_stream(1).ptr, gpupool.current_stream().ptr) == (address, 0)
+    finally:
+        _native.set_stream_source(former)
+    with pytest.raises(gpupool.InvalidValue, match="no device 7"):
+        gpupool.current_stream(7)
+
+
+def test_the_current_stream_keeps_a_stream_of_gpupools_alive():
+    with gpupool.Stream():
+        found = gpupool.current_stream()
+    # Its own object is gone.
+    assert found.query()
+
+
+def test_streams_are_equal_if_they_are_one_stream():
+    stream = gpupool.Stream()
+    with stream:
+        again = gpupool.current_stream()
+    assert (again == stream, hash(again) == hash(stream), again is stream) == (True, True, False)
+    assert stream != gpupool.Stream()
+    assert stream != stream.ptr
+    with gpupool.stream(1):
+        assert gpupool.current_stream() == gpupool.current_stream(0)
+        legacy = gpupool.current_stream()
+    assert gpupool.current_stream() == legacy
+    assert gpupool.current_stream(1) != legacy

@@ -189,7 +189,6 @@ impl PinnedBuffer {
     }
 
     /// As [`PinnedBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
-    #[cfg(feature = "python")]
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))

@@ -140,7 +140,6 @@ pub(in crate::memory) fn record_stream(block: Allocation, stream: &Stream) -> Re
 }
 
 /// As [`record_stream`] for a stream that may be gone by the time the block is freed.
-#[cfg(feature = "python")]
 pub(in crate::memory) fn record_consumer(block: Allocation, stream: &Stream) -> Result<()> {
     add_user(block, stream, BlockUser::fleeting)
 }

@@ -17,7 +17,7 @@ use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
 use super::trim::{leave_closed, trim_pools};
-use crate::error::{Error, Result};
+use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
@@ -131,7 +131,7 @@ impl Climb {
         Err(no_memory_left(
             self.request.pool(),
             self.request.bytes,
-            Error::no_memory("gpupool", "no device has that many bytes"),
+            Error::no_memory(GPUPOOL, "No device has that many bytes: ask for less"),
         ))
     }
 

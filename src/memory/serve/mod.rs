@@ -24,11 +24,11 @@ pub(in crate::memory) use allocate::{Attempt, try_allocate};
 pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
 pub(in crate::memory) use devices::device_caches;
 pub(in crate::memory) use find_cache::cache_on;
+#[cfg(feature = "python")]
+pub(in crate::memory) use free::check_stream;
 pub(crate) use free::free;
 pub(crate) use free::owns;
-pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_stream};
-#[cfg(feature = "python")]
-pub(in crate::memory) use free::{check_stream, record_consumer};
+pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
 pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, warm_by_segments};
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};

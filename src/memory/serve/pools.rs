@@ -8,7 +8,7 @@ use super::grow::{is_no_memory, make_reserve};
 use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::settle::Patience;
 use super::trim::{mark_closed, trim, trim_pools};
-use crate::error::{Error, Result};
+use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{PAGE, Source, Supply};
@@ -59,7 +59,7 @@ fn make_reserve_from_what_there_is(caches: &'static DeviceCaches, pool: &Pool, b
     let mut outcome = if has_room {
         make_reserve(pool, bytes)
     } else {
-        Err(Error::no_memory("gpupool", "no device has that many bytes"))
+        Err(Error::no_memory(GPUPOOL, "No device has that many bytes: ask for less"))
     };
     let try_again = || {
         // What cannot be given back leaves the rest to help.

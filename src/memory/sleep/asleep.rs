@@ -128,8 +128,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     }
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    runtime::synchronize(memory.device)?;
-    memory.range.peers().into_iter().try_for_each(runtime::synchronize)?;
+    runtime::synchronize_in_any_case(memory.device)?;
+    memory.range.peers().into_iter().try_for_each(runtime::synchronize_in_any_case)?;
     for cache in DeviceCaches::caches_of(pool) {
         settle(cache, thread, Patience::Wait)?;
     }

@@ -5,6 +5,7 @@
 mod address;
 pub(super) mod dlpack;
 pub(super) mod frames;
+pub(super) mod host_bytes;
 mod pinned_buffer;
 mod torch;
 mod unwinding;

@@ -23,7 +23,7 @@ use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
 use crate::sync::lock;
 
-/// A buffer.
+#[doc = docstring!("PinnedBuffer")]
 #[pyclass(name = "PinnedBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPinnedBuffer(Mutex<State>);
@@ -77,6 +77,7 @@ impl Held {
     }
 }
 
+#[doc = docstring!("empty_pinned")]
 #[pyfunction]
 #[pyo3(signature = (nbytes, stream = None, numa = None))]
 pub(in crate::python) fn empty_pinned(
@@ -114,7 +115,7 @@ fn freed() -> Error {
 
 impl PyPinnedBuffer {
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    fn shared(&self) -> PyResult<Arc<PinnedBuffer>> {
+    pub(super) fn shared(&self) -> PyResult<Arc<PinnedBuffer>> {
         process::refuse_forked()?;
         Ok(lock(&self.0).buffer.share().ok_or_else(freed)?)
     }
@@ -165,26 +166,35 @@ impl PyPinnedBuffer {
 
 #[pymethods]
 impl PyPinnedBuffer {
+    #[doc = docstring!("PinnedBuffer.ptr")]
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
         self.read(PinnedBuffer::address)
     }
 
+    #[doc = docstring!("PinnedBuffer.nbytes")]
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
         self.read(PinnedBuffer::nbytes)
     }
 
+    #[doc = docstring!("PinnedBuffer.numa")]
     #[getter]
     fn numa(&self) -> PyResult<u32> {
         self.read(PinnedBuffer::numa)
     }
 
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.read(PinnedBuffer::nbytes)?)?)
+    }
+
+    #[doc = docstring!("PinnedBuffer.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = stream::resolve(py, Some(stream), None)?;
         Ok(self.shared()?.record_stream(&stream)?)
     }
 
+    #[doc = docstring!("PinnedBuffer.free")]
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
@@ -215,6 +225,7 @@ impl PyPinnedBuffer {
         self.end_lending();
     }
 
+    #[doc = docstring!("PinnedBuffer.__array_interface__")]
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (address, nbytes) = self.read(|buffer| (buffer.address(), buffer.nbytes()))?;
@@ -227,10 +238,12 @@ impl PyPinnedBuffer {
         Ok(interface)
     }
 
+    #[doc = docstring!("PinnedBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         self.read(|buffer| buffer.place())
     }
 
+    #[doc = docstring!("PinnedBuffer.__dlpack__")]
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::handle::Lease;
 use crate::process;
 use crate::sync::lock;
 
-/// A handle that is its holder's alone until the block ends.
+#[doc = docstring!("Lease")]
 #[pyclass(name = "Lease", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyLease {
@@ -35,11 +36,13 @@ impl PyLease {
 
 #[pymethods]
 impl PyLease {
+    #[doc = docstring!("Lease.__enter__")]
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
         slf.__index__()?;
         Ok(slf)
     }
 
+    #[doc = docstring!("Lease.__exit__")]
     fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) -> bool {
         // A block that ends in a child ends quietly, or the refusal would hide what was raised in it.
         let _ = self.end();
@@ -59,15 +62,24 @@ impl PyLease {
         self.__index__()
     }
 
+    #[doc = docstring!("Lease._as_parameter_")]
+    #[getter]
+    fn _as_parameter_<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import(intern!(py, "ctypes"))?.getattr(intern!(py, "c_void_p"))?.call1((self.__index__()?,))
+    }
+
+    #[doc = docstring!("Lease.device")]
     #[getter]
     const fn device(&self) -> usize {
         self.device
     }
 
+    #[doc = docstring!("Lease.release")]
     fn release(&self) -> PyResult<()> {
         Ok(self.end().map(drop)?)
     }
 
+    #[doc = docstring!("Lease.discard")]
     fn discard(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(lease) = self.end()? {
             py.detach(|| lease.discard());

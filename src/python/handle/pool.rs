@@ -18,6 +18,7 @@ use crate::python::whole::{Whole, refuse_bool};
 use crate::python::{device, stream};
 use crate::runtime;
 
+#[doc = docstring!("HandlePool")]
 #[pyclass(name = "HandlePool", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyHandlePool(HandlePool);
@@ -70,6 +71,7 @@ impl PyHandlePool {
         Ok(Self(HandlePool::new(Callbacks::new(name, create, destroy, set_stream)?)?))
     }
 
+    #[doc = docstring!("HandlePool.handle")]
     #[pyo3(signature = (stream = None, device = None))]
     fn handle(
         &self,
@@ -85,6 +87,7 @@ impl PyHandlePool {
         }
     }
 
+    #[doc = docstring!("HandlePool.lease")]
     #[pyo3(signature = (stream = None, device = None, timeout = None))]
     fn lease(
         &self,
@@ -101,6 +104,7 @@ impl PyHandlePool {
         Ok(PyLease::new(self.0.name(), lease))
     }
 
+    #[doc = docstring!("HandlePool.limit")]
     #[getter]
     fn limit(&self) -> Option<usize> {
         self.0.limit()
@@ -111,6 +115,7 @@ impl PyHandlePool {
         Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
     }
 
+    #[doc = docstring!("HandlePool.set_mem_pool")]
     #[pyo3(signature = (pool, device = None))]
     fn set_mem_pool(
         &self,
@@ -129,6 +134,7 @@ impl PyHandlePool {
         Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
     }
 
+    #[doc = docstring!("HandlePool.warm")]
     #[pyo3(signature = (count, device = None, background = false))]
     fn warm(
         &self,
@@ -150,60 +156,71 @@ impl PyHandlePool {
         Ok(py.detach(|| self.0.warm(count, device))?)
     }
 
+    #[doc = docstring!("HandlePool.trim")]
     #[pyo3(signature = (device = None))]
     fn trim(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
         let device = device.map(|device| device::extract(py, device)).transpose()?;
         Ok(py.detach(|| self.0.trim(device))?)
     }
 
+    #[doc = docstring!("HandlePool.close")]
     fn close(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(py.detach(|| self.0.close())?)
     }
 
+    #[doc = docstring!("HandlePool.stats")]
     #[pyo3(signature = (device = None))]
     fn stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyHandleStats> {
         let device = device.map(|device| device::extract(py, device)).transpose()?;
         Ok(py.detach(|| self.0.stats(device))?.into())
     }
 
+    #[doc = docstring!("HandlePool.reset_peak_stats")]
     #[pyo3(signature = (device = None))]
     fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let device = device.map(|device| device::extract(py, device)).transpose()?;
         Ok(py.detach(|| self.0.reset_peak_stats(device))?)
     }
 
+    #[doc = docstring!("HandlePool.available")]
     #[getter]
     fn available(&self, py: Python<'_>) -> bool {
         py.detach(|| self.0.is_available())
     }
 
+    #[doc = docstring!("HandlePool.version")]
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<Option<Version>> {
         Ok(py.detach(|| self.0.version())?)
     }
 
+    #[doc = docstring!("HandlePool.path")]
     #[getter]
     fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let path = py.detach(|| self.0.path())?;
         Ok(path.map(|path| path.to_string_lossy().into_owned()))
     }
 
+    #[doc = docstring!("HandlePool.origin")]
     #[getter]
     fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(py.detach(|| self.0.origin())?.map(Origin::name))
     }
 
+    #[doc = docstring!("HandlePool.loaded")]
     #[getter]
     fn loaded(&self) -> bool {
         self.0.is_loaded()
     }
 
+    #[doc = docstring!("HandlePool.name")]
     #[getter]
     fn name(&self) -> &'static str {
         self.0.name()
     }
 
     fn __repr__(&self) -> String {
-        format!("<gpupool.HandlePool {}>", self.0.name())
+        let closed = if self.0.is_closed() { " (closed)" } else { "" };
+        format!("<gpupool.HandlePool {}{closed}>", self.0.name())
     }
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use crate::error::Error;
 use crate::library::host;
 
+#[doc = docstring!("simulate_costly_handles")]
 #[pyfunction]
 pub(in crate::python) fn simulate_costly_handles(create_seconds: f64, nbytes: u64) -> PyResult<()> {
     let cost = Duration::try_from_secs_f64(create_seconds).map_err(|error| Error::invalid_value(error.to_string()))?;

@@ -17,6 +17,7 @@ counts_class! {
     }
 }
 
+#[doc = docstring!("handle_stats")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(in crate::python) fn handle_stats<'py>(

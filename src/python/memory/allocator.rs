@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyInt;
+use pyo3::types::{PyFloat, PyInt};
 
-use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
+use crate::error::{Error, ErrorKind, LibraryError, OWN_ALLOCATOR, Result, StatusKind};
 use crate::memory::{SegmentSource, TorchAllocator};
 use crate::python::ffi::{PythonAddress, torch_allocator};
 use crate::runtime::Stream;
@@ -22,6 +22,13 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
              CUDAPluggableAllocator of PyTorch",
         )
     };
+    if allocator.is_exact_instance_of::<PyInt>() || allocator.is_exact_instance_of::<PyFloat>() {
+        return Err(Error::invalid_value(format!(
+            "MemPool's first argument is its allocator, and {allocator} is a number: was limit={allocator} meant, the most \
+             bytes of the pool, or reserve={allocator}?"
+        ))
+        .into());
+    }
     let Ok((allocate, free)) = allocator.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Ok(Arc::new(TorchObject::new(allocator)?.ok_or_else(wrong)?));
     };
@@ -77,7 +84,7 @@ impl fmt::Debug for Callables {
 
 fn refused(function: &str, status: String, cause: Option<PyErr>) -> Error {
     ErrorKind::Library(LibraryError {
-        library: "the pool's own allocator".to_owned(),
+        library: OWN_ALLOCATOR.to_owned(),
         function: function.to_owned(),
         status,
         code: -1,

@@ -2,23 +2,23 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::PyAttributeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{self, DeviceBuffer, Empty};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::python::ffi::consumer;
 use crate::python::ffi::dlpack::{self, Exported};
+use crate::python::ffi::{consumer, host_bytes};
 use crate::python::stream;
 use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
 
-/// A buffer.
+#[doc = docstring!("DeviceBuffer")]
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyDeviceBuffer {
@@ -28,6 +28,7 @@ pub(in crate::python) struct PyDeviceBuffer {
     keeper: Option<Py<PyAny>>,
 }
 
+#[doc = docstring!("empty")]
 #[pyfunction]
 #[pyo3(signature = (nbytes, stream = None))]
 pub(in crate::python) fn empty(
@@ -38,7 +39,7 @@ pub(in crate::python) fn empty(
     PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?, None)
 }
 
-/// `empty` for an adapter whose framework destroys the stream with the object `keeper` and not before: the buffer keeps it.
+#[doc = docstring!("empty_kept")]
 #[pyfunction]
 pub(in crate::python) fn empty_kept(
     py: Python<'_>,
@@ -49,6 +50,7 @@ pub(in crate::python) fn empty_kept(
     PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, Some(stream), None)?, keeper)
 }
 
+#[doc = docstring!("fence")]
 #[pyfunction]
 #[pyo3(signature = (stream, delay = true))]
 pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
@@ -58,7 +60,7 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay:
 
 impl PyDeviceBuffer {
     #[inline]
-    fn new(py: Python<'_>, nbytes: u64, stream: &Stream, keeper: Option<Py<PyAny>>) -> PyResult<Self> {
+    pub(super) fn new(py: Python<'_>, nbytes: u64, stream: &Stream, keeper: Option<Py<PyAny>>) -> PyResult<Self> {
         let buffer = match memory::try_empty(nbytes, stream)? {
             Empty::Ready(buffer) => buffer,
             Empty::Miss(miss) => {
@@ -72,6 +74,16 @@ impl PyDeviceBuffer {
     /// The buffer's own stream, if it is known to be alive.
     fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
         self.keeper.as_ref().map(|_| buffer.stream().view())
+    }
+
+    /// Returns the buffer and the stream that a call names, by default the buffer's own.
+    fn on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
+        let buffer = self.shared()?;
+        let stream = match stream {
+            Some(stream) => stream::resolve(py, Some(stream), None)?,
+            None => buffer.stream().view(),
+        };
+        Ok((buffer, stream))
     }
 
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
@@ -98,36 +110,89 @@ impl Drop for PyDeviceBuffer {
 
 #[pymethods]
 impl PyDeviceBuffer {
+    #[doc = docstring!("DeviceBuffer.ptr")]
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
         Ok(self.shared()?.address())
     }
 
+    #[doc = docstring!("DeviceBuffer.nbytes")]
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
         Ok(self.shared()?.nbytes())
     }
 
+    #[doc = docstring!("DeviceBuffer.device")]
     #[getter]
     fn device(&self) -> PyResult<usize> {
         Ok(self.shared()?.device().ordinal())
     }
 
+    #[doc = docstring!("DeviceBuffer.stream")]
     #[getter]
     fn stream(&self) -> PyResult<usize> {
         Ok(self.shared()?.stream().raw().address())
     }
 
+    #[doc = docstring!("DeviceBuffer.pool_id")]
     #[getter]
     fn pool_id(&self) -> PyResult<Id> {
         Ok(pair(self.shared()?.pool_id()))
     }
 
+    #[doc = docstring!("DeviceBuffer.copy_from")]
+    #[pyo3(signature = (host, stream = None))]
+    fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (buffer, stream) = self.on(py, stream)?;
+        host_bytes::copy_from(&buffer, host, &stream)
+    }
+
+    #[doc = docstring!("DeviceBuffer.copy_to")]
+    #[pyo3(signature = (host, stream = None))]
+    fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (buffer, stream) = self.on(py, stream)?;
+        host_bytes::copy_to(&buffer, host, &stream)
+    }
+
+    #[doc = docstring!("DeviceBuffer.fill")]
+    #[pyo3(signature = (byte, stream = None))]
+    fn fill(&self, py: Python<'_>, byte: Whole, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (buffer, stream) = self.on(py, stream)?;
+        let wrong = |_| Error::invalid_value(format!("{} is no byte: give 0 to 255", byte.0));
+        let byte = u8::try_from(byte.0).map_err(wrong)?;
+        Ok(py.detach(|| buffer.fill(byte, &stream))?)
+    }
+
+    #[doc = docstring!("DeviceBuffer.__bytes__")]
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let (buffer, stream) = self.on(py, None)?;
+        let bytes = usize::try_from(buffer.nbytes())?;
+        PyBytes::new_with(py, bytes, |bytes| Ok(py.detach(|| buffer.copy_to(bytes, &stream))?))
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.shared()?.nbytes())?)
+    }
+
+    #[doc = docstring!("DeviceBuffer.__array__")]
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__(&self, dtype: Option<&Bound<'_, PyAny>>, copy: Option<bool>) -> PyResult<()> {
+        process::refuse_forked()?;
+        let _ = (dtype, copy);
+        Err(PyTypeError::new_err(
+            "a DeviceBuffer is memory of a device, which NumPy cannot read: copy it to the host by \
+             numpy.frombuffer(bytes(buffer), dtype) or buffer.copy_to(array); on the device it is an array by \
+             cupy.asarray(buffer) or torch.from_dlpack(buffer)",
+        ))
+    }
+
+    #[doc = docstring!("DeviceBuffer.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = stream::resolve(py, Some(stream), None)?;
         Ok(self.shared()?.record_stream(&stream)?)
     }
 
+    #[doc = docstring!("DeviceBuffer.free")]
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
@@ -151,12 +216,14 @@ impl PyDeviceBuffer {
             }
             Err(shared) => {
                 *place = Some(shared);
-                let exported = "this buffer is shared by DLPack; it is freed when the last array that uses it dies";
+                let exported = "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last \
+                                array that uses it dies";
                 Err(Error::invalid_value(exported).into())
             }
         }
     }
 
+    #[doc = docstring!("DeviceBuffer.__cuda_array_interface__")]
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.shared()?;
@@ -174,10 +241,12 @@ impl PyDeviceBuffer {
         Ok(interface)
     }
 
+    #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         Ok(self.shared()?.place())
     }
 
+    #[doc = docstring!("DeviceBuffer.__dlpack__")]
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,

@@ -12,7 +12,7 @@ use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
-/// Allocations of a `with` block that become parts of a graph.
+#[doc = docstring!("Capture")]
 #[pyclass(name = "Capture", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCapture {
@@ -23,11 +23,12 @@ pub(in crate::python) struct PyCapture {
     state: Mutex<Option<(ThreadNumber, EnteredCapture, Py<PyGraphMemory>)>>,
 }
 
-/// The memory of a captured graph; none before the block ends, and after the reset.
+#[doc = docstring!("GraphMemory")]
 #[pyclass(name = "GraphMemory", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyGraphMemory {
     pool_id: Id,
+    /// None before the block ends, and after the reset.
     memory: Mutex<Option<GraphMemory>>,
 }
 
@@ -40,6 +41,7 @@ impl PyCapture {
 
 #[pymethods]
 impl PyCapture {
+    #[doc = docstring!("Capture.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyGraphMemory>> {
         process::refuse_forked()?;
         let mut state = lock(&self.state);
@@ -53,6 +55,7 @@ impl PyCapture {
         Ok(memory)
     }
 
+    #[doc = docstring!("Capture.__exit__")]
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -78,19 +81,37 @@ impl PyCapture {
         }
         Ok(false)
     }
+
+    fn __repr__(&self) -> String {
+        let (pool_id, stream) = (pair(self.token.id()), self.stream.raw().address());
+        format!("gpupool.Capture(pool_id={pool_id:?}, stream={stream:#x}, device={})", self.stream.device().ordinal())
+    }
 }
 
 #[pymethods]
 impl PyGraphMemory {
+    #[doc = docstring!("GraphMemory.pool_id")]
     #[getter]
     const fn pool_id(&self) -> Id {
         self.pool_id
     }
 
+    #[doc = docstring!("GraphMemory.reset")]
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
         process::refuse_forked()?;
         let memory = lock(&self.memory).take();
         py.detach(|| drop(memory));
         Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if process::is_forked() {
+            ", of the parent process"
+        } else if lock(&self.memory).is_none() {
+            ", without memory: its capture has not ended, or it was reset"
+        } else {
+            ""
+        };
+        format!("gpupool.GraphMemory(pool_id={:?}{state})", self.pool_id)
     }
 }

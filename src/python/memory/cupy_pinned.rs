@@ -15,13 +15,15 @@ thread_local! {
     static BLOCKS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What a `cupy.cuda.PinnedMemoryPointer` points into, in the form in which CuPy asks for it.
+#[doc = docstring!("CupyPinnedMemory")]
 #[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCupyPinnedMemory {
     buffer: PinnedBuffer,
+    #[doc = docstring!("CupyPinnedMemory.ptr")]
     #[pyo3(get)]
     ptr: u64,
+    #[doc = docstring!("CupyPinnedMemory.size")]
     #[pyo3(get)]
     size: u64,
 }
@@ -48,13 +50,14 @@ impl PyCupyPinnedMemory {
         Ok(Self::new(py, nbytes.0)?)
     }
 
+    #[doc = docstring!("CupyPinnedMemory.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = stream::resolve(py, Some(stream), None)?;
         Ok(self.buffer.record_stream(&stream)?)
     }
 }
 
-/// The allocator.
+#[doc = docstring!("CupyPinnedAllocator")]
 #[pyclass(name = "CupyPinnedAllocator", module = "gpupool._native", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCupyPinnedAllocator {
@@ -74,6 +77,7 @@ impl PyCupyPinnedAllocator {
         Self { pointer, retry, otherwise }
     }
 
+    #[doc = docstring!("CupyPinnedAllocator.malloc")]
     fn malloc<'py>(&self, py: Python<'py>, nbytes: Whole) -> PyResult<Bound<'py, PyAny>> {
         if let Some(otherwise) = &self.otherwise
             && BLOCKS.get() == 0
@@ -87,12 +91,13 @@ impl PyCupyPinnedAllocator {
         }
     }
 
-    /// Lets the calling thread be served until `leave`.
+    #[doc = docstring!("CupyPinnedAllocator.enter")]
     #[staticmethod]
     fn enter() {
         BLOCKS.set(BLOCKS.get() + 1);
     }
 
+    #[doc = docstring!("CupyPinnedAllocator.leave")]
     #[staticmethod]
     fn leave() {
         BLOCKS.set(BLOCKS.get().saturating_sub(1));

@@ -7,31 +7,46 @@ use super::scope::token_of;
 use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 use crate::python::ffi::{self, dlpack};
 
+#[doc = docstring!("CApi")]
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCApi {
+    #[doc = docstring!("CApi.malloc")]
     malloc: usize,
+    #[doc = docstring!("CApi.free")]
     free: usize,
+    #[doc = docstring!("CApi.cupy_malloc")]
     cupy_malloc: usize,
+    #[doc = docstring!("CApi.cupy_free")]
     cupy_free: usize,
+    #[doc = docstring!("CApi.handler_alloc")]
     handler_alloc: usize,
+    #[doc = docstring!("CApi.handler_free")]
     handler_free: usize,
+    #[doc = docstring!("CApi.handler")]
     handler: usize,
+    #[doc = docstring!("CApi.pinned_handler")]
     pinned_handler: usize,
+    #[doc = docstring!("CApi.capsule")]
     capsule: Py<PyAny>,
 }
 
 #[pymethods]
 impl PyCApi {
+    #[doc = docstring!("CApi.feed")]
     #[pyo3(signature = (pool = None))]
     fn feed(&self, pool: Option<&Bound<'_, PyAny>>) -> PyResult<(usize, usize)> {
         let token = pool.map(|pool| token_of(pool, "feed")).transpose()?;
         let (malloc, free) = memory::feed(token.as_ref())?;
         Ok((malloc as usize, free as usize))
     }
+
+    fn __repr__(&self) -> String {
+        format!("<gpupool.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
+    }
 }
 
-/// The functions for PyTorch's pluggable allocator.
+#[doc = docstring!("torch_functions")]
 #[pyfunction]
 pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     let functions = ffi::torch_functions(address_of)?;

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::allocator::source;
+use super::buffer::PyDeviceBuffer;
 use super::capture::PyCapture;
 use super::scope::{PyPoolToken, ScopeBlocks};
 use super::snapshot::segments;
@@ -19,7 +20,7 @@ use crate::python::sleep::PyBackup;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 
-/// A pool. A subclass may have what it likes in its `__init__`, as long as that calls this one's.
+#[doc = docstring!("MemPool")]
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
@@ -100,42 +101,50 @@ impl PyMemPool {
         self.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
     }
 
+    #[doc = docstring!("MemPool.id")]
     #[getter]
     fn id(&self) -> PyResult<Id> {
         Ok(pair(self.pool()?.id()))
     }
 
+    #[doc = docstring!("MemPool.device")]
     #[getter]
     fn device(&self) -> PyResult<usize> {
         Ok(self.pool()?.device().ordinal())
     }
 
+    #[doc = docstring!("MemPool.allocator")]
     #[getter]
     fn allocator(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         process::refuse_forked()?;
         Ok(self.made()?.allocator.as_ref().map(|allocator| allocator.clone_ref(py)))
     }
 
+    #[doc = docstring!("MemPool.use_on_oom")]
     #[getter]
     fn use_on_oom(&self) -> PyResult<bool> {
         Ok(self.pool()?.use_on_oom())
     }
 
+    #[doc = docstring!("MemPool.no_split")]
     #[getter]
     fn no_split(&self) -> PyResult<bool> {
         Ok(self.pool()?.no_split())
     }
 
+    #[doc = docstring!("MemPool.reserve")]
     #[getter]
     fn reserve(&self) -> PyResult<u64> {
         Ok(self.pool()?.reserve())
     }
 
+    #[doc = docstring!("MemPool.use_count")]
     fn use_count(&self) -> PyResult<u32> {
         process::refuse_forked()?;
         Ok(self.pool()?.use_count())
     }
 
+    #[doc = docstring!("MemPool.limit")]
     #[getter]
     fn limit(&self) -> PyResult<Option<u64>> {
         Ok(self.pool()?.limit())
@@ -148,28 +157,33 @@ impl PyMemPool {
         Ok(())
     }
 
+    #[doc = docstring!("MemPool.stats")]
     fn stats(&self, py: Python<'_>) -> PyResult<PyPoolStats> {
         let pool = self.pool()?;
         Ok(py.detach(|| pool.stats())?.into())
     }
 
+    #[doc = docstring!("MemPool.reset_peak_stats")]
     fn reset_peak_stats(&self, py: Python<'_>) -> PyResult<()> {
         let pool = self.pool()?;
         Ok(py.detach(|| pool.reset_peak_stats())?)
     }
 
+    #[doc = docstring!("MemPool.trim")]
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| pool.trim())?)
     }
 
+    #[doc = docstring!("MemPool.close")]
     fn close(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| pool.close())?)
     }
 
+    #[doc = docstring!("MemPool.sleep")]
     #[pyo3(signature = (backup = PyBackup(Backup::Host)), text_signature = "($self, backup='host')")]
     fn sleep(&self, py: Python<'_>, backup: PyBackup) -> PyResult<u64> {
         let pool = self.pool()?;
@@ -177,19 +191,21 @@ impl PyMemPool {
         Ok(py.detach(|| pool.sleep(backup.0))?)
     }
 
+    #[doc = docstring!("MemPool.wake")]
     fn wake(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
         let _stack = hold_stack(Purpose::Allocation);
         Ok(py.detach(|| pool.wake())?)
     }
 
+    #[doc = docstring!("MemPool.is_asleep")]
     #[getter]
     fn is_asleep(&self) -> PyResult<bool> {
         process::refuse_forked()?;
         Ok(self.pool()?.is_asleep())
     }
 
-    /// Returns the segments, which have no traces, as PyTorch's `MemPool.snapshot` does whatever is asked.
+    #[doc = docstring!("MemPool.snapshot")]
     #[pyo3(signature = (include_traces = true))]
     fn snapshot<'py>(&self, py: Python<'py>, include_traces: bool) -> PyResult<Bound<'py, PyList>> {
         let _ = include_traces;
@@ -198,12 +214,23 @@ impl PyMemPool {
         segments(py, &found)
     }
 
+    #[doc = docstring!("MemPool.token")]
     #[pyo3(name = "token")]
     fn py_token(&self) -> PyResult<PyPoolToken> {
         process::refuse_forked()?;
         Ok(PyPoolToken::from(self.token()?))
     }
 
+    #[doc = docstring!("MemPool.empty")]
+    #[pyo3(signature = (nbytes, stream = None))]
+    fn empty(&self, py: Python<'_>, nbytes: Whole, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyDeviceBuffer> {
+        let pool = self.pool()?;
+        let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
+        let _scope = pool.token().enter_scope(false)?;
+        PyDeviceBuffer::new(py, nbytes.0, &stream, None)
+    }
+
+    #[doc = docstring!("MemPool.__enter__")]
     fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
         process::refuse_forked()?;
         let this = slf.get();
@@ -211,6 +238,7 @@ impl PyMemPool {
         Ok(slf.clone().unbind())
     }
 
+    #[doc = docstring!("MemPool.__exit__")]
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -224,6 +252,7 @@ impl PyMemPool {
         Ok(false)
     }
 
+    #[doc = docstring!("MemPool.capture")]
     fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
         let stream = stream::resolve(slf.py(), Some(stream), None)?;
         PyCapture::new(slf, &stream)
@@ -232,12 +261,17 @@ impl PyMemPool {
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let name = slf.get_type().fully_qualified_name()?;
         Ok(match slf.get().made.get() {
-            Some(Made { pool, .. }) => format!("{name}(id={:?}, device={})", pair(pool.id()), pool.device().ordinal()),
+            Some(Made { pool, .. }) => {
+                let closed = if pool.is_closed() { ", closed" } else { "" };
+                let asleep = if pool.is_asleep() { ", asleep" } else { "" };
+                format!("{name}(id={:?}, device={}{closed}{asleep})", pair(pool.id()), pool.device().ordinal())
+            }
             None => format!("<{name} that was not made>"),
         })
     }
 }
 
+#[doc = docstring!("graph_pool_handle")]
 #[pyfunction]
 #[pyo3(signature = (user_created = true, *, is_user_created = None))]
 pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: Option<bool>) -> PyResult<Id> {
@@ -245,6 +279,7 @@ pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: 
     Ok(pair(memory::graph_pool_handle(is_user_created.unwrap_or(user_created))))
 }
 
+#[doc = docstring!("begin_allocate_to_pool")]
 #[pyfunction]
 pub(in crate::python) fn begin_allocate_to_pool(
     py: Python<'_>,
@@ -255,6 +290,7 @@ pub(in crate::python) fn begin_allocate_to_pool(
     Ok(memory::begin_allocate_to_pool(device, from_pair(pool_id))?)
 }
 
+#[doc = docstring!("end_allocate_to_pool")]
 #[pyfunction]
 pub(in crate::python) fn end_allocate_to_pool(
     py: Python<'_>,
@@ -265,12 +301,14 @@ pub(in crate::python) fn end_allocate_to_pool(
     Ok(memory::end_allocate_to_pool(device, from_pair(pool_id))?)
 }
 
+#[doc = docstring!("release_pool")]
 #[pyfunction]
 pub(in crate::python) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
     let device = device::extract(py, device)?;
     Ok(py.detach(|| memory::release_pool(device, from_pair(pool_id)))?)
 }
 
+#[doc = docstring!("pool_use_count")]
 #[pyfunction]
 pub(in crate::python) fn pool_use_count(
     py: Python<'_>,

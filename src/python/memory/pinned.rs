@@ -17,6 +17,7 @@ fn number(numa: Option<Whole>) -> Result<Option<u32>> {
     numa.map(|number| u32::try_from(number.0).map_err(|_| wrong(number.0))).transpose()
 }
 
+#[doc = docstring!("warm_pinned")]
 #[pyfunction]
 #[pyo3(signature = (nbytes, background = true, numa = None))]
 pub(in crate::python) fn warm_pinned(
@@ -30,11 +31,13 @@ pub(in crate::python) fn warm_pinned(
     Ok(py.detach(|| memory::warm_pinned(nbytes.0, numa, background))?)
 }
 
+#[doc = docstring!("set_pinned_limit")]
 #[pyfunction]
 pub(in crate::python) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole>) -> PyResult<()> {
     Ok(py.detach(|| memory::set_pinned_limit(nbytes.map(|nbytes| nbytes.0)))?)
 }
 
+#[doc = docstring!("pinned_stats")]
 #[pyfunction]
 #[pyo3(signature = (numa = None))]
 pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<PyMemoryStats> {
@@ -42,6 +45,7 @@ pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> Py
     Ok(py.detach(|| memory::pinned_stats(numa))?.into())
 }
 
+#[doc = docstring!("reset_peak_pinned_stats")]
 #[pyfunction]
 #[pyo3(signature = (numa = None))]
 pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<()> {
@@ -49,7 +53,7 @@ pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Wh
     Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
 }
 
-/// The counts of each node that was used, for summaries, and the limit of all.
+#[doc = docstring!("summarize_pinned")]
 #[pyfunction]
 pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict>>, Option<u64>)> {
     let found = py.detach(memory::pinned_stats_by_node)?;
@@ -66,21 +70,21 @@ pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound
     Ok((nodes, memory::pinned_limit()))
 }
 
-/// The number of the NUMA node nearest to a device. No context is made.
+#[doc = docstring!("nearest_numa_node")]
 #[pyfunction]
 pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     let device = device::extract(py, device)?;
     Ok(py.detach(|| nearest_host_node(device))?.host_node())
 }
 
-/// Gives back the pinned memory that is free, and no device's.
+#[doc = docstring!("empty_pinned_cache")]
 #[pyfunction]
 pub(in crate::python) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
     let _stack = hold_stack(Purpose::Allocation);
     Ok(py.detach(memory::empty_pinned_cache).map(drop)?)
 }
 
-/// Returns whether an address lies in memory of gpupool's.
+#[doc = docstring!("owns")]
 #[pyfunction]
 pub(in crate::python) fn owns(address: Whole) -> bool {
     memory::owns(address.0)

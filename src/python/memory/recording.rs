@@ -37,6 +37,7 @@ fn action_of(name: &str) -> PyResult<MemoryAction> {
     known.ok_or_else(|| invalid("skip_actions", name, &MemoryAction::ALL.map(MemoryAction::name).join(", ")))
 }
 
+#[doc = docstring!("record_memory_history")]
 #[pyfunction]
 #[pyo3(signature = (
     enabled = "all", context = "all", stacks = "python", max_entries = Whole(MAX_ENTRIES as u64), clear_history = false,

@@ -8,13 +8,19 @@ use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult};
 /// In a slot's number: the event frees it.
 const FREE: u32 = 1 << 31;
 
+#[doc = docstring!("ReplayResult")]
 #[pyclass(name = "ReplayResult", module = "gpupool", frozen, get_all)]
 #[derive(Debug)]
 pub(in crate::python) struct PyReplayResult {
+    #[doc = docstring!("ReplayResult.peak_reserved")]
     peak_reserved: u64,
+    #[doc = docstring!("ReplayResult.driver_calls")]
     driver_calls: u64,
+    #[doc = docstring!("ReplayResult.moved_pages")]
     moved_pages: u64,
+    #[doc = docstring!("ReplayResult.cold_ns")]
     cold_ns: f64,
+    #[doc = docstring!("ReplayResult.warm_ns")]
     warm_ns: f64,
 }
 
@@ -87,6 +93,7 @@ fn watched<T: Send>(
     Ok(outcome?.ok_or_else(ended)?)
 }
 
+#[doc = docstring!("replay")]
 #[pyfunction]
 #[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
@@ -105,6 +112,7 @@ pub(in crate::python) fn replay(
     watched(py, watch, |watch| crate::replay::replay(&events, threads, allocator, watch)).map(Into::into)
 }
 
+#[doc = docstring!("replay_reserved")]
 #[pyfunction]
 #[pyo3(signature = (slots, sizes, streams, slot_count, most, allocator, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]

@@ -11,6 +11,7 @@ use crate::process;
 use crate::python::device;
 use crate::python::with_blocks::WithBlocks;
 
+#[doc = docstring!("PoolToken")]
 #[pyclass(name = "PoolToken", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPoolToken(PoolToken);
@@ -23,19 +24,26 @@ impl From<PoolToken> for PyPoolToken {
 
 #[pymethods]
 impl PyPoolToken {
+    #[doc = docstring!("PoolToken.id")]
     #[getter]
     fn id(&self) -> Id {
         pair(self.0.id())
     }
 
+    #[doc = docstring!("PoolToken.device")]
     #[getter]
     fn device(&self) -> usize {
         self.0.device().ordinal()
     }
 
+    #[doc = docstring!("PoolToken.enter")]
     fn enter(&self) -> PyResult<()> {
         self.0.enter_scope(false)?.stay();
         Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("gpupool.PoolToken(id={:?}, device={})", self.id(), self.device())
     }
 }
 
@@ -75,8 +83,7 @@ impl ScopeBlocks {
     }
 }
 
-/// A pool that the allocations of a thread or a task go to for a `with` block. One object may be entered again, also by
-/// another thread.
+#[doc = docstring!("PoolScope")]
 #[pyclass(name = "PoolScope", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPoolScope {
@@ -98,7 +105,7 @@ pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> Py
     }
 }
 
-/// Routes the thread's allocations, or the task's, into a pool for a `with` block.
+#[doc = docstring!("use_mem_pool")]
 #[pyfunction]
 #[pyo3(signature = (pool, device = None, *, all_threads = false))]
 pub(in crate::python) fn use_mem_pool(
@@ -121,12 +128,14 @@ pub(in crate::python) fn use_mem_pool(
 
 #[pymethods]
 impl PyPoolScope {
+    #[doc = docstring!("PoolScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         process::refuse_forked()?;
         self.blocks.enter(py, &self.token, self.all_threads)?;
         Ok(self.pool.clone_ref(py))
     }
 
+    #[doc = docstring!("PoolScope.__exit__")]
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -138,5 +147,10 @@ impl PyPoolScope {
             self.blocks.leave(py, "use_mem_pool")?;
         }
         Ok(false)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let all_threads = if self.all_threads { ", all_threads=True" } else { "" };
+        Ok(format!("gpupool.use_mem_pool({}{all_threads})", self.pool.bind(py).repr()?))
     }
 }

@@ -235,6 +235,7 @@ fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
     }
 }
 
+#[doc = docstring!("memory_snapshot")]
 #[pyfunction]
 #[pyo3(signature = (mempool_id = None, include_traces = true, *, device = None))]
 pub(in crate::python) fn memory_snapshot<'py>(

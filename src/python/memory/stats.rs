@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -33,12 +34,14 @@ counts_class! {
     }
 }
 
+#[doc = docstring!("empty_cache")]
 #[pyfunction]
 pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
     let _stack = hold_stack(Purpose::Allocation);
     Ok(py.detach(memory::empty_cache)?)
 }
 
+#[doc = docstring!("memory_stats")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyMemoryStats> {
@@ -46,6 +49,7 @@ pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, 
     Ok(py.detach(|| memory::memory_stats(device))?.into())
 }
 
+#[doc = docstring!("set_per_process_memory_fraction")]
 #[pyfunction]
 #[pyo3(signature = (fraction, device = None))]
 pub(in crate::python) fn set_per_process_memory_fraction(
@@ -57,6 +61,7 @@ pub(in crate::python) fn set_per_process_memory_fraction(
     Ok(py.detach(|| memory::set_per_process_memory_fraction(fraction, device))?)
 }
 
+#[doc = docstring!("get_per_process_memory_fraction")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]
 pub(in crate::python) fn get_per_process_memory_fraction(
@@ -67,6 +72,7 @@ pub(in crate::python) fn get_per_process_memory_fraction(
     Ok(py.detach(|| memory::get_per_process_memory_fraction(device))?)
 }
 
+#[doc = docstring!("set_memory_limit")]
 #[pyfunction]
 pub(in crate::python) fn set_memory_limit(
     py: Python<'_>,
@@ -78,6 +84,7 @@ pub(in crate::python) fn set_memory_limit(
     Ok((former.fraction, former.bytes))
 }
 
+#[doc = docstring!("enable_peer_access")]
 #[pyfunction]
 pub(in crate::python) fn enable_peer_access(
     py: Python<'_>,
@@ -88,21 +95,38 @@ pub(in crate::python) fn enable_peer_access(
     Ok(py.detach(|| memory::enable_peer_access(device, peer))?)
 }
 
-/// A registered callback for when memory has run out.
+#[doc = docstring!("OomCallback")]
 #[pyclass(name = "OomCallback", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(in crate::python) struct PyOomCallback(Mutex<Option<OomGuard>>);
+pub(in crate::python) struct PyOomCallback {
+    /// What Python calls the callback.
+    name: String,
+    guard: Mutex<Option<OomGuard>>,
+}
 
 #[pymethods]
 impl PyOomCallback {
+    #[doc = docstring!("OomCallback.remove")]
     fn remove(&self, py: Python<'_>) -> PyResult<()> {
         process::refuse_forked()?;
-        let guard = lock(&self.0).take();
+        let guard = lock(&self.guard).take();
         py.detach(|| drop(guard));
         Ok(())
     }
+
+    fn __repr__(&self) -> String {
+        let state = if process::is_forked() {
+            ", of the parent process"
+        } else if lock(&self.guard).is_none() {
+            ", removed"
+        } else {
+            ""
+        };
+        format!("<gpupool.OomCallback {}{state}>", self.name)
+    }
 }
 
+#[doc = docstring!("on_oom")]
 #[pyfunction]
 pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
     process::refuse_forked()?;
@@ -111,6 +135,10 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
             Error::invalid_value(format!("on_oom takes a callable(device, nbytes) -> bool, not {callback}")).into()
         );
     }
+    let name = match callback.getattr_opt(intern!(callback.py(), "__qualname__"))? {
+        Some(name) => name.to_string(),
+        None => callback.get_type().name()?.to_string(),
+    };
     let callback = callback.unbind();
     let guard = memory::on_oom(move |device, nbytes| {
         let freed = Python::try_attach(|py| {
@@ -122,5 +150,5 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
         });
         freed.unwrap_or(false)
     });
-    Ok(PyOomCallback(Mutex::new(Some(guard))))
+    Ok(PyOomCallback { name, guard: Mutex::new(Some(guard)) })
 }

@@ -10,15 +10,25 @@ use super::device;
 use super::ffi::PythonAddress;
 use super::with_blocks::WithBlocks;
 use crate::error::Error;
-use crate::ids::Device;
+use crate::ids::{Device, RawStream};
 use crate::process;
 use crate::runtime::{self, Stream};
 
 pub(super) use source::set_stream_source;
 
+#[doc = docstring!("Stream")]
 #[pyclass(name = "Stream", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(super) struct PyStream(Stream);
+pub(super) struct PyStream {
+    stream: Stream,
+    blocks: WithBlocks<runtime::EnteredStream>,
+}
+
+impl From<Stream> for PyStream {
+    fn from(stream: Stream) -> Self {
+        Self { stream, blocks: WithBlocks::new() }
+    }
+}
 
 #[pymethods]
 impl PyStream {
@@ -26,36 +36,101 @@ impl PyStream {
     #[pyo3(signature = (device = None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let device = device::extract_or_current(py, device)?;
-        Ok(Self(py.detach(|| Stream::new(device))?))
+        Ok(py.detach(|| Stream::new(device))?.into())
     }
 
+    #[doc = docstring!("Stream.ptr")]
     #[getter]
     fn ptr(&self) -> PyResult<usize> {
         process::refuse_forked()?;
-        Ok(self.0.raw().address())
+        Ok(self.stream.raw().address())
     }
 
+    #[doc = docstring!("Stream.device")]
     #[getter]
     fn device(&self) -> usize {
-        self.0.device().ordinal()
+        self.stream.device().ordinal()
     }
 
+    #[doc = docstring!("Stream.query")]
     fn query(&self) -> PyResult<bool> {
-        Ok(self.0.query()?)
+        Ok(self.stream.query()?)
     }
 
+    #[doc = docstring!("Stream.synchronize")]
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.0.synchronize())?)
+        Ok(py.detach(|| self.stream.synchronize())?)
     }
 
-    /// The protocol of cuda.core: version 0, then the address.
+    #[doc = docstring!("Stream.__cuda_stream__")]
     fn __cuda_stream__(&self) -> PyResult<(u32, usize)> {
         Ok((0, self.ptr()?))
     }
 
-    fn __repr__(&self) -> String {
-        format!("gpupool.Stream(ptr={:#x}, device={})", self.0.raw().address(), self.device())
+    #[doc = docstring!("Stream.__enter__")]
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        let entered = runtime::enter(&slf.stream)?;
+        slf.blocks.enter(entered);
+        Ok(slf)
     }
+
+    #[doc = docstring!("Stream.__exit__")]
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        leave(&self.blocks, "a Stream's block")
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+
+    fn __hash__(&self) -> usize {
+        let (device, address) = self.identity();
+        address.wrapping_add(device)
+    }
+
+    fn __repr__(&self) -> String {
+        let name = match self.stream.raw() {
+            RawStream::PER_THREAD => ", the per-thread default stream",
+            raw if raw.is_default() => ", the legacy default stream",
+            _ => "",
+        };
+        format!("gpupool.Stream(ptr={:#x}, device={}{name})", self.stream.raw().address(), self.device())
+    }
+}
+
+impl PyStream {
+    /// Returns what tells the stream from others: its device and its address, of which the legacy stream has two.
+    fn identity(&self) -> (usize, usize) {
+        (self.device(), self.stream.raw().address().max(1))
+    }
+}
+
+#[doc = docstring!("current_stream")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(super) fn current_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyStream> {
+    Ok(resolve(py, None, device)?.kept().into())
+}
+
+#[doc = docstring!("synchronize")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(super) fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = device::extract_or_current(py, device)?;
+    Ok(py.detach(|| runtime::synchronize(device))?)
+}
+
+/// Ends the block of a stream that the calling thread entered last. One that ends in a forked child ends quietly.
+fn leave(blocks: &WithBlocks<runtime::EnteredStream>, name: &str) -> PyResult<bool> {
+    if !process::is_forked() {
+        runtime::leave(&blocks.leave(name)?);
+    }
+    Ok(false)
 }
 
 /// The stream that a call's arguments name: `stream`, else the thread's current one on `device`, else the thread's
@@ -66,8 +141,18 @@ pub(super) fn resolve(
     stream: Option<&Bound<'_, PyAny>>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Stream> {
-    let runtime = device::get(py)?;
     let device = device.map(|device| device::extract(py, device)).transpose()?;
+    resolve_on(py, stream, device)
+}
+
+/// As [`resolve`] for a caller that knows the device.
+#[inline]
+pub(super) fn resolve_on(
+    py: Python<'_>,
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<Device>,
+) -> PyResult<Stream> {
+    let runtime = device::get(py)?;
     let Some(stream) = stream else {
         let device = device.map_or_else(|| runtime.current_device(), Ok)?;
         return source::current(py, device);
@@ -80,7 +165,7 @@ pub(super) fn resolve(
     }
     if let Ok(stream) = stream.cast_exact::<PyStream>() {
         // The caller's reference keeps the stream alive.
-        return Ok(stream.get().0.view().on(device)?);
+        return Ok(stream.get().stream.view().on(device)?);
     }
     resolve_object(stream, device)
 }
@@ -175,7 +260,7 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     }
 }
 
-/// A stream made current for a `with` block. One object may be entered again, also by another thread.
+#[doc = docstring!("StreamScope")]
 #[pyclass(name = "StreamScope", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(super) struct PyStreamScope {
@@ -183,10 +268,11 @@ pub(super) struct PyStreamScope {
     blocks: WithBlocks<runtime::EnteredStream>,
 }
 
-/// Makes a stream this thread's current one for a `with` block. What is no stream is refused here, before the block.
+#[doc = docstring!("stream")]
 #[pyfunction]
 pub(super) fn stream(s: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
     process::refuse_forked()?;
+    // Here, before the block, is what is no stream refused.
     if !s.is_exact_instance_of::<PyInt>() && !has_address(s)? {
         return Err(no_stream(s)?.into());
     }
@@ -195,6 +281,7 @@ pub(super) fn stream(s: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
 
 #[pymethods]
 impl PyStreamScope {
+    #[doc = docstring!("StreamScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stream = resolve(py, Some(self.stream.bind(py)), None)?;
         let entered = runtime::enter(&stream)?;
@@ -202,16 +289,17 @@ impl PyStreamScope {
         Ok(self.stream.clone_ref(py))
     }
 
+    #[doc = docstring!("StreamScope.__exit__")]
     fn __exit__(
         &self,
         _kind: &Bound<'_, PyAny>,
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        if process::is_forked() {
-            return Ok(false);
-        }
-        runtime::leave(&self.blocks.leave("gpupool.stream")?);
-        Ok(false)
+        leave(&self.blocks, "gpupool.stream")
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("gpupool.stream({})", self.stream.bind(py).repr()?))
     }
 }

@@ -17,7 +17,7 @@ static SOURCE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 /// Whether there is one, for the calls that have none to ask.
 static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 
-/// Sets the source and returns the former one.
+#[doc = docstring!("set_stream_source")]
 #[pyfunction]
 #[pyo3(signature = (source))]
 pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {

@@ -395,6 +395,11 @@ impl Runtime for Cuda {
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the memory and the stream last.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, as_stream(stream)) })
+    }
+
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
         self
     }

@@ -58,6 +58,7 @@ const SYMBOLS: &[&CStr] = &[
     c"cuMemFreeHost",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",
+    c"cuMemsetD8Async",
     c"cuMemAllocAsync",
     c"cuMemFreeAsync",
     c"cuDeviceGetMemPool",

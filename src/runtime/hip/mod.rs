@@ -458,6 +458,12 @@ impl Runtime for Hip {
         self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
     }
 
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the memory and the stream last.
+        let status = unsafe { (self.symbols.fill)(as_pointer(address), byte, bytes as usize, as_stream(stream)) };
+        self.check("hipMemsetD8Async", status)
+    }
+
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
         self
     }

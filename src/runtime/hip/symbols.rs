@@ -3,7 +3,7 @@
 //! Names and prototypes are those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one
 //! is refused with the name, so that no call can miss.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use crate::shared_object::{Library, missing_symbol};
 
@@ -129,6 +129,7 @@ symbols! {
     host_free c"hipHostFree" (*mut c_void) -> Status;
     memory_allocate c"hipMalloc" (*mut *mut c_void, usize) -> Status;
     memory_free c"hipFree" (*mut c_void) -> Status;
+    fill c"hipMemsetD8Async" (*mut c_void, c_uchar, usize, *mut c_void) -> Status;
     memory_allocate_async c"hipMallocAsync" (*mut *mut c_void, usize, *mut c_void) -> Status;
     memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;
 }

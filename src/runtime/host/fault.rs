@@ -44,12 +44,13 @@ pub enum Call {
     NearestHostNode,
     HostAllocate,
     HostFree,
+    Fill,
 }
 
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 38] = [
+    pub const ALL: [Call; 39] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -88,6 +89,7 @@ impl Call {
         Call::NearestHostNode,
         Call::HostAllocate,
         Call::HostFree,
+        Call::Fill,
     ];
 }
 

@@ -7,11 +7,11 @@
 //! takes only what is written to.
 
 mod capture;
-mod copy;
 mod fault;
 mod memory;
 mod timeline;
 mod virtual_memory;
+mod work;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +26,10 @@ use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
-use copy::Copy;
 use memory::{Memory, NODES};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
+use work::Work;
 
 pub use capture::Graph;
 #[cfg(not(feature = "fault-injection"))]
@@ -104,6 +104,18 @@ fn enter_memory_call(call: Call) -> Result<()> {
     DRIVER_CALLS.fetch_add(1, Ordering::Relaxed);
     capture::check_unsafe_call()?;
     check(call)
+}
+
+/// Puts work with memory of a device on a stream, whose device must have access to it now; whether it still has is seen when
+/// the work is done. Who submits work promises that what it uses of the host stays until then.
+fn submit_work(function: &str, key: Key, work: Work) -> Result<()> {
+    let device = timeline().device(key)?;
+    if !space().is_accessible(work.mapped(), device) {
+        let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
+        let why = format!("{:#x} is no memory that {device} has access to", work.mapped());
+        return Err(error.map_library(|refused| refused.advice = Some(why)));
+    }
+    timeline().submit_work(key, work)
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
@@ -211,8 +223,7 @@ pub fn end_capture(stream: &Stream) -> Result<Graph> {
     // What a spoiled capture keeps is dropped here, where the timeline is free.
     let mut capture = timeline().end_capture(Key::new(stream.raw(), stream.device()))?;
     if !capture.is_valid {
-        let status = ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901);
-        return Err(refused("end_capture", status, StatusKind::Other));
+        return Err(refused("end_capture", capture::INVALIDATED, StatusKind::Other));
     }
     Ok(std::mem::take(&mut capture.kept))
 }
@@ -385,18 +396,10 @@ impl Runtime for Host {
     fn context_synchronize(&self) -> Result<()> {
         check(Call::ContextSynchronize)?;
         let mut timeline = timeline();
-        timeline.spoil_captures_on(Self::bound());
+        if timeline.spoil_captures_on(Self::bound()) {
+            return Err(refused("context_synchronize", capture::UNSUPPORTED, StatusKind::Other));
+        }
         timeline.complete_all(Some(Self::bound()))
-    }
-
-    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        check(Call::CopyToHost)?;
-        timeline().submit_copy(Self::key(stream), Copy { to, from, bytes, mapped: from })
-    }
-
-    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        check(Call::CopyToDevice)?;
-        timeline().submit_copy(Self::key(stream), Copy { to, from, bytes, mapped: to })
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
@@ -504,6 +507,21 @@ impl Runtime for Host {
         timeline().complete_all(Some(device))?;
         // SAFETY: the caller gives the memory up.
         unsafe { space().memory_free(self.memory, address) }
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToDevice)?;
+        submit_work("copy_to_device", Self::key(stream), Work::Copy { to, from, bytes, mapped: to })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::CopyToHost)?;
+        submit_work("copy_to_host", Self::key(stream), Work::Copy { to, from, bytes, mapped: from })
+    }
+
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        check(Call::Fill)?;
+        submit_work("fill", Self::key(stream), Work::Fill { address, byte, bytes })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

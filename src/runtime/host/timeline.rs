@@ -1,9 +1,10 @@
-//! Simulated streams and events: work is numbered, and done when told to.
+//! Simulated streams and events: work is numbered, and done when told to. Copies and fills are done as soon as what they
+//! follow is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
-use super::copy::Copy;
+use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -28,8 +29,8 @@ struct SimulatedStream {
     submitted: u64,
     completed: u64,
     waits: Vec<Wait>,
-    /// Each with the number of the work that it is.
-    copies: Vec<(u64, Copy)>,
+    /// Copies and fills that are not done, by their numbers.
+    work: VecDeque<(u64, Work)>,
     capture: Option<Capture>,
 }
 
@@ -43,7 +44,20 @@ struct Wait {
 
 impl SimulatedStream {
     fn new(device: Device) -> Self {
-        Self { device, submitted: 0, completed: 0, waits: Vec::new(), copies: Vec::new(), capture: None }
+        Self { device, submitted: 0, completed: 0, waits: Vec::new(), work: VecDeque::new(), capture: None }
+    }
+
+    /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed. The first error of
+    /// the work is returned once all of it had its turn.
+    fn complete(&mut self, number: u64) -> Result<()> {
+        self.completed = self.completed.max(number);
+        let mut outcome = Ok(());
+        while self.work.front().is_some_and(|(at, _)| *at <= number) {
+            if let Some((_, work)) = self.work.pop_front() {
+                outcome = outcome.and(work.run(self.device));
+            }
+        }
+        outcome
     }
 }
 
@@ -100,7 +114,8 @@ impl Timeline {
     }
 
     pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
-        self.stream(key)?;
+        // Its work still completes; what fails of it is told to no one.
+        let _ = self.stream(key)?.complete(u64::MAX);
         self.streams().remove(&key);
         Ok(())
     }
@@ -115,10 +130,20 @@ impl Timeline {
         Ok(stream.submitted)
     }
 
-    pub(super) fn submit_copy(&mut self, key: Key, copy: Copy) -> Result<()> {
+    /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
+    pub(super) fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
+        if let Some(capture) = &self.stream(key)?.capture {
+            return if capture.is_valid {
+                Ok(())
+            } else {
+                Err(refused("work", capture::INVALIDATED, StatusKind::Other))
+            };
+        }
         let number = self.submit(key)?;
-        self.stream(key)?.copies.push((number, copy));
-        Ok(())
+        let stream = self.stream(key)?;
+        stream.work.push_back((number, work));
+        let done = stream.completed;
+        self.complete_allowed(key, done)
     }
 
     pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
@@ -133,19 +158,21 @@ impl Timeline {
     /// Completes work as far as the events it waits for allow.
     pub(super) fn complete_allowed(&mut self, key: Key, number: u64) -> Result<()> {
         let stream = self.stream(key)?;
-        let mut allowed = number.min(stream.submitted);
+        let mut allowed = stream.submitted;
         for wait in stream.waits.clone() {
             if self.completed(wait.other) < wait.until {
                 allowed = allowed.min(wait.after);
             }
         }
         let stream = self.stream(key)?;
-        stream.completed = stream.completed.max(allowed);
-        let done = stream.completed;
+        let mut done = stream.completed.max(number.min(allowed));
+        // Copies and fills need no word.
+        while done < allowed && stream.work.iter().any(|(at, _)| *at == done + 1) {
+            done += 1;
+        }
+        let outcome = stream.complete(done);
         stream.waits.retain(|wait| wait.after >= done);
-        let device = stream.device;
-        let due: Vec<_> = stream.copies.extract_if(.., |(number, _)| *number <= done).collect();
-        due.into_iter().try_for_each(|(_, copy)| copy.run(device))
+        outcome
     }
 
     /// Completes work, first that which it waits for. Ends, since an event is recorded before anything waits for it.
@@ -265,9 +292,11 @@ impl Timeline {
         self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
     }
 
-    pub(super) fn spoil_captures_on(&mut self, device: Device) {
+    /// Spoils every capture on the device, and returns whether there was one.
+    pub(super) fn spoil_captures_on(&mut self, device: Device) -> bool {
         let on_device = self.streams().values_mut().filter(|stream| stream.device == device);
-        on_device.filter_map(|stream| stream.capture.as_mut()).for_each(|capture| capture.is_valid = false);
+        let captures = on_device.filter_map(|stream| stream.capture.as_mut());
+        captures.map(|capture| capture.is_valid = false).count() > 0
     }
 
     /// Refuses to ask about, or wait for, a stream that is captured, in whatever mode, and spoils the capture.

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 
@@ -69,7 +69,7 @@ impl SegmentSource for SegmentFunctions {
         // SAFETY: `new` requires that the function may be called so, from any thread.
         let address = unsafe { (self.allocate)(size, ordinal(stream.device()), stream.raw().as_ptr()) };
         if address.is_null() {
-            return Err(Error::no_memory("the pool's own allocator", "allocate returned a null pointer"));
+            return Err(Error::no_memory(OWN_ALLOCATOR, "allocate returned a null pointer"));
         }
         Ok(address.addr() as u64)
     }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::mem::transmute;
 use std::ptr;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
 
@@ -66,7 +66,7 @@ impl SegmentSource for TorchAllocator {
         // SAFETY: `new` requires that the object lives and the function is its class's.
         let address = unsafe { (self.malloc)(self.object(), size, device, stream.raw().as_ptr()) };
         if address.is_null() {
-            return Err(Error::no_memory("the pool's own allocator", "malloc returned a null pointer"));
+            return Err(Error::no_memory(OWN_ALLOCATOR, "malloc returned a null pointer"));
         }
         Ok(address.addr() as u64)
     }

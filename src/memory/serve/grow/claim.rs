@@ -1,6 +1,6 @@
 //! Claims on memory: within the limits of the pool and the process, or refused for want of memory.
 
-use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
 use crate::memory::device::{DeviceMemory, PINNED_MADE};
 use crate::memory::pool::Pool;
 
@@ -11,13 +11,19 @@ pub(in crate::memory::serve) fn is_no_memory(error: &Error) -> bool {
 
 pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
     Error::no_memory(
-        "gpupool",
-        format!("no addresses are left of the {} bytes reserved for {}", memory.range.bytes(), memory.device),
+        GPUPOOL,
+        format!(
+            "no addresses are left of the {} bytes reserved for {}: free what is live there, or ask for less",
+            memory.range.bytes(),
+            memory.device
+        ),
     )
 }
 
 pub(super) fn limit_reached(pool: &Pool) -> Error {
-    Error::no_memory("gpupool", format!("the limit of pool {} is reached", pool.label()))
+    let label = pool.label();
+    let why = format!("The limit of pool {label} is reached: raise it, free what is live in the pool, or ask for less");
+    Error::no_memory(GPUPOOL, why)
 }
 
 /// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process.
@@ -32,13 +38,17 @@ pub(super) fn claimed<R>(
     }
     if !memory.budget.claim(bytes) {
         pool.budget().withdraw(bytes);
-        return Err(Error::no_memory("gpupool", "this process's memory fraction is used up"));
+        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free what is live, \
+                   or ask for less";
+        return Err(Error::no_memory(GPUPOOL, why));
     }
     let process = memory.process_budget();
     if process.is_some_and(|process| !process.claim(bytes)) {
         pool.budget().withdraw(bytes);
         memory.budget.withdraw(bytes);
-        return Err(Error::no_memory("gpupool", "the limit of pinned memory is reached (set_pinned_limit)"));
+        let why =
+            "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or ask for less";
+        return Err(Error::no_memory(GPUPOOL, why));
     }
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() };
     if supplied.is_ok() {

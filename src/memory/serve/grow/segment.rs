@@ -3,7 +3,7 @@
 use log::debug;
 
 use super::claim::{claimed, out_of_addresses};
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
 use crate::memory::pool::{Pool, supply};
@@ -81,7 +81,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
         let made = if bytes <= cache.memory.total {
             make_segment(cache, &service.pool, source.as_ref(), &service.stream, piece)
         } else {
-            Err(Error::no_memory("gpupool", "the host has not that many bytes"))
+            Err(Error::no_memory(GPUPOOL, "The host has not that many bytes: ask for less"))
         };
         let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
         if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {

@@ -339,7 +339,7 @@ fn start_of(value: &Value<'_>) -> String {
     text.unwrap_or_default().chars().take(MAX_NAME).collect()
 }
 
-/// Reads a pickle of dictionaries, lists, tuples, numbers and texts, and runs nothing.
+#[doc = docstring!("unpickle")]
 #[pyfunction]
 pub(in crate::python) fn unpickle<'py>(file: Bound<'py, PyAny>, memory_limit: u64) -> PyResult<Value<'py>> {
     let mut machine = Machine {

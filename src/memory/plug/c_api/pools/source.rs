@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::super::call::{null, pointer};
 use super::{PoolSource, ordinal};
-use crate::error::{Error, Result};
+use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
 
@@ -51,7 +51,7 @@ impl SegmentSource for CSource {
         // SAFETY: `new` requires that the function may be called so until the source is released.
         let address = unsafe { (self.allocate)(self.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
         if address.is_null() {
-            return Err(Error::no_memory("the pool's own allocator", "allocate returned a null pointer"));
+            return Err(Error::no_memory(OWN_ALLOCATOR, "allocate returned a null pointer"));
         }
         Ok(address.addr() as u64)
     }

@@ -1,0 +1,163 @@
+//! Copies between a buffer and the host, and fills, in the order of a stream.
+//!
+//! To and from pinned memory of gpupool's they wait for nothing: that memory is recorded on the stream, and so stays until
+//! the copy is done. Any other memory of the host may go or change as soon as a call returns, so the host waits; and a
+//! captured stream is refused, since its graph would use that memory at each replay.
+
+use super::{DeviceBuffer, PinnedBuffer};
+use crate::error::{Error, Result};
+use crate::ids::CaptureStatus;
+use crate::process;
+use crate::runtime::{BoundDevice, Runtime, Stream, get};
+
+/// Bytes of the host that a copy reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostBytes<'a> {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The pinned memory that they lie in.
+    pub(crate) pinned: Option<&'a PinnedBuffer>,
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    ToDevice,
+    ToHost,
+}
+
+impl DeviceBuffer {
+    /// Copies as many bytes of the host to the buffer, after the stream's work so far, and waits until that is done.
+    ///
+    /// ```
+    /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
+    /// let buffer = gpupool::empty(4, &stream)?;
+    /// buffer.copy_from(b"gpu!", &stream)?;
+    /// let mut read = [0; 4];
+    /// buffer.copy_to(&mut read, &stream)?;
+    /// assert_eq!(&read, b"gpu!");
+    /// # Ok::<(), gpupool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, or its device has no access to the buffer;
+    /// `ErrorKind::Library` if the driver refuses.
+    pub fn copy_from(&self, host: &[u8], stream: &Stream) -> Result<()> {
+        let host =
+            HostBytes { address: host.as_ptr().expose_provenance() as u64, bytes: host.len() as u64, pinned: None };
+        // SAFETY: the slice is as long as it says, and lent until the copy is done, which is waited for.
+        unsafe { self.copy(Way::ToDevice, host, stream) }
+    }
+
+    /// Copies the buffer to as many bytes of the host, after the stream's work so far, and waits until that is done.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::copy_from`].
+    pub fn copy_to(&self, host: &mut [u8], stream: &Stream) -> Result<()> {
+        let address = host.as_mut_ptr().expose_provenance() as u64;
+        let host = HostBytes { address, bytes: host.len() as u64, pinned: None };
+        // SAFETY: the slice is as long as it says, and lent until the copy is done, which is waited for.
+        unsafe { self.copy(Way::ToHost, host, stream) }
+    }
+
+    /// Copies pinned memory of the same size to the buffer, in the order of the stream, and waits for nothing. It is recorded
+    /// on the stream, so it can be dropped at once; to write it again, wait for the stream.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
+    pub fn copy_from_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
+        let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
+        // SAFETY: the memory is the pinned buffer's.
+        unsafe { self.copy(Way::ToDevice, host, stream) }
+    }
+
+    /// Copies the buffer to pinned memory of the same size, in the order of the stream, and waits for nothing. It is recorded
+    /// on the stream; to read it, wait for the stream.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
+    pub fn copy_to_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
+        let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
+        // SAFETY: the memory is the pinned buffer's.
+        unsafe { self.copy(Way::ToHost, host, stream) }
+    }
+
+    /// Sets every byte of the buffer, in the order of the stream, and waits for nothing.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the stream's device has no access to the buffer; `ErrorKind::Library` if the driver
+    /// refuses.
+    pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
+        // SAFETY: the buffer is as large as it says, and stays until the stream's work is done, as `submit` records.
+        self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
+    }
+
+    /// [`DeviceBuffer::copy_from`] and [`DeviceBuffer::copy_from_pinned`] for memory that is known by its address.
+    ///
+    /// # Safety
+    /// The bytes are there and readable: what is pinned lies in its buffer, and anything else stays until this returns.
+    #[cfg(feature = "python")]
+    pub(crate) unsafe fn copy_from_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.copy(Way::ToDevice, host, stream) }
+    }
+
+    /// [`DeviceBuffer::copy_to`] and [`DeviceBuffer::copy_to_pinned`] for memory that is known by its address.
+    ///
+    /// # Safety
+    /// As [`DeviceBuffer::copy_from_host`], and the bytes are writable.
+    #[cfg(feature = "python")]
+    pub(crate) unsafe fn copy_to_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.copy(Way::ToHost, host, stream) }
+    }
+
+    /// # Safety
+    /// The bytes are there, readable or writable: what is pinned lies in its buffer, and anything else stays until this
+    /// returns.
+    unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+        process::refuse_forked()?;
+        let (own, bytes) = (self.nbytes(), host.bytes);
+        if bytes != own {
+            return Err(Error::invalid_value(format!(
+                "the buffer has {own} bytes and the host's memory has {bytes}; give memory of the same size"
+            )));
+        }
+        if host.pinned.is_none() && stream.capture_status()? != CaptureStatus::None {
+            return Err(Error::invalid_value(
+                "the stream is being captured, and its graph would use the host's memory again at each replay: copy from or \
+                 to pinned memory of gpupool (empty_pinned), or after the capture",
+            ));
+        }
+        let copy = |runtime: &dyn Runtime| match way {
+            // SAFETY: as the caller promises; pinned memory stays as it is recorded, and for any other this waits.
+            Way::ToDevice => unsafe { runtime.copy_to_device(self.address(), host.address, bytes, stream.raw()) },
+            // SAFETY: as for the other way.
+            Way::ToHost => unsafe { runtime.copy_to_host(host.address, self.address(), bytes, stream.raw()) },
+        };
+        match host.pinned {
+            Some(pinned) => {
+                pinned.record_consumer(stream)?;
+                self.submit(stream, copy)
+            }
+            None => {
+                let submitted = self.submit(stream, copy);
+                // Also after a refusal: what of it was submitted may use the host's memory.
+                submitted.and(if own > 0 { stream.synchronize() } else { Ok(()) })
+            }
+        }
+    }
+
+    /// Submits work with the buffer to a stream, on which it is recorded: none for an empty one.
+    fn submit(&self, stream: &Stream, work: impl FnOnce(&dyn Runtime) -> Result<()>) -> Result<()> {
+        process::refuse_forked()?;
+        if self.nbytes() == 0 {
+            return Ok(());
+        }
+        self.refuse_asleep()?;
+        self.record_consumer(stream)?;
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, stream.device())?;
+        work(runtime).map_err(|error| error.on(stream.device()))
+    }
+}

@@ -1,0 +1,149 @@
+//! Bytes of the host that Python objects lend by the buffer protocol, and copies between them and device memory.
+
+use std::ffi::{CStr, c_char};
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::{ffi, intern};
+
+use super::PyPinnedBuffer;
+use crate::error::Error;
+use crate::memory::{DeviceBuffer, HostBytes, PinnedBuffer};
+use crate::runtime::Stream;
+
+/// How many objects lie between a view and the pinned memory that it is of, at most: an array of a memoryview of a buffer.
+const MOST_BETWEEN: usize = 8;
+
+/// What an object shows of its memory, which stays as long as this lives. PyO3's own buffers refuse arrays of ctypes and
+/// numbers of NumPy, which leave out their strides.
+struct View<'py> {
+    view: Box<ffi::Py_buffer>,
+    /// A view is released by a thread that is attached to the interpreter.
+    _py: Python<'py>,
+}
+
+impl<'py> View<'py> {
+    fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: the object is alive, and the view is a place for one that does not move.
+        let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };
+        if status != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(Self { view, _py: object.py() })
+    }
+
+    /// Whether the bytes are in one piece, in C order.
+    fn is_contiguous(&self) -> bool {
+        // SAFETY: the view is filled.
+        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.view, b'C' as c_char) == 1 }
+    }
+
+    /// Whether its items are Python objects.
+    fn holds_objects(&self) -> bool {
+        // SAFETY: a format that is not null is a string that lives as long as the view.
+        !self.view.format.is_null() && unsafe { CStr::from_ptr(self.view.format) }.to_bytes().contains(&b'O')
+    }
+}
+
+impl Drop for View<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the view was filled, and is released once; the thread is attached, as `_py` says.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.view) };
+    }
+}
+
+/// Memory that an object lends as long as this lives.
+struct Lent<'py> {
+    view: View<'py>,
+    /// The pinned memory of gpupool's that it lies in.
+    pinned: Option<Arc<PinnedBuffer>>,
+}
+
+impl<'py> Lent<'py> {
+    fn new(host: &Bound<'py, PyAny>, method: &str) -> PyResult<Self> {
+        let name = host.get_type().name()?;
+        let view = View::new(host).map_err(|error| {
+            PyTypeError::new_err(format!(
+                "{method}() takes memory of the host by Python's buffer protocol (bytes, bytearray, memoryview, a NumPy array, \
+                 PinnedBuffer), and of {name} it has none: {error}. Of a CPU tensor of PyTorch's give tensor.numpy()"
+            ))
+        })?;
+        if view.holds_objects() {
+            return Err(PyTypeError::new_err(format!("{method}() copies bytes, and this {name} holds Python objects")));
+        }
+        if !view.is_contiguous() {
+            return Err(Error::invalid_value(format!(
+                "{method}() needs memory in one piece in C order, which this {name} is not: give numpy.ascontiguousarray(...) \
+                 of it, or copy it there"
+            ))
+            .into());
+        }
+        let mut lent = Self { view, pinned: None };
+        lent.pinned = lent.pinned_memory(host)?;
+        Ok(lent)
+    }
+
+    /// Returns the pinned memory that this is a view of: `obj` of a memoryview, or `base` of an array, leads there.
+    fn pinned_memory(&self, host: &Bound<'_, PyAny>) -> PyResult<Option<Arc<PinnedBuffer>>> {
+        let py = host.py();
+        let mut object = host.clone();
+        for _ in 0..MOST_BETWEEN {
+            if let Ok(pinned) = object.cast::<PyPinnedBuffer>() {
+                let buffer = pinned.get().shared()?;
+                let end = buffer.address() + buffer.nbytes();
+                let is_inside = buffer.address() <= self.address() && self.address() + self.bytes() <= end;
+                return Ok(is_inside.then_some(buffer));
+            }
+            let names = [intern!(py, "obj"), intern!(py, "base")];
+            let Some(next) = names.into_iter().find_map(|name| object.getattr_opt(name).ok()?) else { break };
+            object = next;
+        }
+        Ok(None)
+    }
+
+    fn address(&self) -> u64 {
+        self.view.view.buf.expose_provenance() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.view.view.len.unsigned_abs() as u64
+    }
+
+    fn host_bytes(&self) -> HostBytes<'_> {
+        HostBytes { address: self.address(), bytes: self.bytes(), pinned: self.pinned.as_deref() }
+    }
+}
+
+/// Copies what an object lends to the buffer. Pinned memory is copied in the background; for any other this waits.
+///
+/// # Errors
+/// `TypeError` for an object without bytes; else as [`DeviceBuffer::copy_from`].
+pub(in crate::python) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
+    let lent = Lent::new(host, "copy_from")?;
+    let bytes = lent.host_bytes();
+    // SAFETY: the object lends the bytes as long as `lent` lives, and pinned ones lie in their buffer.
+    host.py().detach(|| unsafe { buffer.copy_from_host(bytes, stream) })?;
+    Ok(())
+}
+
+/// Copies the buffer to what an object lends. Pinned memory is copied in the background; for any other this waits.
+///
+/// # Errors
+/// As [`copy_from`], and `InvalidValue` for memory that is read-only.
+pub(in crate::python) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
+    let lent = Lent::new(host, "copy_to")?;
+    if lent.view.view.readonly != 0 {
+        return Err(Error::invalid_value(format!(
+            "copy_to() writes, and this {} is read-only: give a bytearray, a writable array or a PinnedBuffer; bytes(buffer) \
+             makes new bytes",
+            host.get_type().name()?
+        ))
+        .into());
+    }
+    let bytes = lent.host_bytes();
+    // SAFETY: the object lends the bytes, to be written, as long as `lent` lives, and pinned ones lie in their buffer.
+    host.py().detach(|| unsafe { buffer.copy_to_host(bytes, stream) })?;
+    Ok(())
+}
