@@ -461,6 +461,16 @@ fn peers_may_use_what_has_come_back() {
     gpupool::enable_peer_access(device(0), device(1)).unwrap();
     pool.wake().unwrap();
     assert!(accessible(block.address(), device(1)));
+    // What they capture refuses sleep too, and their work is waited for.
+    let peer = common::stream(1);
+    begin_capture(&peer, CaptureMode::Global).unwrap();
+    let error = pool.sleep(Backup::Host).unwrap_err();
+    assert!(error.to_string().contains("a stream of device 1 is captured"), "{error}");
+    drop(end_capture(&peer).unwrap());
+    submit(&peer).unwrap();
+    pool.sleep(Backup::Host).unwrap();
+    assert!(peer.query().unwrap());
+    pool.wake().unwrap();
     drop((block, pool));
     assert_all_back();
 }

@@ -109,6 +109,7 @@ run_memory() {
   step recording bash -c 'set -o pipefail; timeout 120 "$1" benches/recording.py | tee "$2"' _ "$python" "$results/recording.json"
   # shellcheck disable=SC2016
   step pinned-peers bash -c 'set -o pipefail; timeout 500 "$1" benches/pinned_peers.py | tee "$2"' _ "$python" "$results/pinned.json"
+  step sleep timeout 500 "$python" benches/sleep.py --output "$results/sleep.json"
 }
 
 test_memory() {

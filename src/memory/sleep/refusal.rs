@@ -1,7 +1,9 @@
 //! What cannot sleep, and when.
 
+use std::iter;
+
 use crate::error::{Error, Result};
-use crate::ids::CaptureStatus;
+use crate::ids::{CaptureStatus, Device};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
 use crate::runtime;
@@ -24,27 +26,27 @@ pub(super) fn why_not(pool: &Pool) -> Option<String> {
     })
 }
 
-/// Refuses while a stream of the device is known to be captured: the device is about to be waited for, which would spoil the
-/// capture, and its graph would use what is to go.
+/// Refuses while a stream of the device, or of one that may use its memory, is known to be captured: they are about to be
+/// waited for, which would spoil the capture, and its graph would use what is to go.
 pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
-    let device = pool.memory.device;
-    if runtime::is_known_stream_capturing(runtime::get()?, device)? {
-        return Err(captured(pool));
+    for device in iter::once(pool.memory.device).chain(pool.memory.range.peers()) {
+        if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+            return Err(captured(pool, device));
+        }
     }
     for cache in DeviceCaches::caches_of(pool) {
         let Some(service) = cache.service().filter(|service| service.is_stream_usable(thread, None)) else { continue };
         if service.stream.capture_status()? != CaptureStatus::None {
-            return Err(captured(pool));
+            return Err(captured(pool, pool.memory.device));
         }
     }
     Ok(())
 }
 
 #[cold]
-fn captured(pool: &Pool) -> Error {
+fn captured(pool: &Pool, device: Device) -> Error {
     Error::invalid_value(format!(
-        "a stream of {} is captured, and pool {} cannot fall asleep meanwhile: end the capture first",
-        pool.memory.device,
+        "a stream of {device} is captured, and pool {} cannot fall asleep meanwhile: end the capture first",
         pool.label()
     ))
 }
