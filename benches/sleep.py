@@ -154,17 +154,17 @@ def main() -> None:
     total = gpupool.memory_summary().devices[0].total_bytes or 0
     gib = arguments.gib or (64 if total > 70 * GIB else 32 if total > 36 * GIB else max(1, total // GIB // 2))
     results: dict[str, Any] = {"gib": gib, "large_bytes": LARGE, "small_bytes": SMALL}
-    for name, times in of_gpupool(gib * GIB):
-        results[name] = times
-        print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
+    # Before this process has memory, which both together would not find.
     for name, size in (("large", LARGE), ("small", SMALL)):
         command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         told = done.stdout.strip().splitlines()
-        results[f"torch-memory-saver, {name} tensors"] = (
-            json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
-        )
-        print(f"torch-memory-saver, {name} tensors: {results[f'torch-memory-saver, {name} tensors']}", flush=True)
+        title = f"torch-memory-saver, {name} tensors"
+        results[title] = json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
+        print(f"{title}: {results[title]}", flush=True)
+    for name, times in of_gpupool(gib * GIB):
+        results[name] = times
+        print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
     if arguments.output:
         with open(arguments.output, "w") as file:
             json.dump(results, file, indent=1)
