@@ -117,26 +117,23 @@ def of_gpupool(nbytes: int) -> Iterator[tuple[str, dict[str, float]]]:
     yield entry("plain copies", plain_copies(nbytes))
 
 
-def of_memory_saver(nbytes: int, size: int) -> dict[str, Any]:
-    """Return what torch-memory-saver takes on as many tensors, with a backup and without one."""
+def of_memory_saver(nbytes: int, size: int, backup: bool) -> dict[str, float]:
+    """Return what torch-memory-saver takes on as many tensors, with a backup or without one."""
     import torch
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"
-    found: dict[str, Any] = {}
-    for name, backup in (("with backup", True), ("without backup", False)):
-        with saver.region(tag=name, enable_cpu_backup=backup):
-            tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
+    with saver.region(tag="all", enable_cpu_backup=backup):
+        tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
+    torch.cuda.synchronize()
+    pairs = []
+    # With a backup of 64 GiB it takes half a minute.
+    for _ in range(1 if backup else ROUNDS):
+        pairs.append((milliseconds(lambda: saver.pause("all")), milliseconds(lambda: saver.resume("all"))))
         torch.cuda.synchronize()
-        pairs = []
-        # With a backup of 64 GiB it takes half a minute.
-        for _ in range(1 if backup else ROUNDS):
-            pairs.append((milliseconds(lambda: saver.pause(name)), milliseconds(lambda: saver.resume(name))))  # noqa: B023
-            torch.cuda.synchronize()
-        sleep, wake = median(pairs)
-        found[name] = {"sleep_ms": sleep, "wake_ms": wake}
-        del tensors
-    return found
+    del tensors
+    sleep, wake = median(pairs)
+    return {"sleep_ms": sleep, "wake_ms": wake}
 
 
 def main() -> None:
@@ -145,9 +142,10 @@ def main() -> None:
     parser.add_argument("--gib", type=int, default=0, help="live GiB; by default 64, or 32 where there is less memory")
     parser.add_argument("--output", help="a file for the figures as JSON")
     parser.add_argument("--peer", type=int, metavar="BYTES", help=argparse.SUPPRESS)
+    parser.add_argument("--backup", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
-        print(json.dumps(of_memory_saver(arguments.gib * GIB, arguments.peer)))
+        print(json.dumps(of_memory_saver(arguments.gib * GIB, arguments.peer, arguments.backup)))
         return
     import gpupool
 
@@ -155,11 +153,16 @@ def main() -> None:
     gib = arguments.gib or (64 if total > 70 * GIB else 32 if total > 36 * GIB else max(1, total // GIB // 2))
     results: dict[str, Any] = {"gib": gib, "large_bytes": LARGE, "small_bytes": SMALL}
     # Before this process has memory, which both together would not find.
-    for name, size in (("large", LARGE), ("small", SMALL)):
-        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size)]
+    for name, size, *backup in (
+        ("large tensors, with backup", LARGE, "--backup"),
+        ("large tensors, without backup", LARGE),
+        ("small tensors, with backup", SMALL, "--backup"),
+        ("small tensors, without backup", SMALL),
+    ):
+        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size), *backup]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         told = done.stdout.strip().splitlines()
-        title = f"torch-memory-saver, {name} tensors"
+        title = f"torch-memory-saver, {name}"
         results[title] = json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
         print(f"{title}: {results[title]}", flush=True)
     for name, times in of_gpupool(gib * GIB):

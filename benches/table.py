@@ -51,7 +51,6 @@ OF_PYTORCH = {
     "`torch.empty` of 1 KiB and its end, ns": {"work": "empty(1024, uint8)"},
     "of 1 MiB": {"work": "empty(1048576, uint8)"},
     "of 32 MiB": {"work": "empty(33554432, uint8)"},
-    "a step of the mix, each of 16 threads of Python, ns": {"work": "mix", "threads": 16},
     "allocate and free 1 KiB in C++, ns": {"work": "C++ pair", "size": 1024},
     "1 MiB": {"work": "C++ pair", "size": 1 << 20},
     "32 MiB": {"work": "C++ pair", "size": 32 << 20},
@@ -282,7 +281,7 @@ TABLES = {
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
     "threads": lambda: threads(of_lines(MEMORY_FILE)),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
-    "pytorch": lambda: pytorch(of_lines("h200-x2/pytorch_peers.json")),
+    "pytorch": lambda: pytorch(of_lines("h100-pytorch/pytorch_peers.json")),
 }
 
 
