@@ -2,8 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use gpupool::runtime::host::{begin_capture, complete, end_capture, simulate, submit};
 use gpupool::{CaptureMode, ErrorKind, MemPool, PinnedBuffer, Stream, empty, empty_pinned, synchronize};
+
+/// One test at a time: a capture in global mode forbids what the others do, and one waits for a whole device.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn stream(ordinal: i64) -> Stream {
     simulate(2, 1 << 30).unwrap();
@@ -18,6 +26,7 @@ fn read(pinned: &PinnedBuffer) -> &[u8] {
 
 #[test]
 fn slices_are_waited_for() {
+    let _alone = alone();
     let stream = stream(0);
     let buffer = empty(5, &stream).unwrap();
     submit(&stream).unwrap();
@@ -31,6 +40,7 @@ fn slices_are_waited_for() {
 
 #[test]
 fn pinned_memory_is_copied_when_its_turn_comes() {
+    let _alone = alone();
     let stream = stream(0);
     let buffer = empty(4, &stream).unwrap();
     let mut pinned = empty_pinned(4, None).unwrap();
@@ -49,6 +59,7 @@ fn pinned_memory_is_copied_when_its_turn_comes() {
 
 #[test]
 fn a_copy_waits_for_what_its_stream_waits_for() {
+    let _alone = alone();
     let (stream, other) = (stream(0), stream(0));
     let buffer = empty(4, &stream).unwrap();
     let target = empty_pinned(4, None).unwrap();
@@ -66,6 +77,7 @@ fn a_copy_waits_for_what_its_stream_waits_for() {
 
 #[test]
 fn a_captured_stream_takes_pinned_memory_alone_and_copies_nothing_yet() {
+    let _alone = alone();
     let stream = stream(0);
     let buffer = empty(4, &stream).unwrap();
     let pinned = empty_pinned(4, None).unwrap();
@@ -84,6 +96,7 @@ fn a_captured_stream_takes_pinned_memory_alone_and_copies_nothing_yet() {
 
 #[test]
 fn sizes_must_agree_and_the_device_must_have_access() {
+    let _alone = alone();
     let (stream, far) = (stream(0), stream(1));
     let buffer = empty(4, &stream).unwrap();
     for refused in [
@@ -101,6 +114,7 @@ fn sizes_must_agree_and_the_device_must_have_access() {
 
 #[test]
 fn a_device_is_waited_for() {
+    let _alone = alone();
     let (stream, far) = (stream(0), stream(1));
     submit(&stream).unwrap();
     submit(&far).unwrap();
@@ -110,6 +124,7 @@ fn a_device_is_waited_for() {
 
 #[test]
 fn a_pool_allocates_whatever_scope_the_thread_is_in() {
+    let _alone = alone();
     let stream = stream(0);
     let (pool, around) = (MemPool::builder().build().unwrap(), MemPool::builder().build().unwrap());
     let _scope = around.enter().unwrap();

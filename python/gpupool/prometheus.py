@@ -50,6 +50,8 @@ METRICS: dict[str, tuple[str, str]] = {
         "What a framework's own allocator has reserved, a part of the device's other memory.",
     ),
     "gpupool_pool_memory_bytes": ("gauge", "Memory of a pool: live, cached, or releasing."),
+    "gpupool_pool_memory_asleep_bytes": ("gauge", "Live memory of a pool that is asleep, of which the device has none."),
+    "gpupool_pool_memory_backup_bytes": ("gauge", "Pinned memory of the host that backs a pool up that is asleep."),
     "gpupool_pool_memory_requested_bytes": ("gauge", "Bytes asked for, of a pool's live memory."),
     "gpupool_pool_memory_peak_live_bytes": ("gauge", "The most live memory of a pool."),
     "gpupool_pool_memory_peak_reserved_bytes": ("gauge", "The most memory that a pool held at once."),
@@ -246,9 +248,14 @@ def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:
 
 def _of_a_pool(labels: _Labels, pools: Sequence[_summary.PoolSummary]) -> _Part:
     """Yield the samples that can be summed over pools, of one pool or of several."""
-    for state in ("live", "cached", "releasing"):
-        nbytes = sum(getattr(pool, f"{state}_bytes") for pool in pools)
+    for state, nbytes in (
+        ("live", sum(pool.live_bytes - pool.asleep_bytes for pool in pools)),
+        ("cached", sum(pool.cached_bytes for pool in pools)),
+        ("releasing", sum(pool.releasing_bytes for pool in pools)),
+    ):
         yield "pool_memory_bytes", {**labels, "state": state}, nbytes
+    yield "pool_memory_asleep_bytes", labels, sum(pool.asleep_bytes for pool in pools)
+    yield "pool_memory_backup_bytes", labels, sum(pool.backup_bytes for pool in pools)
     yield "pool_memory_requested_bytes", labels, sum(pool.requested_bytes for pool in pools)
     yield "pool_live_blocks", labels, sum(pool.live_blocks for pool in pools)
     yield "pool_waiting_blocks", labels, sum(pool.waiting_blocks for pool in pools)

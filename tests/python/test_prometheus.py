@@ -167,6 +167,28 @@ def test_pools_beyond_the_largest_are_one_series(client, nothing_left):
     del buffers
 
 
+def test_what_is_asleep_is_told_apart_from_what_the_device_has(client, nothing_left):
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(3 * MIB, gpupool.Stream())
+    labels = {"device": "0", "pool": str(pool.id)}
+
+    def told():
+        text = prometheus.text()
+        sizes = ("gpupool_pool_memory_asleep_bytes", "gpupool_pool_memory_backup_bytes")
+        held = values(text, "gpupool_pool_memory_bytes", **labels)
+        return (held[("live",)], *(values(text, name, **labels)[()] for name in sizes))
+
+    assert told() == (3 * MIB, 0, 0)
+    pool.sleep()
+    live, asleep, backup = told()
+    assert (live, asleep) == (0, 3 * MIB)
+    assert backup >= 3 * MIB
+    pool.wake()
+    assert told() == (3 * MIB, 0, 0)
+    del buffer
+
+
 def test_streams_have_series_only_if_asked(client, busy):
     for _ in range(50):
         gpupool.empty(MIB, gpupool.Stream()).free()
