@@ -50,7 +50,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "What a framework's own allocator has reserved, a part of the device's other memory.",
     ),
     "gpupool_pool_memory_bytes": ("gauge", "Memory of a pool: live, cached, or releasing."),
-    "gpupool_pool_memory_asleep_bytes": ("gauge", "Live memory of a pool that is asleep, of which the device has none."),
+    "gpupool_pool_memory_asleep_bytes": (
+        "gauge",
+        "Live memory of a pool that is asleep: the device has none of it.",
+    ),
     "gpupool_pool_memory_backup_bytes": ("gauge", "Pinned memory of the host that backs a pool up that is asleep."),
     "gpupool_pool_memory_requested_bytes": ("gauge", "Bytes asked for, of a pool's live memory."),
     "gpupool_pool_memory_peak_live_bytes": ("gauge", "The most live memory of a pool."),

@@ -132,6 +132,12 @@ def test_two_models_take_turns(examples):
     assert same == "all 4 results are the same, bit for bit"
 
 
+def test_a_trainer_and_a_generator_share_weights(examples):
+    *_rounds, most, same = run_python(str(examples / "train_and_generate.py"), "--mib", "256").splitlines()
+    print(most)
+    assert same == "all 4 rounds, the weights and the state are the same, bit for bit"
+
+
 def test_a_data_set_larger_than_the_memory_it_may_use(examples):
     import_or_skip("cupy")
     lines = run_python(str(examples / "stream_data_set.py"), "--limit-gib", "2", "--gib", "5").splitlines()

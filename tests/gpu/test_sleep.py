@@ -1,10 +1,12 @@
 """Pools that sleep on a GPU: contents, graphs captured before, and two processes that take turns."""
 
 import gc
+import subprocess
+import sys
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip
+from gpu_helpers import PROGRAMS, cupy, import_or_skip
 
 MIB, GIB = 1 << 20, 1 << 30
 CYCLES = 10
@@ -141,6 +143,29 @@ def test_what_sleeps_makes_room_for_another_pool(pool):
         last = first[-(64 * MIB // 8) :]
         assert count_wrong(last, 5 + first.size - last.size) == 0
     del first, last
+
+
+def test_two_processes_take_turns_on_the_whole_device(pool):
+    # Each has more than half of what is free.
+    nbytes = (free_bytes() - 4 * GIB) * 3 // 5 // MIB * MIB
+    array, part = words_in(pool, nbytes, 1), 64 * MIB // 8
+    program = [sys.executable, PROGRAMS / "sleep" / "the_other_process.py", str(nbytes)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            for turn in range(1, 4):
+                pool.sleep()
+                other.stdin.write("work\n")
+                other.stdin.flush()
+                assert other.stdout.readline() == f"turn {turn}: 0 wrong words\n"
+                pool.wake()
+                array += 1
+                assert count_wrong(array[:part], 1 + turn) == 0
+                assert count_wrong(array[-part:], 1 + turn + array.size - part) == 0
+            other.stdin.close()
+            assert other.wait(60) == 0
+        finally:
+            other.kill()
+    del array
 
 
 def test_tensors_of_pytorch_come_back(pool):

@@ -227,6 +227,19 @@ def test_the_example_has_two_models_that_take_turns():
     assert same == "all 4 results are the same, bit for bit"
 
 
+def test_the_example_has_a_trainer_and_a_generator_that_share_weights():
+    example = Path(__file__).parents[2] / "examples" / "train_and_generate.py"
+    command = [sys.executable, example, "--mib", "4", "--rounds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    *rounds, most, same = done.stdout.splitlines()
+    assert len(rounds) == 3
+    without, with_sleep = map(int, re.fullmatch(r"at most (\d+) MiB without sleep, (\d+) MiB with it", most).groups())
+    # Weights and the larger of two, of three that are as large, twice as large and twice as large.
+    assert with_sleep * 5 <= without * 3
+    assert same == "all 3 rounds, the weights and the state are the same, bit for bit"
+
+
 def test_falling_asleep_and_waking_are_logged():
     time = r"\d+(?:\.\d)? (?:us|ms|s)"
     lines = run_program("telling/logs.py", "sleep_and_wake", "INFO")
