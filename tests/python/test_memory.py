@@ -582,7 +582,9 @@ def test_the_error_advises_what_helps_against_its_cause():
     assert "The limit of pinned memory is reached: raise it (set_pinned_limit)" in told
     assert elsewhere not in told
     # Only where the device itself has no more.
+    held = gpupool.empty(MIB)
     told = advice_of(lambda: gpupool.empty(gpupool.memory_summary().devices[0].total_bytes))
+    del held
     assert elsewhere in told
     assert "limit" not in told
 

@@ -38,8 +38,8 @@ pub(super) fn claimed<R>(
     }
     if !memory.budget.claim(bytes) {
         pool.budget().withdraw(bytes);
-        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free what is live, \
-                   or ask for less";
+        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free what is live \
+                   (other pools keep what they have free until their trim()), or ask for less";
         return Err(Error::no_memory(GPUPOOL, why));
     }
     let process = memory.process_budget();
