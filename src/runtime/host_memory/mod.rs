@@ -25,9 +25,10 @@ pub(super) fn has_node(node: u32) -> bool {
     node == 0 || Path::new(&folder(node)).exists()
 }
 
-/// Returns whether there is no second node.
-fn is_only(nodes: impl Iterator<Item = u32>) -> bool {
-    nodes.take(2).count() < 2
+/// Returns whether the system lists several nodes, as "0-1" or "0,2"; a kernel without NUMA lists none.
+fn has_many_nodes() -> bool {
+    let online = fs::read_to_string("/sys/devices/system/node/online");
+    online.is_ok_and(|nodes| nodes.trim().parse::<u32>().is_err())
 }
 
 fn folder(node: u32) -> String {
@@ -65,8 +66,7 @@ fn limited(memory: MemoryInfo) -> MemoryInfo {
 /// Returns the memory of a node, within the limit of the process's control group.
 pub(super) fn node_memory(node: u32) -> MemoryInfo {
     // A virtual machine that was given more memory while it ran counts it for the whole, and not for its one node.
-    let is_one_of_many = !is_only((0..NODES_MAX as u32).filter(|&node| has_node(node)));
-    let of_node = fs::read_to_string(format!("{}/meminfo", folder(node))).ok().filter(|_| is_one_of_many);
+    let of_node = has_many_nodes().then(|| fs::read_to_string(format!("{}/meminfo", folder(node))).ok()).flatten();
     let memory = of_node.and_then(|text| {
         let part = |name| field(&text, name).unwrap_or(0);
         let free = part("MemFree") + part("FilePages").saturating_sub(part("Shmem"));
@@ -134,7 +134,7 @@ fn find_nearest(device: Device) -> Result<Device> {
     if let Some(place) = NEAREST.get(device.ordinal()) {
         place.store(node + 1, Ordering::Relaxed);
     }
-    if is_only((0..NODES_MAX as u32).filter(|&node| runtime.has_host_node(node))) {
+    if (0..NODES_MAX as u32).filter(|&node| runtime.has_host_node(node)).take(2).count() < 2 {
         ONLY.store(node + 1, Ordering::Relaxed);
     }
     Ok(Device::of_host_node(node))
