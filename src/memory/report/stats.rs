@@ -102,9 +102,14 @@ impl PoolStats {
         (self.allocations, self.frees) = (counts.allocations(), counts.frees());
     }
 
+    /// Returns the bytes that are live or cached and have device memory behind them.
+    pub(in crate::memory) const fn in_use(&self) -> u64 {
+        self.live_bytes.saturating_sub(self.asleep_bytes) + self.cached_bytes
+    }
+
     /// Notes what is reserved. Never less than what was found in use, where both change meanwhile.
     pub(in crate::memory) fn set_reserved(&mut self, budget: &Budget) {
-        let in_use = self.live_bytes.saturating_sub(self.asleep_bytes) + self.cached_bytes;
+        let in_use = self.in_use();
         self.reserved_bytes = budget.reserved().max(in_use);
         self.releasing_bytes = self.reserved_bytes - in_use;
         self.peak_reserved_bytes = budget.peak().max(self.reserved_bytes);

@@ -95,8 +95,7 @@ impl PoolSummary {
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
-        stats.cached_bytes += free_in_reserve
-            .min(pool.budget().reserved().saturating_sub(stats.live_bytes + stats.cached_bytes - stats.asleep_bytes));
+        stats.cached_bytes += free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.in_use()));
         stats.backup_bytes = pool.sleep.backup_bytes();
         stats.set_reserved(pool.budget());
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
