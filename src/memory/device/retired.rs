@@ -127,23 +127,8 @@ impl DeviceMemory {
                     self.unmap_run(mappings, true)?;
                 }
             }
-            Remains::Released { .. } | Remains::Asleep { .. } => {
-                let frees_pages = matches!(remains, Remains::Released { .. });
-                let (Remains::Released { mapped, unmapped } | Remains::Asleep { mapped, unmapped }) = remains else {
-                    return Ok(());
-                };
-                while !(mapped.is_empty() && unmapped.is_empty()) {
-                    while let Some(mapping) = unmapped.last() {
-                        // SAFETY: nothing but this entry has the extent, by the promise of `retire`, and it leaves the
-                        // entry below.
-                        let release = || unsafe { self.range.release(mapping.extent) };
-                        if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
-                        self.uncount(mapping.bytes(), supply, released);
-                        unmapped.pop();
-                    }
-                    unmapped.extend(self.unmap_run(mapped, frees_pages)?);
-                }
-            }
+            Remains::Released { mapped, unmapped } => self.end_extents(mapped, unmapped, true, supply, released)?,
+            Remains::Asleep { mapped, unmapped } => self.end_extents(mapped, unmapped, false, supply, released)?,
             Remains::Reserve(runs) => {
                 let runs = std::mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
@@ -159,6 +144,29 @@ impl DeviceMemory {
                 }
                 outcome?;
             }
+        }
+        Ok(())
+    }
+
+    /// Gives extents back that are mapped, and such as are unmapped already; with `frees_pages` others may have their pages.
+    fn end_extents(
+        &self,
+        mapped: &mut Vec<Mapping>,
+        unmapped: &mut Vec<Mapping>,
+        frees_pages: bool,
+        supply: &Supply,
+        released: &mut u64,
+    ) -> Result<()> {
+        while !(mapped.is_empty() && unmapped.is_empty()) {
+            while let Some(mapping) = unmapped.last() {
+                // SAFETY: nothing but the entry of these has the extent, by the promise of `retire`, and it leaves the entry
+                // below.
+                let release = || unsafe { self.range.release(mapping.extent) };
+                if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
+                self.uncount(mapping.bytes(), supply, released);
+                unmapped.pop();
+            }
+            unmapped.extend(self.unmap_run(mapped, frees_pages)?);
         }
         Ok(())
     }
