@@ -22,8 +22,9 @@ const UNITS: usize = (PAGE / UNIT) as usize;
 /// Pages are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
 const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 10 };
 
-/// One page of the address range.
+/// One page of the address range. Neighbours are often of different threads, so that each has a cache line of its own.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(in crate::memory) struct Page {
     /// The number of the thread cache that holds it, plus one, with [`LENT`] where others borrow slabs of it; 0 where
     /// nothing is mapped.

@@ -14,8 +14,9 @@ const SLABS_MAX: usize = if cfg!(loom) { 2 } else { 1 << 22 };
 /// Slabs are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
 const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 6 };
 
-/// One slab.
+/// One slab, in cache lines of its own.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(in crate::memory) struct Slab {
     /// Offset in the device's memory, in bytes.
     start: AtomicU64,
