@@ -70,19 +70,30 @@ impl<T> OwnerLock<T> {
     /// happens after the former owner's last unlock.
     #[inline]
     pub(crate) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
+        // SAFETY: the caller promises the same.
+        unsafe { self.lock_shortly() }.unwrap_or_else(|| self.lock_as_one_of_many())
+    }
+
+    /// Locks for the owner by the short way; none while it has to come in by the mutex. Of such a guard the compiler knows
+    /// that it holds no mutex.
+    ///
+    /// # Safety
+    /// As [`OwnerLock::lock_as_owner`].
+    #[inline]
+    pub(crate) unsafe fn lock_shortly(&self) -> Option<OwnerGuard<'_, T>> {
         #[cfg(debug_assertions)]
-        debug_assert!(!self.is_owner_inside.swap(true, Ordering::Relaxed), "locked twice by its owner");
+        debug_assert!(!self.is_owner_inside.load(Ordering::Relaxed), "locked twice by its owner");
         self.inside.store(true, Ordering::Relaxed);
         barrier::light();
         if self.is_shared.load(Ordering::Relaxed) {
-            return self.lock_as_one_of_many();
+            self.inside.store(false, Ordering::Release);
+            return None;
         }
-        OwnerGuard::new(self, None, true)
+        Some(OwnerGuard::new(self, None, true))
     }
 
     #[cold]
     fn lock_as_one_of_many(&self) -> OwnerGuard<'_, T> {
-        self.inside.store(false, Ordering::Release);
         let mut owner_locks = lock(&self.owner_locks);
         *owner_locks += 1;
         if *owner_locks >= LOCKS_AFTER_VISIT {
@@ -123,6 +134,10 @@ impl<'a, T> OwnerGuard<'a, T> {
     fn new(lock: &'a OwnerLock<T>, shared: Option<MutexGuard<'a, u32>>, is_owner: bool) -> Self {
         #[cfg(loom)]
         lock.touched.with_mut(|_| ());
+        #[cfg(debug_assertions)]
+        if is_owner {
+            lock.is_owner_inside.store(true, Ordering::Relaxed);
+        }
         #[cfg(not(debug_assertions))]
         let _ = is_owner;
         Self {

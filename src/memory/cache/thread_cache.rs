@@ -41,7 +41,9 @@ const MARKS_WORK: u32 = 2;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
 const LENDER: u32 = 4;
 
-/// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another.
+/// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another. It shares no cache line, nor the
+/// next one, which processors fetch with it.
+#[repr(align(128))]
 pub(in crate::memory) struct ThreadCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
@@ -258,8 +260,7 @@ impl ThreadCache {
     }
 
     /// As [`ThreadCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
-    #[inline]
-    pub(in crate::memory) fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
+    fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         let heap = if self.is_owned_by(thread) {
             // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
             // this room keeps a guard while it calls one that locks.
@@ -268,6 +269,24 @@ impl ThreadCache {
             self.heap.lock()
         };
         self.with_inbox(heap)
+    }
+
+    /// Works on the heap for a request or a free, as [`ThreadCache::lock_for_block`] has it. A guard that is handed on passes
+    /// through memory, which costs more than all the rest of the lock; so the short way has one that stays here.
+    #[inline]
+    fn with_heap<R>(&self, thread: ThisThread, work: impl FnOnce(&mut Heap) -> R) -> R {
+        if self.is_owned_by(thread) && self.inbox.is_empty() {
+            // SAFETY: as in `lock_for_block`.
+            if let Some(mut heap) = unsafe { self.heap.lock_shortly() } {
+                return work(&mut heap);
+            }
+        }
+        self.with_heap_slowly(thread, work)
+    }
+
+    #[cold]
+    fn with_heap_slowly<R>(&self, thread: ThisThread, work: impl FnOnce(&mut Heap) -> R) -> R {
+        work(&mut self.lock_for_block(thread))
     }
 
     /// Locks the heap as [`ThreadCache::lock`] does, if the cache is in this service: not once that has ended, though the
@@ -309,7 +328,6 @@ impl ThreadCache {
         self.visits.takes_turns() && (self.owner().is_none() || self.heap.is_as_left())
     }
 
-    #[inline]
     fn with_inbox<'a>(&self, mut heap: OwnerGuard<'a, Heap>) -> OwnerGuard<'a, Heap> {
         if !self.inbox.is_empty() {
             self.collect(&mut heap);
@@ -320,6 +338,12 @@ impl ThreadCache {
     /// Returns a block of at least this many bytes, if one is free; recorded if memory is.
     pub(in crate::memory) fn allocate(&self, thread: ThisThread, bytes: u64) -> Option<u64> {
         self.allocate_locked(&mut self.lock(thread), bytes, is_recorded())
+    }
+
+    /// As [`ThreadCache::allocate`], for a request alone and a caller that knows whether memory is recorded.
+    #[inline]
+    pub(in crate::memory) fn allocate_block(&self, thread: ThisThread, bytes: u64, is_recorded: bool) -> Option<u64> {
+        self.with_heap(thread, |heap| self.allocate_locked(heap, bytes, is_recorded))
     }
 
     /// As [`ThreadCache::allocate`], with the heap locked, for a caller that knows whether memory is recorded.
@@ -514,7 +538,7 @@ impl ThreadCache {
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         if self.is_owned_by(thread) {
-            self.lock_for_block(thread).free(&self.memory.pages, offset)
+            self.with_heap(thread, |heap| heap.free(&self.memory.pages, offset))
         } else {
             self.free_from_afar(offset)
         }

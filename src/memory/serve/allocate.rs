@@ -94,8 +94,7 @@ fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
 
 #[inline]
 fn take((cache, thread): (&'static ThreadCache, ThisThread), bytes: u64, is_recorded: bool) -> Result<Attempt> {
-    let offset = cache.allocate_locked(&mut cache.lock_for_block(thread), bytes, is_recorded);
-    Ok(match offset {
+    Ok(match cache.allocate_block(thread, bytes, is_recorded) {
         Some(offset) => Attempt::Ready(Allocation { cache, offset }),
         None => Attempt::Miss(Miss { cache, bytes }),
     })

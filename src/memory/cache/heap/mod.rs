@@ -56,6 +56,8 @@ pub(in crate::memory) struct Heap {
     /// The block that was freed last, as long as it is not joined with what is free beside it; [`NONE`] if there is none.
     /// A request of the same size takes it as it is.
     unjoined: u32,
+    /// The block for which [`Heap::is_best`] was true, and is as long as no memory becomes free; [`NONE`] if there is none.
+    best: u32,
     /// For each small size the slabs with a free slot; the last is tried first.
     slabs: [Vec<&'static Slab>; CLASSES],
     /// The slabs among them, and full ones, that were borrowed.
@@ -95,6 +97,7 @@ impl Heap {
             vacant: NONE,
             free: FreeIndex::new(),
             unjoined: NONE,
+            best: NONE,
             slabs: [const { Vec::new() }; CLASSES],
             borrowed: Vec::new(),
             spans: Spans::default(),
@@ -240,8 +243,10 @@ impl Heap {
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
         if let Some(block) = self.blocks.get(self.unjoined as usize) {
-            if block.size() == size && self.cut == Cut::ToSize && self.is_best(block) {
+            let is_best = || self.best == self.unjoined || self.is_best(block);
+            if block.size() == size && self.cut == Cut::ToSize && is_best() {
                 let (start, id) = (block.start, std::mem::replace(&mut self.unjoined, NONE));
+                self.best = id;
                 return Some(self.hand_out(pages, id, start, size, bytes));
             }
             self.join_freed();
@@ -326,6 +331,7 @@ impl Heap {
         self.set_previous(next, id);
         self.blocks[id as usize] = block;
         self.free.insert(&mut self.blocks, id);
+        self.best = NONE;
     }
 
     /// Tells a block, or a span, what comes after it, or first.
@@ -518,6 +524,7 @@ impl Heap {
         let size = block.size();
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);
+        self.best = NONE;
         if size >= self.told_from || self.turnover >= self.next_look {
             self.tell_after_free(size);
         }

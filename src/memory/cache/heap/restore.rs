@@ -162,6 +162,7 @@ impl Heap {
             builder.end(self);
         }
         self.turnover += 1;
+        self.best = NONE;
         self.tell_live();
         if self.told_from <= PAGE && self.has_free_page() {
             self.tell_after_free(PAGE);
