@@ -70,7 +70,10 @@ fn pinned(threads: usize) {
         let barrier = Barrier::new(threads);
         let pair = || drop(black_box(gpupool::empty_pinned(size, None).expect("memory")));
         let work = || {
-            pair();
+            // All at once, so that there is one for each.
+            let held = gpupool::empty_pinned(size, None).expect("memory");
+            barrier.wait();
+            drop(held);
             barrier.wait();
             timed(200_000, pair)
         };

@@ -1,6 +1,6 @@
 """How long pools take to sleep and to wake, beside one plain copy of the same bytes and beside torch-memory-saver.
 
-    python benches/sleep.py [--gib 64] [--output FILE]
+    python benches/sleep.py [--gib 64] [--without-backup] [--output FILE]
 
 Memory is CuPy's arrays in one pool of gpupool's, with a captured graph that uses them, which is replayed and checked in
 between. Each line names what it took, in milliseconds: the first sleep of the process, with nothing prepared, and then
@@ -9,16 +9,19 @@ sleep by that in a process of its own.
 """
 
 import argparse
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 MIB, GIB = 1 << 20, 1 << 30
 LARGE, SMALL = 512 * MIB, 2 * MIB
+SIZES = (("large tensors", LARGE), ("small tensors", SMALL))
 ROUNDS = 5
 
 
@@ -33,6 +36,11 @@ def median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the median of the first and of the second of each pair."""
     firsts, seconds = zip(*pairs, strict=True)
     return statistics.median(firsts), statistics.median(seconds)
+
+
+def titled(name: str, backup: str | None) -> str:
+    """Return the name of a line."""
+    return f"{name}, {'with' if backup else 'without'} backup"
 
 
 def plain_copies(nbytes: int) -> tuple[float, float]:
@@ -94,78 +102,74 @@ class Arrays:
         return times
 
 
-def of_gpupool(nbytes: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield what gpupool takes."""
+def of_gpupool(nbytes: int, backups: list[str | None]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield what gpupool takes, with these backups."""
     import gpupool
 
     def entry(name: str, times: tuple[float, float]) -> tuple[str, dict[str, float]]:
         return name, {"sleep_ms": times[0], "wake_ms": times[1]}
 
-    arrays = Arrays(nbytes, LARGE)
-    yield entry("the first of the process", arrays.cycle("host"))
-    yield entry("with backup", median([arrays.cycle("host") for _ in range(ROUNDS)]))
-    yield entry("without backup", median([arrays.cycle(None) for _ in range(ROUNDS)]))
-    arrays.pool.close()
-    del arrays
-    gpupool.empty_cache()
-    arrays = Arrays(nbytes, SMALL)
-    yield entry("small tensors, with backup", median([arrays.cycle("host") for _ in range(ROUNDS)]))
-    yield entry("small tensors, without backup", median([arrays.cycle(None) for _ in range(ROUNDS)]))
-    arrays.pool.close()
-    del arrays
-    gpupool.empty_cache()
-    yield entry("plain copies", plain_copies(nbytes))
+    is_first = True
+    for name, size in SIZES:
+        arrays = Arrays(nbytes, size)
+        for backup in backups:
+            if is_first:
+                yield entry("the first of the process", arrays.cycle(backup))
+                is_first = False
+            yield entry(titled(name, backup), median([arrays.cycle(backup) for _ in range(ROUNDS)]))
+        arrays.pool.close()
+        del arrays
+        gpupool.empty_cache()
+    if any(backups):
+        yield entry("plain copies", plain_copies(nbytes))
 
 
-def of_memory_saver(nbytes: int, size: int, backup: bool) -> dict[str, float]:
-    """Return what torch-memory-saver takes on as many tensors, with a backup or without one."""
+def of_memory_saver(nbytes: int, size: int, backup: bool) -> NoReturn:
+    """Print what torch-memory-saver takes on as many tensors, with a backup or without one, and end the process."""
     import torch
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"
     with saver.region(tag="all", enable_cpu_backup=backup):
-        tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
+        _tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
     torch.cuda.synchronize()
     pairs = []
     # With a backup of 64 GiB it takes half a minute.
     for _ in range(1 if backup else ROUNDS):
         pairs.append((milliseconds(lambda: saver.pause("all")), milliseconds(lambda: saver.resume("all"))))
         torch.cuda.synchronize()
-    del tensors
     sleep, wake = median(pairs)
-    return {"sleep_ms": sleep, "wake_ms": wake}
+    print(json.dumps({"sleep_ms": sleep, "wake_ms": wake}), flush=True)
+    # It ends the process where memory is freed outside of its region, as at the end of the interpreter.
+    os._exit(0)
 
 
 def main() -> None:
     """Measure, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=int, default=0, help="live GiB; by default 64, or 32 where there is less memory")
+    parser.add_argument("--without-backup", action="store_true", help="only what copies nothing")
     parser.add_argument("--output", help="a file for the figures as JSON")
     parser.add_argument("--peer", type=int, metavar="BYTES", help=argparse.SUPPRESS)
     parser.add_argument("--backup", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer:
-        print(json.dumps(of_memory_saver(arguments.gib * GIB, arguments.peer, arguments.backup)))
-        return
+        of_memory_saver(arguments.gib * GIB, arguments.peer, arguments.backup)
     import gpupool
 
     total = gpupool.memory_summary().devices[0].total_bytes or 0
     gib = arguments.gib or (64 if total > 70 * GIB else 32 if total > 36 * GIB else max(1, total // GIB // 2))
     results: dict[str, Any] = {"gib": gib, "large_bytes": LARGE, "small_bytes": SMALL}
+    backups: list[str | None] = [None] if arguments.without_backup else ["host", None]
     # Before this process has memory, which both together would not find.
-    for name, size, *backup in (
-        ("large tensors, with backup", LARGE, "--backup"),
-        ("large tensors, without backup", LARGE),
-        ("small tensors, with backup", SMALL, "--backup"),
-        ("small tensors, without backup", SMALL),
-    ):
-        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size), *backup]
+    for (name, size), backup in itertools.product(SIZES, backups):
+        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size), *(["--backup"] if backup else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         told = done.stdout.strip().splitlines()
-        title = f"torch-memory-saver, {name}"
+        title = f"torch-memory-saver, {titled(name, backup)}"
         results[title] = json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
         print(f"{title}: {results[title]}", flush=True)
-    for name, times in of_gpupool(gib * GIB):
+    for name, times in of_gpupool(gib * GIB, backups):
         results[name] = times
         print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
     if arguments.output:
