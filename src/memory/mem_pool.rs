@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::device::{DriverSegments, Reserve, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
-use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules};
+use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules, SegmentEvent};
 use super::report::{self, PoolStats, SegmentView};
-use super::serve::{self, Patience, PoolOptions, device_caches};
+use super::serve::{self, Patience, PoolOptions, SegmentGuard, device_caches};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
 use crate::ids::Device;
@@ -76,7 +76,9 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether each block has a segment of its own, never cut, as needed to register it with a network card.
+    /// Sets whether each block has a segment of its own, never cut, as needed to register it with NCCL or a network card. A
+    /// segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's end: nothing else gives
+    /// it back, moves it or puts it to sleep. What is freed serves later requests of at most its size, whole.
     pub fn no_split(mut self, no_split: bool) -> Self {
         self.rules.no_split = no_split;
         self
@@ -317,6 +319,40 @@ impl MemPool {
     /// Returns whether the pool is asleep, or just falling asleep or waking.
     pub fn is_asleep(&self) -> bool {
         self.pool().sleep.is_asleep()
+    }
+
+    /// Calls the callback for each segment of the pool: at once for those that are there, then for each before anything uses
+    /// it, and before it goes, until the guard is dropped. For who must register memory by its address, as NCCL, UCX and
+    /// NVSHMEM do.
+    ///
+    /// It is called with no lock held, on the thread whose request brings the segment or whose call gives it back, and may
+    /// allocate and free. A segment goes by [`MemPool::trim`] or with the pool, of a pool with segments or an allocator of its own
+    /// also before a request of its own would fail; with a callback that waits for the work that the segment's streams have,
+    /// so that a registration can end there. When the callback is removed it is told nothing more: not of the segments that
+    /// are there, and a call under way on another thread goes on. A panic of the callback is told to the log.
+    ///
+    /// ```
+    /// use gpupool::{MemPool, SegmentEventKind};
+    ///
+    /// let device = gpupool::device(0)?;
+    /// let stream = gpupool::Stream::new(device)?;
+    /// let pool = MemPool::builder().device(device).no_split(true).build()?;
+    /// let guard = pool.on_segment(|event| match event.kind {
+    ///     SegmentEventKind::Added => println!("register {} bytes at {:#x}", event.nbytes, event.address),
+    ///     _ => println!("deregister {:#x}", event.address),
+    /// })?;
+    /// let buffer = pool.empty(64 << 20, &stream)?; // one segment, which is told of
+    /// drop(buffer); // and stays
+    /// pool.trim()?; // until here
+    /// # drop(guard);
+    /// # Ok::<(), gpupool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool has neither `no_split` nor segments or an allocator of its own, for its memory moves
+    /// then, or if it is closed; `ErrorKind::Forked`.
+    pub fn on_segment(&self, callback: impl Fn(&SegmentEvent) + Send + Sync + 'static) -> Result<SegmentGuard> {
+        serve::on_segment(self.pool(), Box::new(callback))
     }
 
     /// Returns the pool's memory, block by block.

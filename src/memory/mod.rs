@@ -45,7 +45,9 @@ pub(crate) use plug::LibraryMemory;
 pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence, torch_functions};
-pub use pool::{CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, graph_pool_handle};
+pub use pool::{
+    CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, SegmentEvent, SegmentEventKind, graph_pool_handle,
+};
 #[cfg(feature = "python")]
 pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, set_find_context_scope};
 #[cfg(feature = "python")]
@@ -61,7 +63,7 @@ pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_sna
 #[cfg(feature = "python")]
 pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
-pub use serve::{OomCallback, OomGuard, on_oom};
+pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
 pub use sleep::{Backup, sleep, wake};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.

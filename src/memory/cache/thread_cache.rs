@@ -457,14 +457,22 @@ impl ThreadCache {
 
     /// Returns what it is when memory at the offset comes.
     fn coming(&self, start: u64) -> MemoryAction {
-        let is_mapped = start < self.memory.range.bytes();
-        if is_mapped { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
+        if self.is_movable(start) { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
     }
 
     /// Returns what it is when memory at the offset goes.
     fn going(&self, start: u64) -> MemoryAction {
-        let is_mapped = start < self.memory.range.bytes();
-        if is_mapped { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
+        if self.is_movable(start) { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
+    }
+
+    /// Returns whether memory at the offset is of pages that move; the rest are segments, which stay where they are.
+    fn is_movable(&self, start: u64) -> bool {
+        start < self.memory.range.bytes() && !self.has_segments()
+    }
+
+    /// Returns whether each mapping of the cache is a segment for one block alone.
+    fn has_segments(&self) -> bool {
+        read(&self.service).as_ref().is_some_and(|service| service.pool.no_split())
     }
 
     /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
@@ -479,10 +487,11 @@ impl ThreadCache {
     pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
         let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
         if is_recorded() {
-            // Those in a row are one event.
-            for row in taken.chunk_by(|mapping, next| mapping.end() == next.start()) {
+            // Those in a row are one event, but for segments.
+            let has_segments = self.has_segments();
+            for row in taken.chunk_by(|mapping, next| !has_segments && mapping.end() == next.start()) {
                 let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-                self.record_segment(MemoryAction::SegmentUnmap, row[0].start(), bytes);
+                self.record_segment(self.going(row[0].start()), row[0].start(), bytes);
             }
         }
         if !taken.is_empty() {

@@ -9,6 +9,7 @@ mod ledger;
 mod limit;
 mod route;
 mod scope;
+mod segment_list;
 mod shared_route;
 mod state;
 mod uses;
@@ -29,5 +30,7 @@ pub(in crate::memory) use route::{
 #[cfg(feature = "python")]
 pub(crate) use scope::EnteredScope;
 pub use scope::{PoolScope, PoolToken};
+pub(in crate::memory) use segment_list::{Leaving, Listener, SegmentCallback};
+pub use segment_list::{SegmentEvent, SegmentEventKind};
 pub(in crate::memory) use state::{Ending, Pool, Rules};
 pub(in crate::memory) use uses::{PoolUse, closed, gone};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use super::asleep::Sleep;
 use super::id::PoolId;
 use super::ledger::Ledger;
+use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 
@@ -66,6 +67,8 @@ pub(in crate::memory) struct Pool {
     marks_work: AtomicBool,
     /// What its caches tell of themselves.
     pub(in crate::memory) ledger: Arc<Ledger>,
+    /// The segments that stay where they are, and who is told of them.
+    pub(in crate::memory) segments: SegmentList,
 }
 
 /// Without its memory, which is the device's.
@@ -108,6 +111,7 @@ impl Pool {
             sleep: Sleep::default(),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
+            segments: SegmentList::default(),
         }
     }
 
@@ -188,10 +192,15 @@ impl Pool {
         self.is_default() || self.use_on_oom() || self.is_closed()
     }
 
-    /// Returns whether the pool's segments may be registered with a network card or a library, so that they stay where
-    /// they are until the pool's trim or its end.
+    /// Returns whether each of the pool's segments stays where it is for as long as it is there, so that it can be
+    /// registered with a network card or a library.
+    pub(in crate::memory) fn has_fixed_segments(&self) -> bool {
+        self.no_split() || self.has_own_source
+    }
+
+    /// Returns whether the pool's segments may be registered, so that they are its own until its trim or its end.
     pub(in crate::memory) fn keeps_segments(&self) -> bool {
-        (self.no_split() || self.has_own_source) && !self.is_closed()
+        self.has_fixed_segments() && !self.is_closed()
     }
 
     /// Returns whether free memory of the pool goes back to the driver for another pool's request.

@@ -75,7 +75,9 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
 fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
     let FrozenCache { cache, recorded, heap } = frozen;
     let (memory, stream) = (cache.memory, cache.stream_address());
-    let Some(pool) = cache.service().map(|service| service.pool.id) else { return Vec::new() };
+    let Some(pool) = cache.service().map(|service| service.pool) else { return Vec::new() };
+    // A segment for one block alone stays where it is.
+    let may_move = !pool.no_split();
     let mut segments = Vec::new();
     for span in heap.views(&memory.pages) {
         let Some(start) = span.first().map(|block| block.start) else { continue };
@@ -94,8 +96,8 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
             address: memory.address(start),
             bytes: span.iter().map(|block| block.size).sum(),
             stream,
-            pool,
-            is_movable: memory.pages.mapping(start).is_some(),
+            pool: pool.id,
+            is_movable: may_move && memory.pages.mapping(start).is_some(),
             is_asleep: heap.is_asleep(),
             stack: Stack::NONE,
             blocks: span.into_iter().map(view).collect(),

@@ -236,7 +236,8 @@ impl Climb {
         }
     }
 
-    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here.
+    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split` the
+    /// pool's own segments go by its trim alone.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
@@ -271,7 +272,7 @@ impl Climb {
     fn give_memory_back(&self) {
         if let Some(caches) = DeviceCaches::known(self.request.memory().device) {
             let own = self.request.pool().number;
-            let is_meant = |pool: &Pool| pool.number == own || pool.gives_way();
+            let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();
             // What cannot be given back leaves the rest to help.
             let _ = trim_pools(caches, self.request.thread, Patience::Wait, is_meant);
             if self.request.memory().is_of_host() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log::debug;
 
-use super::grow::{end_reserve, let_go_asleep, retire_reserve, return_slabs};
+use super::grow::{end_reserve, let_go_asleep, retire_mappings, retire_reserve, retire_segment, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
@@ -46,7 +46,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
         return Ok(());
     }
     return_slabs(cache, thread, service)?;
-    let (memory, supply) = (cache.memory, &service.pool.supply);
+    let (memory, pool) = (cache.memory, &service.pool);
     let taken = take_out(cache, thread, service, |heap| {
         heap.drop_empty_slabs(&memory.pages);
         let source = service.pool.source();
@@ -58,9 +58,8 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     let mut until = Some(until);
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
-        let remains = Remains::Released { mapped: mappings, unmapped: Vec::new() };
         // SAFETY: the mappings were taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { memory.retire(remains, until, supply) };
+        unsafe { retire_mappings(pool, mappings, until) };
     }
     for (offset, bytes) in spans {
         let address = memory.address(offset);
@@ -74,7 +73,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { memory.retire(remains, until, supply) };
+        unsafe { retire_segment(pool, address, remains, until) };
     }
     if let Some(Until::Events(events)) = until {
         memory.events.put_back(events);

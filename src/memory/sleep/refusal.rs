@@ -12,7 +12,13 @@ use crate::sync::ThisThread;
 /// Returns why a pool can never sleep, if it cannot.
 pub(super) fn why_not(pool: &Pool) -> Option<String> {
     let (label, device) = (pool.label(), pool.memory.device);
-    if pool.keeps_segments() {
+    if pool.segments.has_listeners() {
+        return Some(format!(
+            "pool {label} on {device} cannot sleep: callbacks of on_segment were told of its segments, which may be registered \
+             where they are. Remove the callbacks, and use a pool without no_split, segments and allocator for what is to sleep"
+        ));
+    }
+    if pool.has_fixed_segments() {
         return Some(format!(
             "pool {label} on {device} cannot sleep: its segments stay where they are, for they may be registered elsewhere or \
              came from its own allocator. Leave out allocator, segments and no_split for a pool that is to sleep"

@@ -156,6 +156,10 @@ pub struct Api {
     pub sleep_device: unsafe extern "C" fn(c_int, c_int, *mut u64) -> c_int,
     /// Wakes all memory of a device.
     pub wake_device: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
+    /// Tells a function of a pool's segments.
+    pub pool_add_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
+    /// Tells it no more.
+    pub pool_remove_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
 }
 
 /// The functions.
@@ -215,4 +219,6 @@ pub static C_API: Api = Api {
     pool_is_asleep: pools::pool_is_asleep,
     sleep_device: pools::sleep_device,
     wake_device: pools::wake_device,
+    pool_add_segment_callback: pools::pool_add_segment_callback,
+    pool_remove_segment_callback: pools::pool_remove_segment_callback,
 };

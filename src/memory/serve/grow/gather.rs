@@ -19,7 +19,8 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
     if effort == Effort::Ready && is_worth_new_pages(growth) {
         return Ok(());
     }
-    for pool in pools(growth.request, effort).iter().filter(|pool| pool.source().is_pages()) {
+    let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
+    for pool in pools(growth.request, effort).iter().filter(may_move) {
         if effort <= Effort::Exact {
             gather_from_few(growth, pool, effort)?;
             continue;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, limit_reached};
 use super::place::{EXTENT_PAGES, HOST_EXTENT_PAGES, Place};
+use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
 use crate::memory::cache::{Service, ThreadCache};
 use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
@@ -109,7 +110,9 @@ impl<'a> Growth<'a> {
         let part = (self.pool().budget().reserved() / PAGE / EXTENT_PART) as u32;
         let bounds = if self.memory.is_of_host() { HOST_EXTENT_PAGES } else { EXTENT_PAGES };
         let part = if self.rivals > 0 { bounds.most } else { part.clamp(bounds.least, bounds.most) };
-        let most = part.min(self.place.pages.next_power_of_two());
+        // A segment that may be registered is one extent: libraries register no more of what is at an address.
+        let is_whole = self.pool().no_split();
+        let most = if is_whole { missing } else { part.min(self.place.pages.next_power_of_two()) };
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
         while missing > 0 {
@@ -176,11 +179,11 @@ impl<'a> Growth<'a> {
             memory.pages.set_mapping(mapping);
         }
         self.count_traffic();
+        tell_added(&service.pool, memory.address(self.place.start()), bytes);
         let added = cache.add_and_allocate(service, thread, self.place.start(), bytes, request);
         if added.is_err() {
-            let remains = Remains::Released { mapped: self.mapped, unmapped: Vec::new() };
             // SAFETY: no cache has got the new place, so no work uses it.
-            unsafe { memory.retire(remains, Until::at_once(), &service.pool.supply) };
+            unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };
         }
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {

@@ -16,6 +16,7 @@ mod pages;
 mod place;
 mod reserve;
 mod segment;
+mod segment_events;
 
 pub(super) use asleep::let_go_asleep;
 pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
@@ -24,6 +25,9 @@ pub(super) use effort::Effort;
 pub(super) use lent_slabs::return_slabs;
 pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
 pub(in crate::memory) use segment::warm_by_segments;
+pub use segment_events::SegmentGuard;
+pub(in crate::memory) use segment_events::on_segment;
+pub(super) use segment_events::{retire_mappings, retire_segment};
 
 use super::request::Request;
 use crate::error::Result;

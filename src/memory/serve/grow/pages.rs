@@ -28,7 +28,7 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done; and segments that
     // may be registered stay where they are.
     let may_move = !service.is_captured
-        && !service.pool.keeps_segments()
+        && !service.pool.no_split()
         && service.stream.capture_status()? == CaptureStatus::None;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
     if effort == Effort::Ready

@@ -74,7 +74,9 @@ pub(super) fn find_place(
             (whole, space.free_at(first), first)
         }
     };
-    let pages = if effort == Effort::Ready { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
+    // A segment for one block alone is as large as that.
+    let is_ahead = effort == Effort::Ready && !pool.no_split();
+    let pages = if is_ahead { pages.max(ahead(pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + EXTENT_PAGES.most).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
 }

@@ -3,6 +3,7 @@
 use log::debug;
 
 use super::claim::{claimed, out_of_addresses};
+use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
 use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
@@ -25,7 +26,7 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
     let start = make_segment(cache, pool, source, stream, wanted)?;
     let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, wanted, request.bytes) else {
-        retire_segment(cache, &request.service, start, wanted);
+        retire_unused(cache, &request.service, start, wanted);
         return Ok(None);
     };
     let (id, device, took) = (pool.id, cache.memory.device, activity.took());
@@ -42,7 +43,7 @@ fn make_segment(
     stream: &Stream,
     bytes: u64,
 ) -> Result<u64> {
-    claimed(cache.memory, pool, bytes, || {
+    let start = claimed(cache.memory, pool, bytes, || {
         cache.memory.range.count_driver_call();
         let address = supply(pool, || source.allocate(bytes, stream))?;
         add_segment(cache, address, bytes).inspect_err(|_| {
@@ -51,16 +52,18 @@ fn make_segment(
                 let _ = source.free(address, bytes, stream);
             }
         })
-    })
+    })?;
+    tell_added(pool, cache.memory.address(start), bytes);
+    Ok(start)
 }
 
 /// Gives back a segment that no cache could take.
-fn retire_segment(cache: &ThreadCache, service: &Service, start: u64, bytes: u64) {
+fn retire_unused(cache: &ThreadCache, service: &Service, start: u64, bytes: u64) {
     let address = cache.memory.address(start);
     cache.memory.segments.remove(address, start, bytes);
     let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
     // SAFETY: no cache has got the segment, so no work uses it.
-    unsafe { cache.memory.retire(remains, Until::at_once(), &service.pool.supply) };
+    unsafe { retire_segment(&service.pool, address, remains, Until::at_once()) };
 }
 
 /// Has so many bytes free in a cache whose pool has segments, in one piece or in pieces of `most`: makes them, unless as
@@ -85,7 +88,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
         };
         let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
         if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {
-            retire_segment(cache, &service, start, piece);
+            retire_unused(cache, &service, start, piece);
             return Err(Error::unavailable("the memory that was made ahead could not be kept: its thread has ended"));
         }
         left = left.saturating_sub(piece);

@@ -1,0 +1,160 @@
+//! The segments of a pool that stay where they are, and who is told of each that comes and goes.
+//!
+//! Callbacks are called with no lock held, so a segment may be on its way back while a new callback is being told that it is
+//! there. Then it is left here, and the thread that tells gives it back: so no callback learns of a segment's end before its
+//! beginning, and no thread waits for another's callback.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::id::PoolId;
+use crate::ids::Device;
+use crate::memory::device::Remains;
+use crate::sync::lock;
+
+/// What became of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SegmentEventKind {
+    /// It is there, and nothing has used it yet, unless it was there when the callback was registered.
+    Added,
+    /// It is about to go, and no work of its streams uses it any more.
+    Removed,
+}
+
+/// A segment of a pool that comes or goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SegmentEvent {
+    /// What became of it.
+    pub kind: SegmentEventKind,
+    /// Where it starts.
+    pub address: u64,
+    /// Its bytes.
+    pub nbytes: u64,
+    /// Its device.
+    pub device: Device,
+    /// Its pool.
+    pub pool: PoolId,
+}
+
+/// What is called for each segment of a pool that comes or goes.
+pub(in crate::memory) type SegmentCallback = Box<dyn Fn(&SegmentEvent) + Send + Sync>;
+
+/// A callback, until it is removed.
+pub(in crate::memory) struct Listener {
+    callback: SegmentCallback,
+    is_over: AtomicBool,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("is_over", &self.is_over).finish_non_exhaustive()
+    }
+}
+
+impl Listener {
+    pub(in crate::memory) fn new(callback: SegmentCallback) -> Self {
+        Self { callback, is_over: AtomicBool::new(false) }
+    }
+
+    /// Calls the callback, unless it was removed.
+    pub(in crate::memory) fn tell(&self, event: &SegmentEvent) {
+        if !self.is_over.load(Ordering::Acquire) {
+            (self.callback)(event);
+        }
+    }
+}
+
+/// A segment on the list.
+#[derive(Debug)]
+struct Listed {
+    bytes: u64,
+    /// How many new callbacks are to be told of it yet.
+    to_tell: u32,
+    /// What is to be given back once they are told.
+    left: Option<Remains>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By address.
+    segments: BTreeMap<u64, Listed>,
+    listeners: Vec<Arc<Listener>>,
+}
+
+/// A segment that has left the list, of whose end these are to be told.
+#[derive(Debug)]
+pub(in crate::memory) struct Leaving {
+    pub(in crate::memory) address: u64,
+    pub(in crate::memory) bytes: u64,
+    pub(in crate::memory) remains: Remains,
+    pub(in crate::memory) listeners: Vec<Arc<Listener>>,
+}
+
+/// The segments of one pool, and its callbacks.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct SegmentList(Mutex<State>);
+
+impl SegmentList {
+    /// Adds a segment that no cache has yet, and returns who is to be told of it.
+    pub(in crate::memory) fn add(&self, address: u64, bytes: u64) -> Vec<Arc<Listener>> {
+        let mut state = lock(&self.0);
+        state.segments.insert(address, Listed { bytes, to_tell: 0, left: None });
+        state.listeners.clone()
+    }
+
+    /// Takes a segment out that no cache has any more. None if callbacks are still to be told that it is there: then what
+    /// remains of it is theirs who tell them.
+    pub(in crate::memory) fn take(&self, address: u64, remains: Remains) -> Option<Leaving> {
+        let mut state = lock(&self.0);
+        if let Some(listed) = state.segments.get_mut(&address).filter(|listed| listed.to_tell > 0) {
+            listed.left = Some(remains);
+            return None;
+        }
+        let bytes = state.segments.remove(&address).map_or(0, |listed| listed.bytes);
+        Some(Leaving { address, bytes, remains, listeners: state.listeners.clone() })
+    }
+
+    /// Returns whether there are callbacks.
+    pub(in crate::memory) fn has_listeners(&self) -> bool {
+        !lock(&self.0).listeners.is_empty()
+    }
+
+    /// Adds a callback, and returns the segments that it is to be told of: address and bytes of each. After each of them
+    /// [`SegmentList::end_telling`] is called.
+    pub(in crate::memory) fn listen(&self, listener: &Arc<Listener>) -> Vec<(u64, u64)> {
+        let mut state = lock(&self.0);
+        state.listeners.push(Arc::clone(listener));
+        let to_tell = |(&address, listed): (&u64, &mut Listed)| {
+            listed.to_tell += 1;
+            (address, listed.bytes)
+        };
+        state.segments.iter_mut().map(to_tell).collect()
+    }
+
+    /// Notes that a new callback was told of a segment. Returns the segment if it is to go by now.
+    pub(in crate::memory) fn end_telling(&self, address: u64) -> Option<Leaving> {
+        let mut state = lock(&self.0);
+        let listed = state.segments.get_mut(&address)?;
+        listed.to_tell -= 1;
+        let bytes = listed.bytes;
+        let remains = if listed.to_tell == 0 { listed.left.take() } else { None }?;
+        state.segments.remove(&address);
+        Some(Leaving { address, bytes, remains, listeners: state.listeners.clone() })
+    }
+
+    /// Removes a callback. It is called no more, but for calls that are under way on other threads.
+    pub(in crate::memory) fn end(&self, listener: &Arc<Listener>) {
+        listener.is_over.store(true, Ordering::Release);
+        let removed = {
+            let mut state = lock(&self.0);
+            let place = state.listeners.iter().position(|other| Arc::ptr_eq(other, listener));
+            place.map(|place| state.listeners.remove(place))
+        };
+        // Dropped outside the lock: it may hold anything.
+        drop(removed);
+    }
+}

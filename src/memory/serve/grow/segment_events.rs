@@ -1,0 +1,144 @@
+//! Callbacks of a pool that are told of its segments: of each before anything uses it, and before it goes.
+//!
+//! Libraries register memory by its address, NCCL, UCX and NVSHMEM among them, and such a registration must end before the
+//! memory does. So this is for pools alone whose segments stay where they are.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use log::error;
+
+use crate::error::{Error, Result};
+use crate::memory::device::{Mapping, Remains, Until};
+use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
+use crate::observe::target::MEMORY;
+use crate::process;
+
+/// A callback that is told of a pool's segments until this is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+#[derive(Debug)]
+pub struct SegmentGuard {
+    pool: Weak<Pool>,
+    listener: Arc<Listener>,
+}
+
+impl SegmentGuard {
+    /// Has the callback told as long as the pool has memory.
+    pub fn keep(self) {
+        let mut this = self;
+        this.pool = Weak::new();
+    }
+}
+
+impl Drop for SegmentGuard {
+    fn drop(&mut self) {
+        // A forked child tells no callback, and the lock may be held for ever there.
+        if !process::is_forked()
+            && let Some(pool) = self.pool.upgrade()
+        {
+            pool.segments.end(&self.listener);
+        }
+    }
+}
+
+/// Tells a callback of each segment of the pool: of those that are there, now, and of others as they come and go.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the pool's memory moves, or the pool is closed; `ErrorKind::Forked` in a forked child.
+pub(in crate::memory) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<SegmentGuard> {
+    process::refuse_forked()?;
+    if pool.is_closed() {
+        return Err(closed(pool));
+    }
+    if !pool.has_fixed_segments() {
+        let (label, device) = (pool.label(), pool.memory.device);
+        return Err(Error::invalid_value(format!(
+            "pool {label} on {device} moves its free pages to where they are needed, so it has no segments that could be \
+             registered: make the pool with no_split, or with segments or an allocator"
+        )));
+    }
+    let listener = Arc::new(Listener::new(callback));
+    for (address, bytes) in pool.segments.listen(&listener) {
+        tell(pool, &listener, SegmentEventKind::Added, address, bytes);
+        if let Some(leaving) = pool.segments.end_telling(address) {
+            tell_end(pool, &leaving);
+            let until = Until::Devices(vec![pool.memory.device]);
+            // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
+            unsafe { pool.memory.retire(leaving.remains, until, &pool.supply) };
+            // What the driver refuses here it refuses again later, where a call asked for it.
+            let _ = pool.memory.end_retired(false);
+        }
+    }
+    Ok(SegmentGuard { pool: Arc::downgrade(pool), listener })
+}
+
+/// Tells the pool's callbacks of a segment that no cache has yet, if the pool has such.
+pub(super) fn tell_added(pool: &Pool, address: u64, bytes: u64) {
+    if pool.has_fixed_segments() {
+        for listener in pool.segments.add(address, bytes) {
+            tell(pool, &listener, SegmentEventKind::Added, address, bytes);
+        }
+    }
+}
+
+/// Gives mappings back that were taken out of a cache. Where each is a segment, the pool's callbacks are told before, once
+/// the work is done that may use it.
+///
+/// # Safety
+/// As for [`DeviceMemory::retire`](crate::memory::device::DeviceMemory::retire).
+pub(in crate::memory::serve) unsafe fn retire_mappings(pool: &Pool, mut mapped: Vec<Mapping>, mut until: Until) {
+    let memory = pool.memory;
+    if pool.has_fixed_segments() {
+        wait_for_listeners(pool, &mut until);
+        mapped.retain(|mapping| {
+            let remains = Remains::Released { mapped: vec![*mapping], unmapped: Vec::new() };
+            let leaving = pool.segments.take(memory.address(mapping.start()), remains);
+            leaving.inspect(|leaving| tell_end(pool, leaving)).is_some()
+        });
+    }
+    let remains = Remains::Released { mapped, unmapped: Vec::new() };
+    // SAFETY: the caller's promise.
+    unsafe { memory.retire(remains, until, &pool.supply) };
+}
+
+/// As [`retire_mappings`], of a segment of the pool's source: what remains of it, at this address.
+///
+/// # Safety
+/// As for [`DeviceMemory::retire`](crate::memory::device::DeviceMemory::retire).
+pub(in crate::memory::serve) unsafe fn retire_segment(pool: &Pool, address: u64, remains: Remains, mut until: Until) {
+    let mut remains = Some(remains);
+    if pool.has_fixed_segments() {
+        wait_for_listeners(pool, &mut until);
+        remains = remains.and_then(|remains| pool.segments.take(address, remains)).map(|leaving| {
+            tell_end(pool, &leaving);
+            leaving.remains
+        });
+    }
+    if let Some(remains) = remains {
+        // SAFETY: the caller's promise.
+        unsafe { pool.memory.retire(remains, until, &pool.supply) };
+    }
+}
+
+/// Waits for the work that may use what is to go, if there are callbacks: a library lets go of no memory that it is using.
+fn wait_for_listeners(pool: &Pool, until: &mut Until) {
+    if pool.segments.has_listeners() {
+        // What the driver refuses here it refuses again when the memory is to go, which is where a call asks for it.
+        let _ = until.is_done(&pool.memory.events, true);
+    }
+}
+
+fn tell_end(pool: &Pool, leaving: &Leaving) {
+    for listener in &leaving.listeners {
+        tell(pool, listener, SegmentEventKind::Removed, leaving.address, leaving.bytes);
+    }
+}
+
+/// Calls a callback. Its panic is told to the log: the call that made or gave back memory is another's.
+fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
+    let event = SegmentEvent { kind, address, nbytes, device: pool.memory.device, pool: pool.id };
+    if catch_unwind(AssertUnwindSafe(|| listener.tell(&event))).is_err() {
+        let (label, device) = (pool.label(), event.device);
+        error!(target: MEMORY, "pool {label} on {device}: a callback of on_segment panicked for {event:?}");
+    }
+}
