@@ -87,8 +87,8 @@ pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
 pub use memory::{Backup, sleep, wake};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
-    PoolSummary, PoolToken, StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot,
-    memory_stats, on_oom,
+    PoolSummary, PoolToken, SegmentEvent, SegmentEventKind, StreamStats, empty, empty_cache, enable_peer_access,
+    graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
 pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};

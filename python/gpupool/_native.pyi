@@ -1000,7 +1000,8 @@ class MemPool:
             memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
         use_on_oom: Let requests of every other pool take what this one has free when the device has no more.
             Without it what the pool has freed serves the pool alone.
-        no_split: Give each block a segment of its own, which stays until :meth:`trim` or the pool's end.
+        no_split: Give each block a segment of its own, one piece of physical memory that stays where it is until
+            :meth:`trim` or the pool's end: so it can be registered, see :meth:`on_segment`.
         limit: The most bytes to have at once; None for any number.
         device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
         segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
@@ -1156,6 +1157,43 @@ class MemPool:
     @property
     def is_asleep(self) -> bool:
         """True if the pool is asleep, or just falling asleep or waking."""
+
+    def on_segment(self, callback: Callable[[SegmentEvent], Any]) -> SegmentCallback:
+        """Call ``callback(event)`` for each segment of the pool that is there, comes or goes.
+
+        For who must register memory by its address, as NCCL, UCX and NVSHMEM do. Those that are there are told of at once,
+        each later one before anything uses it, and each before it goes: by :meth:`trim`, with the pool, and of a pool with
+        ``segments`` or an ``allocator`` also before a request of its own would fail. What gives a segment back waits for
+        the work of the segment's streams first, so that a registration can end in the callback.
+
+        It runs on the thread whose call brings or gives back the segment, with no lock held, and may allocate. What it
+        raises is told to the log and to ``sys.unraisablehook``, and the request goes on. It is told until
+        :meth:`SegmentCallback.remove` or the pool's end, also if the object that this returns dies; then nothing more,
+        not of segments that are still there either. At the end of the process nothing is told. The pool keeps the
+        callback, so one that refers to the pool keeps it for ever: refer to ``pool.token()`` there, or remove it.
+
+        >>> pool = gpupool.MemPool(no_split=True)
+        >>> registered = {}
+        >>> def follow(event):
+        ...     if event.kind == "added":
+        ...         registered[event.address] = event.nbytes
+        ...     else:
+        ...         del registered[event.address]
+        >>> callback = pool.on_segment(follow)
+        >>> buffer = pool.empty(4 << 20)
+        >>> registered == {buffer.ptr: 4 << 20}
+        True
+        >>> del buffer
+        >>> pool.trim()
+        4194304
+        >>> registered
+        {}
+        >>> callback.remove()
+
+        Raises:
+            InvalidValue: The pool was made without ``no_split``, ``segments`` and ``allocator``, so that its memory
+                moves; or it is closed, or ``callback`` cannot be called.
+        """
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments.
@@ -1445,6 +1483,55 @@ class OomCallback:
 
     def remove(self) -> None:
         """Remove the callback, which is not called again."""
+
+@final
+class SegmentCallback:
+    """A callback that :meth:`MemPool.on_segment` registered, until it is removed or the pool is gone.
+
+    As a context manager it is removed at the end of the block.
+    """
+
+    def remove(self) -> None:
+        """Remove the callback, which is told nothing more, but for calls under way on other threads.
+
+        Of segments that are still there it is not told that they go: their registrations are the caller's to end.
+        """
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        """Remove the callback, as :meth:`remove` does."""
+
+@final
+class SegmentEvent:
+    """A segment of a pool that comes or goes, as :meth:`MemPool.on_segment` tells it."""
+
+    @property
+    def kind(self) -> Literal["added", "removed"]:
+        """``"added"`` for a segment that is there, ``"removed"`` for one that is about to go."""
+
+    @property
+    def address(self) -> int:
+        """Where the segment starts."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+
+    @property
+    def device(self) -> int:
+        """The ordinal of its device."""
+
+    @property
+    def pool_id(self) -> PoolId:
+        """The id of its pool."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class CApi:

@@ -55,7 +55,7 @@ typedef struct gpupool_pool_options {
   uint64_t size;                /* of this struct */
   int for_graphs;               /* its memory is part of graphs, whether a stream is captured or not */
   int use_on_oom;               /* what it has free serves other pools when memory is short */
-  int no_split;                 /* each segment serves one block at a time */
+  int no_split;                 /* each segment serves one block at a time, and stays where it is until pool_trim */
   const char *name;             /* what statistics and errors say of it beside its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
 } gpupool_pool_options;
@@ -315,6 +315,16 @@ typedef struct gpupool_api {
    * awake, and idle handles are destroyed. */
   int (*sleep_device)(int device, int backup, uint64_t *bytes);
   int (*wake_device)(int device, uint64_t *bytes);
+  /* Calls `callback` for each segment of a pool with no_split or a source of its own, whose segments stay where they are:
+   * with GPUPOOL_SEGMENT_ALLOC at once for those that are there, then for each before anything uses it, and with
+   * GPUPOOL_SEGMENT_FREE before it goes, once the work of its streams is done. Of the event `stream` and `stack` are 0. Called
+   * with no lock of gpupool's held, on the thread whose call brings the segment or gives it back, until the pool is gone, or
+   * `pool_remove_segment_callback` with the same two ends it: then nothing more is told, but for calls under way on other
+   * threads. Refused for other pools. */
+  int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
+                                   void *context);
+  int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
+                                      void *context);
 } gpupool_api;
 
 #ifdef __cplusplus

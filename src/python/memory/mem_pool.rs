@@ -9,6 +9,7 @@ use super::allocator::source;
 use super::buffer::PyDeviceBuffer;
 use super::capture::PyCapture;
 use super::scope::{PyPoolToken, ScopeBlocks};
+use super::segments::{PySegmentCallback, on_segment};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, from_pair, pair};
@@ -203,6 +204,11 @@ impl PyMemPool {
     fn is_asleep(&self) -> PyResult<bool> {
         process::refuse_forked()?;
         Ok(self.pool()?.is_asleep())
+    }
+
+    #[doc = docstring!("MemPool.on_segment")]
+    fn on_segment(&self, callback: &Bound<'_, PyAny>) -> PyResult<PySegmentCallback> {
+        on_segment(self.pool()?, callback)
     }
 
     #[doc = docstring!("MemPool.snapshot")]

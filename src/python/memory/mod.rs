@@ -11,6 +11,7 @@ mod pinned;
 mod recording;
 mod replaying;
 mod scope;
+mod segments;
 mod snapshot;
 mod stats;
 mod unpickling;
@@ -29,6 +30,7 @@ pub(super) use pinned::{
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
+pub(super) use segments::{PySegmentCallback, PySegmentEvent};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
     PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,

@@ -101,6 +101,28 @@ def in_the_answer_of_on_oom():
     run_out_of_memory(lambda device, nbytes: Endless())
 
 
+def follow_segments(callback):
+    own = gpupool.MemPool(no_split=True)
+    own.on_segment(callback)
+    own.empty(4 << 20).free()
+    own.trim()
+
+
+def in_on_segment():
+    follow_segments(stay)
+
+
+def in_on_segment_of_what_goes():
+    follow_segments(lambda event: event.kind == "added" or stay())
+
+
+def in_on_segment_of_what_is_there():
+    own = gpupool.MemPool(no_split=True)
+    buffer = own.empty(4 << 20)
+    own.on_segment(stay)
+    buffer.free()
+
+
 def in_an_unraisable_hook():
     sys.unraisablehook = stay
     run_out_of_memory(lambda: None)

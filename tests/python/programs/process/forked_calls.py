@@ -52,6 +52,8 @@ ANSWERED = {
     "PoolStats": VALUES,
     "PoolToken.device": FACT,
     "PoolToken.id": FACT,
+    "SegmentCallback.__exit__": ENDS_A_BLOCK,
+    "SegmentEvent": VALUES,
     "Stream.__exit__": ENDS_A_BLOCK,
     "Stream.device": FACT,
     "StreamScope.__exit__": ENDS_A_BLOCK,
@@ -87,7 +89,8 @@ def refused_calls():
     stream = gpupool.Stream()
     stream_scope = gpupool.stream(stream)
     buffer, pinned = gpupool.empty(1000, stream), gpupool.empty_pinned(1000, stream)
-    mem_pool = gpupool.MemPool()
+    mem_pool, whole_pool = gpupool.MemPool(), gpupool.MemPool(no_split=True)
+    segment_callback = whole_pool.on_segment(lambda event: None)
     token = mem_pool.token()
     capture = mem_pool.capture(stream)
     gpupool._native.host_begin_capture(stream)
@@ -150,6 +153,7 @@ def refused_calls():
         "MemPool.close": mem_pool.close,
         "MemPool.empty": lambda: mem_pool.empty(1),
         "MemPool.is_asleep": lambda: mem_pool.is_asleep,
+        "MemPool.on_segment": lambda: whole_pool.on_segment(lambda event: None),
         "MemPool.limit =": lambda: setattr(mem_pool, "limit", 3),
         "MemPool.reset_peak_stats": mem_pool.reset_peak_stats,
         "MemPool.sleep": mem_pool.sleep,
@@ -198,6 +202,8 @@ def refused_calls():
         "memory_snapshot": gpupool.memory_snapshot,
         "memory_stats": gpupool.memory_stats,
         "memory_summary": gpupool.memory_summary,
+        "SegmentCallback.__enter__": segment_callback.__enter__,
+        "SegmentCallback.remove": segment_callback.remove,
         "on_oom": lambda: gpupool.on_oom(lambda device, nbytes: False),
         "pinned_stats": gpupool.pinned_stats,
         "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
