@@ -1,0 +1,143 @@
+"""Segments that libraries register by their address: told by ``MemPool.on_segment``, and where they are until the trim."""
+
+import gc
+import logging
+import sys
+import weakref
+
+import gpupool
+import pytest
+from own_memory import Allocator
+
+MIB = 1 << 20
+
+
+class Registered(dict):
+    """What a callback of a pool registers: bytes by address."""
+
+    def __call__(self, event):
+        if event.kind == "added":
+            assert event.address not in self
+            self[event.address] = event.nbytes
+        else:
+            assert (event.kind, self.pop(event.address)) == ("removed", event.nbytes)
+
+
+def test_segments_are_told_of_before_their_use_and_before_they_go():
+    pool, told = gpupool.MemPool(no_split=True), []
+    early = pool.empty(8 * MIB)
+    callback = pool.on_segment(told.append)
+    late = pool.empty(16 * MIB)
+    added = [(event.kind, event.address, event.nbytes) for event in told]
+    assert added == [("added", early.ptr, 8 * MIB), ("added", late.ptr, 16 * MIB)]
+    assert {(event.device, event.pool_id) for event in told} == {(0, pool.id)}
+    address = early.ptr
+    del early
+    assert gpupool.empty_cache() == 0 and len(told) == 2
+    with pytest.raises(gpupool.Unavailable, match="on_segment"):
+        pool.sleep()
+    assert pool.trim() == 8 * MIB
+    assert (told[2].kind, told[2].address, len(told)) == ("removed", address, 3)
+    callback.remove()
+    assert "removed" in repr(callback)
+    del late
+    assert (pool.trim(), len(told)) == (16 * MIB, 3)
+
+
+def test_an_event_shows_what_it_is():
+    pool, told = gpupool.MemPool(no_split=True), []
+    with pool.on_segment(told.append):
+        buffer = pool.empty(2 * MIB)
+    text = f"kind='added', address={buffer.ptr:#x}, nbytes={2 * MIB}, device=0, pool_id={pool.id}"
+    assert repr(told[0]) == f"gpupool.SegmentEvent({text})"
+    again = []
+    pool.on_segment(again.append)
+    assert again == told and hash(again[0]) == hash(told[0])
+
+
+def test_a_with_block_ends_the_callback():
+    pool, registered = gpupool.MemPool(no_split=True), Registered()
+    with pool.on_segment(registered) as callback:
+        buffer = pool.empty(4 * MIB)
+        assert "Registered" in repr(callback) and "removed" not in repr(callback)
+    assert registered == {buffer.ptr: 4 * MIB} and "removed" in repr(callback)
+    pool.empty(8 * MIB)
+    assert len(registered) == 1
+
+
+def test_a_callback_is_told_though_what_on_segment_returned_is_gone_and_until_the_pool_is():
+    pool, registered = gpupool.MemPool(no_split=True), Registered()
+    followed = weakref.ref(registered.__class__)
+    pool.on_segment(registered)
+    gc.collect()
+    buffer = pool.empty(4 * MIB)
+    free = pool.empty(6 * MIB)
+    assert registered == {buffer.ptr: 4 * MIB, free.ptr: 6 * MIB} and followed()
+    del free
+    del pool
+    assert registered == {buffer.ptr: 4 * MIB}
+    del buffer
+    assert not registered
+
+
+@pytest.mark.parametrize("kind", [{"segments": True}, {"segments": True, "no_split": True}, {}])
+def test_segments_of_a_source_of_ones_own_are_told_of(kind):
+    own, registered = Allocator(), Registered()
+    pool = gpupool.MemPool(**kind) if kind else own.pool()
+    callback = pool.on_segment(registered)
+    buffer = pool.empty(4 * MIB)
+    assert any(start <= buffer.ptr < start + nbytes for start, nbytes in registered.items())
+    buffer.free()
+    pool.trim()
+    assert not registered
+    callback.remove()
+
+
+def test_a_callback_that_raises_fails_no_request_and_is_told_of(caplog, monkeypatch):
+    unraisable, registered = [], Registered()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def refuse(event):
+        raise OSError(f"cannot register {event.nbytes}")
+
+    pool = gpupool.MemPool(no_split=True)
+    pool.on_segment(refuse)
+    pool.on_segment(registered)
+    with caplog.at_level(logging.WARNING, logger="gpupool"):
+        buffer = pool.empty(4 * MIB)
+    assert registered == {buffer.ptr: 4 * MIB}
+    assert [str(raised.exc_value) for raised in unraisable] == [f"cannot register {4 * MIB}"]
+    assert unraisable[0].object is refuse
+    warnings = [record.getMessage() for record in caplog.records if "refuse" in record.getMessage()]
+    assert len(warnings) == 1 and str(pool.id) in warnings[0], caplog.text
+    buffer.free()
+    assert pool.trim() == 4 * MIB and not registered
+
+
+def test_a_pool_that_dies_under_an_exception_tells_of_its_segments():
+    registered = Registered()
+
+    def fail():
+        pool = gpupool.MemPool(no_split=True)
+        pool.on_segment(registered)
+        pool.empty(4 * MIB).free()
+        assert registered
+        raise KeyError("on its way")
+
+    with pytest.raises(KeyError, match="on its way") as raised:
+        fail()
+    raised.value.with_traceback(None)
+    del raised
+    gc.collect()
+    assert not registered
+
+
+def test_what_cannot_be_told_of_is_refused():
+    with pytest.raises(gpupool.InvalidValue, match=r"moves its free pages.*no_split"):
+        gpupool.MemPool().on_segment(print)
+    pool = gpupool.MemPool(no_split=True)
+    with pytest.raises(gpupool.InvalidValue, match=r"on_segment takes a callable\(event\), not 3"):
+        pool.on_segment(3)
+    pool.close()
+    with pytest.raises(gpupool.InvalidValue, match="closed"):
+        pool.on_segment(print)
