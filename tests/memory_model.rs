@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{
@@ -16,7 +16,7 @@ use gpupool::runtime::host::{
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
     Backup, CaptureMode, CaptureScope, Device, DeviceBuffer, ErrorKind, Event, GraphMemory, MemPool, PoolId, PoolScope,
-    StatusKind, Stream, empty, empty_cache, memory_stats, memory_summary, pinned_stats,
+    SegmentEventKind, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_stats, memory_summary, pinned_stats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -214,6 +214,24 @@ struct Model {
     blocks: Vec<Block>,
     /// The pools that are asleep.
     asleep: BTreeSet<PoolId>,
+    /// What callbacks registered of pools with `no_split`: bytes by address, each with its pool.
+    registered: Registered,
+}
+
+type Registered = Arc<Mutex<BTreeMap<u64, (PoolId, u64)>>>;
+
+/// Registers the segments of a pool as they come and go, for as long as it has any.
+fn register(pool: &MemPool, registered: &Registered) {
+    let (id, registered) = (pool.id(), Arc::clone(registered));
+    let guard = pool.on_segment(move |event| {
+        let (segment, mut registered) = ((id, event.nbytes), registered.lock().unwrap());
+        let before = match event.kind {
+            SegmentEventKind::Added => registered.insert(event.address, segment),
+            _ => registered.remove(&event.address),
+        };
+        assert_eq!(before, (event.kind == SegmentEventKind::Removed).then_some(segment), "{event:?}");
+    });
+    guard.unwrap().keep();
 }
 
 fn foreign() -> Stream {
@@ -269,6 +287,7 @@ impl Model {
             graphs: Vec::new(),
             blocks: Vec::new(),
             asleep: BTreeSet::new(),
+            registered: Registered::default(),
         }
     }
 
@@ -288,7 +307,7 @@ impl Model {
     /// A pool that others may use or not in the first place, of several kinds in the second.
     fn pool(&mut self, place: usize) -> &MemPool {
         let (turn, segments) = (self.uses.len(), !self.has_faults);
-        let (uses, helpers) = (&mut self.uses, &mut self.helpers);
+        let (uses, helpers, registered) = (&mut self.uses, &mut self.helpers, &self.registered);
         self.pools[place].get_or_insert_with(|| {
             let builder = MemPool::builder().device(DEVICE);
             let builder = match (place, turn % 4) {
@@ -303,6 +322,9 @@ impl Model {
             let pool = builder.build().or_else(|_| MemPool::builder().device(DEVICE).build()).unwrap();
             uses.insert(pool.id(), 1);
             helpers.extend(Some(pool.id()).filter(|_| pool.use_on_oom()));
+            if pool.no_split() {
+                register(&pool, registered);
+            }
             pool
         })
     }
@@ -367,10 +389,38 @@ impl Model {
         self.pools.iter().flatten().filter(is_kept).map(held).collect()
     }
 
+    /// Returns the segments that the operation must leave registered, as no trim and no end of their pool.
+    fn kept_registered(&self, op: &Op) -> BTreeMap<u64, (PoolId, u64)> {
+        let registered = self.registered.lock().unwrap().clone();
+        let trimmed = match op {
+            Op::Trim { pool } => self.pools[*pool].as_ref().map(MemPool::id),
+            _ => None,
+        };
+        let alive: BTreeSet<_> = self.pools.iter().flatten().map(MemPool::id).collect();
+        let ends = matches!(op, Op::DropPool { .. });
+        let is_kept = |pool: &PoolId| !ends && Some(*pool) != trimmed && alive.contains(pool);
+        registered.into_iter().filter(|(_, (pool, _))| is_kept(pool)).collect()
+    }
+
+    /// What is registered are the segments of those pools, each a piece of its own, and nothing else.
+    fn check_registered(&self, registered: &BTreeMap<u64, (PoolId, u64)>) {
+        let whole: BTreeSet<_> = registered.values().map(|(pool, _)| *pool).collect();
+        let alive: BTreeSet<_> =
+            self.pools.iter().flatten().filter(|pool| pool.no_split()).map(MemPool::id).chain(whole).collect();
+        let segments = memory_snapshot().unwrap().into_iter().filter(|segment| alive.contains(&segment.pool));
+        let there: BTreeMap<_, _> = segments.map(|segment| (segment.address, (segment.pool, segment.bytes))).collect();
+        assert_eq!(&there, registered);
+    }
+
     fn run_and_check(&mut self, op: &Op, fault: Option<Fault>) {
         let before = self.kept(op);
+        let registered = self.kept_registered(op);
         self.run(op, fault);
         assert_eq!(self.kept(op), before, "{op:?} took memory of a pool that keeps it");
+        let now = self.registered.lock().unwrap().clone();
+        let kept = |(address, segment): (&u64, &(PoolId, u64))| now.get(address) == Some(segment);
+        assert!(registered.iter().all(kept), "{op:?} took segments that are registered: {registered:?}, now {now:?}");
+        self.check_registered(&now);
         self.check_counts();
     }
 
@@ -740,6 +790,7 @@ impl Model {
         assert_eq!((stats.total.reserved_bytes, stats.pools), (0, 1), "{stats:?}");
         assert_eq!(info().free, MEMORY);
         assert_eq!(pinned_stats(None).unwrap().total.live_bytes, 0);
+        assert!(self.registered.lock().unwrap().is_empty());
     }
 }
 

@@ -1519,7 +1519,7 @@ class SegmentEvent:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
 
     @property
     def device(self) -> int:

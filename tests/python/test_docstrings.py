@@ -170,6 +170,9 @@ def objects():
         pass
     _native.host_end_capture(stream)
     callback = gpupool.on_oom(print)
+    whole, told = gpupool.MemPool(no_split=True), []
+    segment_callback = whole.on_segment(told.append)
+    whole.empty(5).free()
     own = gpupool.HandlePool("own", iter(range(1, 9)).__next__, lambda handle: None)
     pool_id = rf"\({pool.id[0]}, {pool.id[1]}\)"
     scope = gpupool.use_mem_pool(pool.token(), all_threads=True)
@@ -211,6 +214,13 @@ def objects():
         (pool.stats(), r"PoolStats\(live_bytes=\d+, .*\)", None, None),
         (gpupool.memory_stats(), r"MemoryStats\(live_bytes=\d+, .*\)", None, None),
         (callback, r"<gpupool.OomCallback print>", callback.remove, r"<gpupool.OomCallback print, removed>"),
+        (
+            segment_callback,
+            r"<gpupool.SegmentCallback list.append>",
+            segment_callback.remove,
+            r"<gpupool.SegmentCallback list.append, removed>",
+        ),
+        (told[0], r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, .*\)", None, None),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),

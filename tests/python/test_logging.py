@@ -44,6 +44,12 @@ def test_memory_found_after_all_is_told():
     assert re.search(r"pool \(0, 1\) on device 0: found 31457280 bytes after \d", told)
 
 
+def test_a_callback_of_segments_that_raises_is_told():
+    told = run_program("telling/logs.py", "fail_to_register", "INFO")
+    words = r"pool \(0, 1\): fail_to_register\.<locals>\.register, a callback of on_segment, raised OSError: no room to register"
+    assert re.search(rf"WARNING gpupool\.memory {words} for .*Added", told), told
+
+
 def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():
     told = run_program("telling/logs.py", "fail_to_make_a_handle", "INFO")
     assert (

@@ -72,8 +72,9 @@ class Snapshot {
     close();
     auto &info = segments_.emplace_back();
     info.device = static_cast<DeviceIndex>(segment.device);
-    // Who registers segments on several machines wants the same order on each, which addresses have.
-    info.registration_counter = static_cast<int32_t>(segments_.size() - 1);
+    // Who registers segments on several machines wants the same order on each, which addresses have. Pages that move must
+    // not be registered, and without a number ProcessGroupNCCL::registerMemPool refuses them.
+    info.registration_counter = segment.is_movable ? -1 : static_cast<int32_t>(segments_.size() - 1);
     info.address = reinterpret_cast<size_t>(segment.address);
     info.stream = segment.stream;
     info.is_large = !segment.is_small;

@@ -135,7 +135,7 @@ def live(allocator, *ids):
         for total, key, state in (("allocated", "bytes", "allocated"), ("active", "bytes", "active")):
             assert segment[total] == sum(block[key] for block in segment["blocks"] if block[state])
         assert segment["requested"] == sum(block["requested"] for block in segment["blocks"] if block["active"])
-        assert segment["registration_counter"] >= 0
+        assert (segment["registration_counter"] >= 0) != segment["is_expandable"]
         for block in segment["blocks"]:
             assert block["active"] or not block["context"]
             if block["active"]:

@@ -53,6 +53,20 @@ def find_memory_after_all():
     callback.remove()
 
 
+def fail_to_register():
+    """Have a callback of on_segment raise, which Python's own hook is told of too."""
+    raised_by = []
+    sys.unraisablehook = raised_by.append
+
+    def register(event):
+        raise OSError("no room to register")
+
+    pool = gpupool.MemPool(no_split=True)
+    with pool.on_segment(register):
+        pool.empty(4 << 20)
+    assert [type(one.exc_value) for one in raised_by] == [OSError]
+
+
 def fail_to_make_a_handle():
     """Fail once for want of memory, which is given back for it, and once for another reason."""
     _native.host_inject("HandleCreate", "out_of_memory", 0, 1)

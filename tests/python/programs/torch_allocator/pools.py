@@ -171,6 +171,78 @@ def compare_unsplit_pools(allocator):
     return seen
 
 
+class Registered(dict):
+    """What PyTorch's registerMemPool registers with NCCL, by its snapshot of the pool and its trackers."""
+
+    def __init__(self, allocator):
+        segments = allocator.snapshot(*POOL, 0)["segments"]
+        segments.sort(key=lambda segment: segment["registration_counter"])
+        # What it asserts.
+        assert all(segment["registration_counter"] >= 0 for segment in segments), segments
+        super().__init__({segment["address"]: segment["bytes"] for segment in segments})
+
+    def follow(self):
+        """Register what has come meanwhile, and deregister what has gone."""
+        for event in call("take_noted"):
+            if event["pool"] == [*POOL] and event["action"] == "segment_alloc":
+                assert self.setdefault(event["address"], event["bytes"]) == event["bytes"]
+            elif event["pool"] == [*POOL] and event["action"] == "segment_free":
+                assert self.pop(event["address"]) == event["bytes"], "it deregisters what it has registered"
+            assert event["action"] not in ("segment_map", "segment_unmap") or event["pool"] != [*POOL]
+
+    def has(self, block):
+        return any(start <= block["address"] < start + size for start, size in self.items())
+
+
+def registration(allocator):
+    call("take_noted")
+    allocator.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
+    early = allocator.allocate(3 * MIB)
+    allocator.attach_tracker()
+    registered = Registered(allocator)
+    seen = [len(registered), registered.has(early)]
+    late = [allocator.allocate(size) for size in (30 * MIB, 50 * MIB)]
+    registered.follow()
+    seen.append([registered.has(block) for block in (early, *late)])
+    drop(early["block"], late[0]["block"])
+    allocator.end_allocate_to_pool(0, *POOL)
+    registered.follow()
+    seen.append(registered.has(early))
+    allocator.empty_cache(*POOL)
+    registered.follow()
+    seen.append([registered.has(late[0]), registered.has(late[1]), len(registered)])
+    allocator.release_pool(0, *POOL)
+    allocator.release_pool(0, *POOL)
+    drop(late[1]["block"])
+    allocator.empty_cache(*NO_POOL)
+    registered.follow()
+    seen.append(len(registered))
+    return seen
+
+
+def compare_registration_of_unsplit_pools(allocator):
+    allocator.create_pool(0, *POOL)
+    allocator.set_no_split(0, *POOL)
+    return registration(allocator)
+
+
+def compare_registration_of_pools_with_an_allocator(allocator):
+    # As pools of ncclMemAlloc have.
+    allocator.create_pool_of_heap(0, *POOL)
+    return registration(allocator)
+
+
+def check_pages_that_move_are_not_registered(ours):
+    ours.create_pool(0, *POOL)
+    ours.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
+    block = ours.block(3 * MIB)
+    ours.end_allocate_to_pool(0, *POOL)
+    segments = ours.snapshot(*POOL, 0)["segments"]
+    # registerMemPool asserts that none is negative.
+    assert [segment["registration_counter"] for segment in segments] == [-1]
+    drop(block)
+
+
 def compare_live_allocations(allocator):
     allocator.begin_allocate_to_pool(0, *GRAPHS, -1 & (2**64 - 1))
     first, second = allocator.allocate(4096), allocator.allocate(3 * MIB)
