@@ -210,7 +210,8 @@ def registration(allocator):
     seen.append(registered.has(early))
     allocator.empty_cache(*POOL)
     registered.follow()
-    seen.append([registered.has(late[0]), registered.has(late[1]), len(registered)])
+    # PyTorch's own keeps what is free of a pool that is in use.
+    seen.append(registered.has(late[1]))
     allocator.release_pool(0, *POOL)
     allocator.release_pool(0, *POOL)
     drop(late[1]["block"])
