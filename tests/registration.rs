@@ -100,7 +100,8 @@ fn nothing_but_the_pools_trim_gives_its_segments_back() {
     assert_eq!(empty_cache().unwrap(), 0);
     out_of_memory(empty(900 * MIB, &own));
     // Nor a larger request of its own.
-    out_of_memory(empty_in(&pool, 900 * MIB, &own));
+    let error = out_of_memory(empty_in(&pool, 900 * MIB, &own));
+    assert!(error.to_string().contains("until its trim()"), "{error}");
     gpupool::sleep(device(0), Backup::None).unwrap();
     gpupool::wake(device(0)).unwrap();
     assert_eq!((registered.all(), pool.stats().unwrap().reserved_bytes), (segments, 600 * MIB));

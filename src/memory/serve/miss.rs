@@ -150,7 +150,17 @@ impl Climb {
     }
 
     fn last_refusal(&mut self) -> Error {
-        self.refused.take().unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"))
+        let refused = self.refused.take();
+        let refused =
+            refused.unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"));
+        if !self.request.pool().no_split() {
+            return refused;
+        }
+        refused.map_library(|refused| {
+            let advice = "the pool keeps its free segments, which may be registered, until its trim()";
+            let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
+            refused.advice = Some(format!("{known}{advice}"));
+        })
     }
 
     fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
