@@ -170,7 +170,9 @@ def work(rank: int, ends: Any, mib: int, windows: bool) -> None:
     stream.synchronize()
     if rank == 0:
         version = ".".join(map(str, nccl.version))
-        print(f"NCCL {version}: {mib} MiB of {RANKS} GPUs added in {started.elapsed_time(ended):.3f} ms, 0 wrong numbers")
+        print(
+            f"NCCL {version}: {mib} MiB of {RANKS} GPUs added in {started.elapsed_time(ended):.3f} ms, 0 wrong numbers"
+        )
     del numbers, buffer
     registered.close()
     assert not len(registered), "a segment went and is still registered"

@@ -16,7 +16,8 @@ use gpupool::runtime::host::{
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
     Backup, CaptureMode, CaptureScope, Device, DeviceBuffer, ErrorKind, Event, GraphMemory, MemPool, PoolId, PoolScope,
-    SegmentEventKind, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_stats, memory_summary, pinned_stats,
+    SegmentEventKind, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_stats, memory_summary,
+    pinned_stats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

@@ -46,7 +46,8 @@ pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence, torch_functions};
 pub use pool::{
-    CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, SegmentEvent, SegmentEventKind, graph_pool_handle,
+    CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, SegmentEvent, SegmentEventKind,
+    graph_pool_handle,
 };
 #[cfg(feature = "python")]
 pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, set_find_context_scope};

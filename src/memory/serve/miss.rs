@@ -151,8 +151,7 @@ impl Climb {
 
     fn last_refusal(&mut self) -> Error {
         let refused = self.refused.take();
-        let refused =
-            refused.unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"));
+        let refused = refused.unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"));
         if !self.request.pool().no_split() {
             return refused;
         }
