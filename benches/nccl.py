@@ -2,10 +2,10 @@
 
     python benches/nccl.py [--mib 256] [--rounds 15] [--windows]
 
-Each GPU has a process of its own. In each round every kind of memory is reduced in turn, in an order that turns round by
-round, ITERATIONS times each between two events. Rank 0 prints a JSON object for each round, in microseconds for one
-all-reduce, and one with the medians of the rounds' ratios to `ncclMemAlloc`'s registered memory last. NVLink multicast is
-off. Skips where there is no second GPU.
+Each GPU has a process of its own. In each round every kind of memory is reduced in turn, in an order that turns round
+by round, ITERATIONS times each between two events. Rank 0 prints a JSON object for each round, in microseconds for one
+all-reduce, and last one with the medians of the rounds' ratios to `ncclMemAlloc`'s registered memory. NVLink multicast
+is off. Skips where there is no second GPU.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python examples/nccl_registered_pool.py [--mib 256] [--windows]
 
-NCCL sends registered memory without a copy through buffers of its own, where the machine can. A pool with `no_split` has
-segments that stay where they are, and `on_segment` tells of each before anything uses it: it is registered there
-(`ncclCommRegister`, or with --windows `ncclCommWindowRegister`), and deregistered before it goes. Each GPU has a process
-of its own. Needs two GPUs, PyTorch and the NCCL that comes with it.
+NCCL sends registered memory without a copy through buffers of its own, where the machine can. A pool with `no_split`
+has segments that stay where they are, and `on_segment` tells of each before anything uses it: it is registered there
+(`ncclCommRegister`, or with --windows `ncclCommWindowRegister`), and deregistered before it goes. Each GPU has a
+process of its own. Needs two GPUs, PyTorch and the NCCL that comes with it.
 """
 
 from __future__ import annotations

@@ -1161,10 +1161,10 @@ class MemPool:
     def on_segment(self, callback: Callable[[SegmentEvent], Any]) -> SegmentCallback:
         """Call ``callback(event)`` for each segment of the pool that is there, comes or goes.
 
-        For who must register memory by its address, as NCCL, UCX and NVSHMEM do. Those that are there are told of at once,
-        each later one before anything uses it, and each before it goes: by :meth:`trim`, with the pool, and of a pool with
-        ``segments`` or an ``allocator`` also before a request of its own would fail. What gives a segment back waits for
-        the work of the segment's streams first, so that a registration can end in the callback.
+        For who must register memory by its address, as NCCL, UCX and NVSHMEM do. Those that are there are told of at
+        once, each later one before anything uses it, and each before it goes: by :meth:`trim`, with the pool, and of a
+        pool with ``segments`` or an ``allocator`` also before a request of its own would fail. What gives a segment
+        back waits for the work of the segment's streams first, so that a registration can end in the callback.
 
         It runs on the thread whose call brings or gives back the segment, with no lock held, and may allocate. What it
         raises is told to the log and to ``sys.unraisablehook``, and the request goes on. It is told until

@@ -46,8 +46,8 @@ def test_memory_found_after_all_is_told():
 
 def test_a_callback_of_segments_that_raises_is_told():
     told = run_program("telling/logs.py", "fail_to_register", "INFO")
-    words = r"pool \(0, 1\): fail_to_register\.<locals>\.register, a callback of on_segment, raised OSError: no room to register"
-    assert re.search(rf"WARNING gpupool\.memory {words} for .*Added", told), told
+    who, why = r"fail_to_register\.<locals>\.register, a callback of on_segment", "OSError: no room to register"
+    assert re.search(rf"WARNING gpupool\.memory pool \(0, 1\): {who}, raised {why} for .*Added", told), told
 
 
 def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():

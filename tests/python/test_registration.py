@@ -1,8 +1,7 @@
-"""Segments that libraries register by their address: told by ``MemPool.on_segment``, and where they are until the trim."""
+"""Segments that libraries register by their address, as ``MemPool.on_segment`` tells of them."""
 
 import gc
 import sys
-import weakref
 
 import gpupool
 import pytest
@@ -32,7 +31,8 @@ def test_segments_are_told_of_before_their_use_and_before_they_go():
     assert {(event.device, event.pool_id) for event in told} == {(0, pool.id)}
     address = early.ptr
     del early
-    assert gpupool.empty_cache() == 0 and len(told) == 2
+    assert gpupool.empty_cache() == 0
+    assert len(told) == 2
     with pytest.raises(gpupool.Unavailable, match="on_segment"):
         pool.sleep()
     assert pool.trim() == 8 * MIB
@@ -51,27 +51,29 @@ def test_an_event_shows_what_it_is():
     assert repr(told[0]) == f"gpupool.SegmentEvent({text})"
     again = []
     pool.on_segment(again.append)
-    assert again == told and hash(again[0]) == hash(told[0])
+    assert again == told
+    assert hash(again[0]) == hash(told[0])
 
 
 def test_a_with_block_ends_the_callback():
     pool, registered = gpupool.MemPool(no_split=True), Registered()
     with pool.on_segment(registered) as callback:
         buffer = pool.empty(4 * MIB)
-        assert "Registered" in repr(callback) and "removed" not in repr(callback)
-    assert registered == {buffer.ptr: 4 * MIB} and "removed" in repr(callback)
+        assert "Registered" in repr(callback)
+        assert "removed" not in repr(callback)
+    assert registered == {buffer.ptr: 4 * MIB}
+    assert "removed" in repr(callback)
     pool.empty(8 * MIB)
     assert len(registered) == 1
 
 
 def test_a_callback_is_told_though_what_on_segment_returned_is_gone_and_until_the_pool_is():
     pool, registered = gpupool.MemPool(no_split=True), Registered()
-    followed = weakref.ref(registered.__class__)
     pool.on_segment(registered)
     gc.collect()
     buffer = pool.empty(4 * MIB)
     free = pool.empty(6 * MIB)
-    assert registered == {buffer.ptr: 4 * MIB, free.ptr: 6 * MIB} and followed()
+    assert registered == {buffer.ptr: 4 * MIB, free.ptr: 6 * MIB}
     del free
     del pool
     assert registered == {buffer.ptr: 4 * MIB}
@@ -107,7 +109,8 @@ def test_a_callback_that_raises_fails_no_request(monkeypatch):
     assert [str(raised.exc_value) for raised in unraisable] == [f"cannot register {4 * MIB}"]
     assert unraisable[0].object is refuse
     buffer.free()
-    assert pool.trim() == 4 * MIB and not registered
+    assert pool.trim() == 4 * MIB
+    assert not registered
 
 
 def test_a_pool_that_dies_under_an_exception_tells_of_its_segments():
