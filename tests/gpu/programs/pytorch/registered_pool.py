@@ -30,7 +30,7 @@ def registered(rank, backend):
     segments = {segment["address"]: segment for segment in pool.snapshot()}
     for tensor in (early, late):
         segment = segments[tensor.data_ptr()]
-        assert segment["total_size"] == tensor.nbytes and not segment["is_expandable"], segment
+        assert (segment["total_size"], segment["is_expandable"]) == (tensor.nbytes, False), segment
         check_sums(rank, tensor)
     address = late.data_ptr()
     del late
