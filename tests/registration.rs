@@ -88,6 +88,32 @@ fn each_segment_is_one_extent_as_large_as_its_block() {
 }
 
 #[test]
+fn segments_are_no_larger_where_threads_grow_at_once() {
+    let _host = host();
+    let own = stream(0);
+    let pool = whole();
+    let (registered, _guard) = Registered::of(&pool);
+    let large = pool.empty(400 * MIB, &own).unwrap();
+    thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
+        let pool = &pool;
+        scope.spawn(move || {
+            let held = pool.empty(100 * MIB, &stream(0)).unwrap();
+            ready.send(()).unwrap();
+            is_done.recv().unwrap();
+            drop(held);
+        });
+        is_ready.recv().unwrap();
+        let small = pool.empty(3 * MIB, &own).unwrap();
+        assert!(registered.all().contains(&(small.address(), 4 * MIB)), "{registered:?}");
+        done.send(()).unwrap();
+    });
+    drop((large, pool));
+    assert_all_back();
+}
+
+#[test]
 fn nothing_but_the_pools_trim_gives_its_segments_back() {
     let _host = host();
     let own = stream(0);
@@ -217,6 +243,22 @@ fn a_pool_with_callbacks_does_not_sleep() {
         drop((guard, buffer, pool));
         assert_all_back();
     }
+}
+
+#[test]
+fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
+    let _host = host();
+    let stream = stream(0);
+    let pool = whole();
+    let buffer = pool.empty(8 * MIB, &stream).unwrap();
+    pool.close().unwrap();
+    let error = pool.sleep(Backup::Host).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
+    gpupool::sleep(device(0), Backup::Host).unwrap();
+    assert!(accessible(buffer.address(), device(0)));
+    gpupool::wake(device(0)).unwrap();
+    drop((buffer, pool));
+    assert_all_back();
 }
 
 #[test]
