@@ -52,6 +52,16 @@ def with_threads_that_end_after_the_main_thread():
     taken.wait()
 
 
+def with_a_pool_whose_segments_are_told_of():
+    def follow(event):
+        if event.kind == "removed":
+            print("told at the end")
+
+    followed = gpupool.MemPool(no_split=True)
+    followed.on_segment(follow)
+    held.append((followed, followed.empty(1 << 20)))
+
+
 def with_use_at_exit():
     held.append(take())
     atexit.register(lambda: print("at exit", len(take())))
