@@ -76,9 +76,9 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether each block has a segment of its own, never cut, as needed to register it with NCCL or a network card. A
-    /// segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's end: nothing else gives
-    /// it back, moves it or puts it to sleep. What is freed serves later requests of at most its size, whole.
+    /// Sets whether each block has a segment of its own, never cut, as needed to register it with NCCL or a network card.
+    /// A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's end: nothing else
+    /// gives it back, moves it or puts it to sleep. What is freed serves later requests of at most its size, whole.
     pub fn no_split(mut self, no_split: bool) -> Self {
         self.rules.no_split = no_split;
         self
@@ -326,10 +326,10 @@ impl MemPool {
     /// NVSHMEM do.
     ///
     /// It is called with no lock held, on the thread whose request brings the segment or whose call gives it back, and may
-    /// allocate and free. A segment goes by [`MemPool::trim`] or with the pool, of a pool with segments or an allocator of its own
-    /// also before a request of its own would fail; with a callback that waits for the work that the segment's streams have,
-    /// so that a registration can end there. When the callback is removed it is told nothing more: not of the segments that
-    /// are there, and a call under way on another thread goes on. A panic of the callback is told to the log.
+    /// allocate and free. A segment goes by [`MemPool::trim`] or with the pool, of a pool with segments or an allocator of
+    /// its own also before a request of its own would fail; with a callback that waits for the work that the segment's
+    /// streams have, so that a registration can end there. When the callback is removed it is told nothing more: not of the
+    /// segments that are there, and a call under way on another thread goes on. A panic of the callback is told to the log.
     ///
     /// ```
     /// use gpupool::{MemPool, SegmentEventKind};
@@ -349,8 +349,8 @@ impl MemPool {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the pool has neither `no_split` nor segments or an allocator of its own, for its memory moves
-    /// then, or if it is closed; `ErrorKind::Forked`.
+    /// `ErrorKind::InvalidValue` if the pool has neither `no_split` nor segments or an allocator of its own, for its memory
+    /// moves then, or if it is closed; `ErrorKind::Forked`.
     pub fn on_segment(&self, callback: impl Fn(&SegmentEvent) + Send + Sync + 'static) -> Result<SegmentGuard> {
         serve::on_segment(self.pool(), Box::new(callback))
     }

@@ -317,10 +317,10 @@ typedef struct gpupool_api {
   int (*wake_device)(int device, uint64_t *bytes);
   /* Calls `callback` for each segment of a pool with no_split or a source of its own, whose segments stay where they are:
    * with GPUPOOL_SEGMENT_ALLOC at once for those that are there, then for each before anything uses it, and with
-   * GPUPOOL_SEGMENT_FREE before it goes, once the work of its streams is done. Of the event `stream` and `stack` are 0. Called
-   * with no lock of gpupool's held, on the thread whose call brings the segment or gives it back, until the pool is gone, or
-   * `pool_remove_segment_callback` with the same two ends it: then nothing more is told, but for calls under way on other
-   * threads. Refused for other pools. */
+   * GPUPOOL_SEGMENT_FREE before it goes, once the work of its streams is done. Of the event `stream` and `stack` are 0.
+   * Called with no lock of gpupool's held, on the thread whose call brings the segment or gives it back, until the pool is
+   * gone, or `pool_remove_segment_callback` with the same two ends it: then nothing more is told, but for calls under way
+   * on other threads. Refused for other pools. */
   int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),

@@ -245,8 +245,8 @@ impl Climb {
         }
     }
 
-    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split` the
-    /// pool's own segments go by its trim alone.
+    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split`
+    /// the pool's own segments go by its trim alone.
     fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
