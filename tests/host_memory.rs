@@ -3,6 +3,7 @@
 mod common;
 
 use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use common::memory::used;
@@ -41,6 +42,15 @@ fn unmap(address: u64, bytes: u64) -> Result<()> {
 fn release(extent: Extent) -> Result<()> {
     // SAFETY: the simulated platform checks that the handle is alive.
     unsafe { driver().extent_release(extent) }
+}
+
+fn export(extent: Extent) -> Result<OwnedFd> {
+    // SAFETY: the simulated platform checks that the extent is alive.
+    unsafe { driver().extent_export(extent) }
+}
+
+fn import(descriptor: &OwnedFd) -> Result<Extent> {
+    driver().extent_import(descriptor.as_fd())
 }
 
 fn give_up(address: u64, bytes: u64) -> Result<()> {
@@ -442,13 +452,44 @@ fn asking_about_a_captured_event_or_stream_spoils_the_capture_in_any_mode() {
 }
 
 #[test]
+fn what_was_exported_is_the_same_memory_and_stays_without_its_descriptor() {
+    let _host = host();
+    let driver = driver();
+    let before = used(0);
+    let (address, other) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(2 * PAGE).unwrap());
+    let extents = [1, 2].map(|_| driver.extent_create(device(0), PAGE).unwrap());
+    for (at, extent) in (0..).zip(extents) {
+        map(address + at * PAGE, PAGE, extent).unwrap();
+        let imported = import(&export(extent).unwrap()).unwrap();
+        map(other + at * PAGE, PAGE, imported).unwrap();
+        release(imported).unwrap();
+        assert_code(export(imported), 1);
+    }
+    set_access(address, 2 * PAGE, &[device(0)]).unwrap();
+    set_access(other, 2 * PAGE, &[device(1)]).unwrap();
+    write(address + PAGE, 21);
+    write(other, 22);
+    assert_eq!((read(other + PAGE), read(address)), (21, 22));
+    // It is counted once, where it was made.
+    assert_eq!(used(0), before + 2 * PAGE);
+    unmap(address, 2 * PAGE).unwrap();
+    unmap(other, 2 * PAGE).unwrap();
+    extents.map(|extent| release(extent).unwrap());
+    assert_eq!(used(0), before);
+    give_up(address, 2 * PAGE).unwrap();
+    give_up(other, 2 * PAGE).unwrap();
+}
+
+#[test]
 fn every_memory_call_can_fail_and_then_does_nothing() {
     let _host = host();
-    let attempts: [(Call, Attempt); 10] = [
+    let attempts: [(Call, Attempt); 12] = [
         (Call::AddressReserve, |_| driver().address_reserve(PAGE).map(drop)),
         (Call::AddressFree, |p| give_up(p.address, 2 * PAGE)),
         (Call::ExtentCreate, |_| driver().extent_create(device(0), PAGE).map(drop)),
         (Call::ExtentRelease, |p| release(p.loose)),
+        (Call::ExtentExport, |p| export(p.loose).map(drop)),
+        (Call::ExtentImport, |p| import(&export(p.loose)?).map(drop)),
         (Call::MemoryMap, |p| map(p.address + PAGE, PAGE, p.loose)),
         (Call::MemorySetAccess, |p| set_access(p.address, PAGE, &[device(0)])),
         (Call::MemoryUnmap, |p| unmap(p.address, PAGE)),

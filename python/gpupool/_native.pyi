@@ -2108,7 +2108,8 @@ def device_info(device: SupportsIndex) -> dict[str, Any]:
     """Return what the driver tells of a device. No context is made.
 
     The keys are ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``,
-    ``total_bytes`` and ``free_bytes``. A value is None where a device does not have it, and ``free_bytes`` where the
+    ``is_shareable`` and ``is_rdma`` (whether gpupool's memory can be shared with other processes, and registered by network
+    cards), ``total_bytes`` and ``free_bytes``. A value is None where a device does not have it, and ``free_bytes`` where the
     process has no context there.
     """
 

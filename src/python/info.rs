@@ -23,6 +23,8 @@ pub(super) fn device_info<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> P
     dict.set_item("compute_capability", info.compute_capability)?;
     dict.set_item("pci_bus_id", info.pci_bus_id)?;
     dict.set_item("is_mig", info.is_mig)?;
+    dict.set_item("is_shareable", info.is_shareable)?;
+    dict.set_item("is_rdma", info.is_rdma)?;
     dict.set_item("total_bytes", info.total_bytes)?;
     dict.set_item("free_bytes", info.free_bytes)?;
     Ok(dict)

@@ -18,6 +18,10 @@ pub struct DeviceInfo {
     pub pci_bus_id: Option<String>,
     /// Whether it is a MIG instance, a part of a GPU: <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>.
     pub is_mig: bool,
+    /// Whether gpupool's memory of it can be shared with other processes.
+    pub is_shareable: bool,
+    /// Whether network cards can register gpupool's memory of it (GPUDirect RDMA).
+    pub is_rdma: bool,
     /// The device's memory, in bytes.
     pub total_bytes: u64,
     /// What an allocation could still get, in bytes. None where this process has no context on the device: one would

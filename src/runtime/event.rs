@@ -1,6 +1,6 @@
 //! Events: a point in a stream's work that others can ask about or wait for.
 
-use super::{BoundDevice, Stream, get};
+use super::{BoundDevice, ExportedEvent, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
@@ -25,6 +25,40 @@ impl Event {
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, device)?;
         let raw = runtime.event_create().map_err(|e| e.on(device))?;
+        Ok(Self { raw, device })
+    }
+
+    /// Makes an event on the device that other processes can be told of.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses.
+    pub(crate) fn interprocess(device: Device) -> Result<Self> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, device)?;
+        let raw = runtime.event_create_interprocess().map_err(|e| e.on(device))?;
+        Ok(Self { raw, device })
+    }
+
+    /// Returns what another process needs to wait for an event that [`Event::interprocess`] made.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses.
+    pub(crate) fn export(&self) -> Result<ExportedEvent> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, self.device)?;
+        // SAFETY: this event is ours.
+        unsafe { runtime.event_export(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Makes an event that stands for another process's, which must live as long, to be waited for on a stream of this
+    /// device.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses.
+    pub(crate) fn import(device: Device, exported: ExportedEvent) -> Result<Self> {
+        let runtime = get()?;
+        let _bound = BoundDevice::new(runtime, device)?;
+        let raw = runtime.event_import(exported).map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
     }
 

@@ -14,10 +14,12 @@ mod hip;
 pub mod host;
 mod host_memory;
 mod scope;
+mod sharing;
 mod stream;
 mod stream_ordered_memory;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use log::info;
@@ -35,6 +37,7 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
 pub use scope::StreamScope;
+pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
 pub(crate) use stream::{
@@ -136,6 +139,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn device_count(&self) -> u32;
     /// What the device is. It makes no context on the device.
     fn device_info(&self, device: Device) -> Result<DeviceInfo>;
+    /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
     /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
@@ -204,6 +209,16 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 
     /// Makes an event on the current device, without timing.
     fn event_create(&self) -> Result<RawEvent>;
+    /// Makes an event on the current device, without timing, that other processes can be told of.
+    fn event_create_interprocess(&self) -> Result<RawEvent>;
+    /// Returns what another process needs to wait for the event (`cuIpcGetEventHandle`).
+    ///
+    /// # Safety
+    /// The event is alive and [`Runtime::event_create_interprocess`] made it.
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent>;
+    /// Makes an event of the current device that stands for another process's (`cuIpcOpenEventHandle`), which must live as
+    /// long. It is not recorded here.
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent>;
     /// Destroys an event.
     ///
     /// # Safety
@@ -275,6 +290,16 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Makes an extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it
     /// is left.
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent>;
+    /// Returns what extents of the device are made for: what its driver says of it, less what it then refused.
+    fn extent_use(&self, device: Device) -> Result<ExtentUse>;
+    /// Makes a file descriptor of the extent, for other processes (`cuMemExportToShareableHandle`). It keeps the memory.
+    ///
+    /// # Safety
+    /// The extent is alive and of this runtime.
+    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd>;
+    /// Makes an extent of what another process exported (`cuMemImportFromShareableHandle`). The descriptor is needed no
+    /// longer after. The memory lives until every process has released it and no mapping of it is left.
+    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent>;
     /// Gives the extent up (`cuMemRelease`); mappings stay.
     ///
     /// # Safety

@@ -3,14 +3,18 @@
 //
 // FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is
 // virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time;
-// with FAKE_HOST_VMM=1 also on the host's NUMA nodes.
+// with FAKE_HOST_VMM=1 also on the host's NUMA nodes. It can be exported unless FAKE_SHAREABLE=0, and registered by network
+// cards with FAKE_RDMA=1; FAKE_REFUSES_SHAREABLE=1 and FAKE_REFUSES_RDMA=1 refuse it though the attributes say so.
 
 #include "double.h"
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { INVALID = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NOT_SUPPORTED = 801 };
 enum { UNSUPPORTED_IN_CAPTURE = 900, IMPLICIT_IN_CAPTURE = 906 };
+enum { INTERPROCESS = 4, IMPORTED = 1 << 8, INVALID_CONTEXT_OF_EVENT = 201 };
 enum { MAX_DEVICES = 8, RELAXED = 2, NON_BLOCKING = 1, PAGE = 2 << 20 };
 // The host's NUMA nodes are places like devices, after those; the last has what is pinned in one piece.
 enum { ON_DEVICE = 1, ON_NODE = 3, NODES = 2, PINNED = MAX_DEVICES + NODES, PLACES };
@@ -106,15 +110,37 @@ static int destroy_object(const char *kind, void *address) {
 }
 
 static int create_event(void **event, unsigned flags) {
-  if (flags != 2) wrong("an event that keeps the time");
+  if (flags != 2 && flags != (2 | INTERPROCESS)) wrong("an event that keeps the time");
   *event = malloc(64);
-  add("event", (uintptr_t)*event, 0, current_device());
+  add("event", (uintptr_t)*event, 0, current_device())->flags = (int)flags;
+  return 0;
+}
+
+// A name of an event: the process and the event's address. No work of the double's waits for any.
+typedef struct { char bytes[64]; } EventName;
+static const char EVENT_NAME[] = "double's event";
+
+static int export_event(EventName *name, const void *event) {
+  if (!(alive("event", event)->flags & INTERPROCESS)) wrong("%p is no event for other processes", event);
+  memset(name, 0, sizeof *name);
+  snprintf(name->bytes, sizeof name->bytes, "%s %d %p", EVENT_NAME, (int)getpid(), event);
+  return 0;
+}
+
+static int import_event(void **event, EventName name) {
+  int process = 0;
+  if (strncmp(name.bytes, EVENT_NAME, strlen(EVENT_NAME))) return INVALID;
+  sscanf(name.bytes + strlen(EVENT_NAME), "%d", &process);
+  if (process == (int)getpid()) return INVALID_CONTEXT_OF_EVENT;
+  *event = malloc(64);
+  add("event", (uintptr_t)*event, 0, current_device())->flags = IMPORTED;
   return 0;
 }
 
 static int record(void *event, void *stream) {
   Object *object = alive("event", event);
   int device = device_of(stream);
+  if (object->flags & IMPORTED) wrong("an event of another process is recorded");
   if (object->device != device) wrong("a stream of device %d on an event of device %d", device, object->device);
   return 0;
 }
@@ -148,6 +174,8 @@ static int release(uintptr_t address) {
 }
 
 // Virtual memory.
+static int is_shareable(void) { return number("FAKE_SHAREABLE", 1) != 0; }
+static int is_rdma(void) { return number("FAKE_RDMA", 0) != 0; }
 static int has_virtual_memory(void) { return number("FAKE_VMM", 0) != 0; }
 
 // The place that a location is; -1 for a node where nodes have no virtual memory.
@@ -162,7 +190,12 @@ static int place_of(Location location) {
 }
 
 static int check_properties(const Properties *properties) {
-  if (properties->kind != 1 || properties->handle_kind) wrong("not plain memory");
+  enum { POSIX_FD = 1, RDMA = 1 };
+  if (properties->kind != 1 || properties->handle_kind & ~POSIX_FD) wrong("not plain memory");
+  if (properties->handle_kind && !is_shareable()) wrong("memory to export, which the device does not announce");
+  if (properties->flags[RDMA] && !is_rdma()) wrong("memory for RDMA, which the device does not announce");
+  if (properties->handle_kind && number("FAKE_REFUSES_SHAREABLE", 0)) return NOT_SUPPORTED;
+  if (properties->flags[RDMA] && number("FAKE_REFUSES_RDMA", 0)) return NOT_SUPPORTED;
   return place_of(properties->location) < 0 ? INVALID : 0;
 }
 
@@ -201,12 +234,33 @@ static int create_physical(uintptr_t *handle, size_t bytes, const Properties *pr
   if (status) return status;
   Object *memory = add("physical memory", *handle = ++last, bytes, device);
   memory->flags = memfd_create("double", 0);
+  memory->context = properties->handle_kind ? memory : NULL;
   return ftruncate(memory->flags, (off_t)bytes);
+}
+
+static int export_physical(int *descriptor, uintptr_t handle, int kind, unsigned long long flags) {
+  Object *memory = alive("physical memory", (void *)handle);
+  if (memory->state || kind != 1 || flags) wrong("not an export of live memory to a descriptor");
+  if (!memory->context) return INVALID;
+  *descriptor = fcntl(memory->flags, F_DUPFD_CLOEXEC, 0);
+  return *descriptor < 0 ? OUT_OF_MEMORY : 0;
+}
+
+// As large as the file is. What another process has taken of a device is counted there alone.
+static int import_physical(uintptr_t *handle, int descriptor, int kind) {
+  static uintptr_t last = 0x1000000;
+  struct stat status;
+  if (kind != 1) wrong("not an import of a descriptor");
+  if (fstat(descriptor, &status)) return INVALID;
+  Object *memory = add("physical memory", *handle = ++last, (size_t)status.st_size, PINNED);
+  memory->context = memory;
+  memory->flags = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  return memory->flags < 0 ? OUT_OF_MEMORY : 0;
 }
 
 static void end_physical(Object *memory) {
   if (memory->mappings || !memory->state) return;
-  used[memory->device] -= memory->bytes;
+  if (memory->device != PINNED) used[memory->device] -= memory->bytes;
   close(memory->flags);
   removed(memory);
 }

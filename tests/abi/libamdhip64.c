@@ -157,6 +157,16 @@ Error hipMemCreate(void **handle, size_t bytes, const Properties *properties, un
   if (device != current) wrong("memory of device %d with device %d current", device, current);
   return ANSWER(flags ? INVALID : create_physical((uintptr_t *)handle, bytes, properties));
 }
+Error hipMemExportToShareableHandle(void *descriptor, void *handle, int kind, unsigned long long flags) {
+  CALL();
+  return ANSWER(export_physical(descriptor, (uintptr_t)handle, kind, flags));
+}
+Error hipMemImportFromShareableHandle(void **handle, void *descriptor, int kind) {
+  CALL();
+  return ANSWER(import_physical((uintptr_t *)handle, (int)(uintptr_t)descriptor, kind));
+}
+Error hipIpcGetEventHandle(EventName *name, void *event) { CALL(); return ANSWER(export_event(name, event)); }
+Error hipIpcOpenEventHandle(void **event, EventName name) { CALL(); return ANSWER(import_event(event, name)); }
 Error hipMemRelease(void *handle) { CALL(); return ANSWER(release_physical((uintptr_t)handle)); }
 Error hipMemMap(void *address, size_t bytes, size_t offset, void *handle, unsigned long long flags) {
   CALL();

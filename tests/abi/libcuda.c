@@ -17,7 +17,7 @@ typedef struct UserObject {
 } UserObject;
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
-enum { CAN_MAP_HOST_MEMORY = 19 };
+enum { CAN_MAP_HOST_MEMORY = 19, POSIX_FD_SUPPORTED = 103, RDMA_WITH_VMM_SUPPORTED = 110 };
 enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, REGISTERED_IN_PLACE = 91, HOST_NUMA_ID = 134 };
 // The driver's own pool, which says that it has so much.
 enum { POOL_RESERVED = 5, POOL_RESERVED_HIGH = 6, POOL_BYTES = 64 << 20 };
@@ -185,6 +185,8 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     case CAPABILITY_MAJOR: *value = (int)number("FAKE_CAPABILITY", 9); break;
     case CAPABILITY_MINOR: *value = 0; break;
     case VIRTUAL_MEMORY_SUPPORTED: *value = has_virtual_memory(); break;
+    case POSIX_FD_SUPPORTED: *value = is_shareable(); break;
+    case RDMA_WITH_VMM_SUPPORTED: *value = is_rdma(); break;
     case CAN_MAP_HOST_MEMORY: *value = 1; break;
     case REGISTERED_IN_PLACE: *value = (int)number("FAKE_IN_PLACE", 1); break;
     case HOST_NUMA_ID: *value = (int)number("FAKE_NUMA", -1); break;
@@ -208,6 +210,16 @@ Result cuMemCreate(Address *handle, size_t bytes, const Properties *properties, 
   CALL();
   return flags ? INVALID : create_physical((uintptr_t *)handle, bytes, properties);
 }
+Result cuMemExportToShareableHandle(int *descriptor, Address handle, int kind, Address flags) {
+  CALL();
+  return export_physical(descriptor, handle, kind, flags);
+}
+Result cuMemImportFromShareableHandle(Address *handle, void *descriptor, int kind) {
+  CALL();
+  return import_physical((uintptr_t *)handle, (int)(uintptr_t)descriptor, kind);
+}
+Result cuIpcGetEventHandle(EventName *name, const void *event) { CALL(); NEEDS_CONTEXT(); return export_event(name, event); }
+Result cuIpcOpenEventHandle(void **event, EventName name) { CALL(); NEEDS_CONTEXT(); return import_event(event, name); }
 Result cuMemRelease(Address handle) { CALL(); return release_physical(handle); }
 Result cuMemMap(Address address, size_t bytes, size_t offset, Address handle, Address flags) {
   CALL();

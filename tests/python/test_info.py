@@ -291,6 +291,8 @@ def test_what_cudas_driver_tells_of_a_device(cuda):
         "compute_capability": "9.0",
         "pci_bus_id": "0000:18:00.0",
         "is_mig": False,
+        "is_shareable": False,
+        "is_rdma": False,
         "total_bytes": 1 << 30,
         "error": None,
     }
@@ -312,6 +314,24 @@ def test_the_text_has_the_same(cuda):
     assert any(
         re.fullmatch(r"  cusparse  1\.2\.3      wheel       2 handles in [\d.]+ to [\d.]+ ms", line) for line in lines
     )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "uses"),
+    [
+        ({}, (True, False)),
+        ({"FAKE_RDMA": "1"}, (True, True)),
+        ({"FAKE_SHAREABLE": "0", "FAKE_RDMA": "1"}, (False, True)),
+        # What the driver then refuses is found out by the smoke test's allocation.
+        ({"FAKE_RDMA": "1", "FAKE_REFUSES_RDMA": "1"}, (True, False)),
+        ({"FAKE_RDMA": "1", "FAKE_REFUSES_SHAREABLE": "1", "FAKE_REFUSES_RDMA": "1"}, (False, False)),
+    ],
+)
+def test_what_memory_can_be_used_for(cuda, attributes, uses):
+    code, info = told(cuda, FAKE_VMM="1", FAKE_DEVICES="1", **attributes)
+    (device,) = info["devices"]
+    assert (code, device["allocation"]["error"]) == (0, None)
+    assert (device["is_shareable"], device["is_rdma"]) == uses
 
 
 def test_a_mig_instance(cuda):

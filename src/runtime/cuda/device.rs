@@ -6,22 +6,25 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
+use super::sharing::KnownUse;
 use super::{Cuda, check};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::runtime::device_info::{DeviceInfo, text, uuid_text};
-use crate::runtime::{Runtime, no_such_device};
+use crate::runtime::{ExtentUse, Runtime, no_such_device};
 
 /// A device of the driver.
 pub(super) struct CudaDevice {
     pub(super) handle: sys::CUdevice,
     /// The address of the primary context, once retained.
     primary: OnceLock<usize>,
+    /// What extents of it are made for.
+    pub(super) extent_use: KnownUse,
 }
 
 impl CudaDevice {
-    pub(super) const fn new(handle: sys::CUdevice) -> Self {
-        Self { handle, primary: OnceLock::new() }
+    pub(super) fn new(handle: sys::CUdevice) -> Self {
+        Self { handle, primary: OnceLock::new(), extent_use: KnownUse::default() }
     }
 }
 
@@ -135,11 +138,16 @@ impl Cuda {
         // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
         let uuid = uuid_text(uuid.bytes.map(|byte| byte as u8));
+        let has_virtual_memory = self.supports_virtual_memory(device)?;
+        let extents = if has_virtual_memory { self.use_of_extents(device)? } else { ExtentUse::PRIVATE };
+        let ExtentUse { is_shareable, is_rdma } = extents;
         Ok(DeviceInfo {
             uuid: Some(format!("{}-{uuid}", if is_mig { "MIG" } else { "GPU" })),
             compute_capability: self.compute_capability(device)?,
             pci_bus_id: Some(text(&place)),
             is_mig,
+            is_shareable,
+            is_rdma,
             total_bytes: self.total_memory(device)?,
             free_bytes: self.free_memory(device)?,
             name,

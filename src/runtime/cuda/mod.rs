@@ -8,11 +8,13 @@ mod capture;
 mod device;
 mod host_memory;
 mod probe;
+mod sharing;
 mod stream_context;
 mod stream_ordered_memory;
 mod virtual_memory;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr;
 
 use cudarc::driver::sys;
@@ -20,7 +22,10 @@ use cudarc::driver::sys;
 use self::device::CudaDevice;
 use self::stream_context::{ADVICE_IF_GONE, is_gone};
 use super::host_memory::most_memory;
-use super::{Capture, Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory};
+use super::{
+    Capture, Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo,
+    RawEvent, RawGraph, Runtime, StreamOrderedMemory,
+};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
@@ -81,6 +86,10 @@ impl Runtime for Cuda {
 
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
         self.info_of(device)
+    }
+
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.uuid_of(device)
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
@@ -243,6 +252,19 @@ impl Runtime for Cuda {
         Ok(RawEvent(event.addr()))
     }
 
+    fn event_create_interprocess(&self) -> Result<RawEvent> {
+        self.create_interprocess_event()
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
+        // SAFETY: the caller promises that the event is alive, and made for this.
+        unsafe { self.export_event(event) }
+    }
+
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
+        self.import_event(&exported)
+    }
+
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller owns the event.
         check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(as_event(event)) })
@@ -348,6 +370,19 @@ impl Runtime for Cuda {
 
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
         self.create(device, bytes)
+    }
+
+    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
+        self.use_of_extents(device)
+    }
+
+    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
+        // SAFETY: the caller promises that the extent is alive.
+        unsafe { self.export_extent(extent) }
+    }
+
+    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
+        self.import_extent(exported)
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {

@@ -8,7 +8,6 @@ use cudarc::driver::sys;
 use super::{Cuda, check};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::runtime::Extent;
 
 /// A location as each level of the bindings lays it out, though with other field names.
 #[repr(C)]
@@ -72,12 +71,9 @@ impl Cuda {
         Ok(address)
     }
 
-    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        let properties = extent_properties(self.location(device)?);
-        let mut extent = 0;
-        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut extent, bytes as usize, &properties, 0) })?;
-        Ok(Extent(extent))
+    /// Returns what makes plain memory of the place, for this process alone.
+    pub(super) fn extent_properties(&self, place: Device) -> Result<sys::CUmemAllocationProp> {
+        self.location(place).map(extent_properties)
     }
 
     /// As [`Runtime::memory_set_access`](crate::runtime::Runtime::memory_set_access).

@@ -6,19 +6,23 @@
 
 mod file;
 mod probe;
+mod sharing;
 mod symbols;
 mod virtual_memory;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr;
 
+use self::sharing::PrivateDevices;
 use self::symbols::{Status, Symbols};
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
 use super::host_memory::{most_memory, node_of_pci_device};
 use super::{
-    Capture, Context, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, StreamOrderedMemory, no_such_device,
+    Capture, Context, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, RawGraph,
+    Runtime, StreamOrderedMemory, no_such_device,
 };
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
@@ -43,6 +47,8 @@ pub(super) struct Hip {
     version: (u32, u32),
     devices: u32,
     mappings: Mappings,
+    /// Those whose extents cannot be exported.
+    private: PrivateDevices,
 }
 
 impl fmt::Debug for Hip {
@@ -152,6 +158,10 @@ impl Runtime for Hip {
         self.devices
     }
 
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.uuid_bytes(device)
+    }
+
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
         let ordinal = self.ordinal(device)?;
         let (mut name, mut uuid) = ([0_u8; 256], [0_u8; 16]);
@@ -173,6 +183,8 @@ impl Runtime for Hip {
             compute_capability: None,
             pci_bus_id: Some(place),
             is_mig: false,
+            is_shareable: self.use_of_extents(device)?.is_shareable,
+            is_rdma: false,
             total_bytes: memory.total,
             free_bytes: Some(memory.free),
         })
@@ -316,6 +328,19 @@ impl Runtime for Hip {
         Ok(RawEvent(event.addr()))
     }
 
+    fn event_create_interprocess(&self) -> Result<RawEvent> {
+        self.create_interprocess_event()
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
+        // SAFETY: the caller promises that the event is alive, and made for this.
+        unsafe { self.export_event(event) }
+    }
+
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
+        self.import_event(&exported)
+    }
+
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller owns the event.
         self.check("hipEventDestroy", unsafe { (self.symbols.event_destroy)(as_event(event)) })
@@ -407,6 +432,19 @@ impl Runtime for Hip {
 
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
         self.create(device, bytes)
+    }
+
+    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
+        self.use_of_extents(device)
+    }
+
+    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
+        // SAFETY: the caller promises that the extent is alive.
+        unsafe { self.export_extent(extent) }
+    }
+
+    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
+        self.import_extent(exported)
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {

@@ -29,7 +29,7 @@ pub(super) struct AllocationProperties {
     /// `hipMemAllocationTypePinned` is 1.
     kind: c_int,
     /// `hipMemHandleTypeNone` is 0.
-    handle_kind: c_int,
+    pub(super) handle_kind: c_int,
     location: Location,
     win32_meta_data: *mut c_void,
     /// Compression, RDMA, usage, and what CUDA's struct of the same size reserves.
@@ -43,6 +43,10 @@ impl AllocationProperties {
         Self { kind: 1, handle_kind: 0, location, win32_meta_data: std::ptr::null_mut(), flags: [0; 8] }
     }
 }
+
+/// `hipIpcEventHandle_t`.
+#[repr(C)]
+pub(super) struct EventHandle(pub(super) [u8; 64]);
 
 /// `hipMemAccessDesc`.
 #[repr(C)]
@@ -123,6 +127,10 @@ symbols! {
     memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
     memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
     memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;
+    extent_export c"hipMemExportToShareableHandle" (*mut c_void, *mut c_void, c_int, c_ulonglong) -> Status;
+    extent_import c"hipMemImportFromShareableHandle" (*mut *mut c_void, *mut c_void, c_int) -> Status;
+    event_export c"hipIpcGetEventHandle" (*mut [u8; 64], *mut c_void) -> Status;
+    event_import c"hipIpcOpenEventHandle" (*mut *mut c_void, EventHandle) -> Status;
     copy_to_host c"hipMemcpyDtoHAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
     copy_to_device c"hipMemcpyHtoDAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
     host_allocate c"hipHostMalloc" (*mut *mut c_void, usize, c_uint) -> Status;

@@ -50,6 +50,11 @@ impl Mappings {
 impl Hip {
     /// Returns whether the device says that it has virtual memory, and what the allocator does with it works.
     pub(super) fn has_virtual_memory(&self, device: Device) -> Result<bool> {
+        Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
+    }
+
+    /// Returns whether the device says that it has virtual memory, and it may be used.
+    pub(super) fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
         if !environment::switch(VARIABLE, true)? {
             return Ok(false);
@@ -58,7 +63,7 @@ impl Hip {
         // SAFETY: `is_supported` is a valid place for an int, and the ordinal is a device's.
         let status = unsafe { (self.symbols.device_attribute)(&mut is_supported, SUPPORTED, ordinal) };
         self.check("hipDeviceGetAttribute", status)?;
-        Ok(is_supported != 0 && self.rehearse(device).is_ok())
+        Ok(is_supported != 0)
     }
 
     /// Maps two pieces of memory side by side and one of them a second time, as the allocator does when it moves pages.
@@ -107,15 +112,6 @@ impl Hip {
             unsafe { (self.symbols.address_reserve)(&mut address, bytes as usize, alignment, ptr::null_mut(), 0) };
         self.check("hipMemAddressReserve", status)?;
         Ok(address.addr() as u64)
-    }
-
-    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        let properties = AllocationProperties::device(self.ordinal(device)?);
-        let mut extent = ptr::null_mut();
-        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        let status = unsafe { (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0) };
-        self.check("hipMemCreate", status)?;
-        Ok(Extent(extent.addr() as u64))
     }
 
     /// As [`Runtime::memory_map`].

@@ -15,6 +15,8 @@ use crate::sync::{ThisThread, ThreadNumber};
 
 /// The error of a call that a capture forbids.
 pub(super) const UNSUPPORTED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);
+/// The error of a wait, in a capture, for an event that the capture has not recorded.
+pub(super) const ISOLATED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_ISOLATION", 905);
 /// The error of a capture that a forbidden call spoiled.
 pub(super) const INVALIDATED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901);
 

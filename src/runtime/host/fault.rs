@@ -25,6 +25,8 @@ pub enum Call {
     EventRecord,
     EventQuery,
     EventSynchronize,
+    EventExport,
+    EventImport,
     HandleCreate,
     HandleDestroy,
     HandleSetStream,
@@ -32,6 +34,8 @@ pub enum Call {
     AddressFree,
     ExtentCreate,
     ExtentRelease,
+    ExtentExport,
+    ExtentImport,
     MemoryMap,
     MemorySetAccess,
     MemoryUnmap,
@@ -50,7 +54,7 @@ pub enum Call {
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 39] = [
+    pub const ALL: [Call; 43] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -70,6 +74,8 @@ impl Call {
         Call::EventRecord,
         Call::EventQuery,
         Call::EventSynchronize,
+        Call::EventExport,
+        Call::EventImport,
         Call::HandleCreate,
         Call::HandleDestroy,
         Call::HandleSetStream,
@@ -77,6 +83,8 @@ impl Call {
         Call::AddressFree,
         Call::ExtentCreate,
         Call::ExtentRelease,
+        Call::ExtentExport,
+        Call::ExtentImport,
         Call::MemoryMap,
         Call::MemorySetAccess,
         Call::MemoryUnmap,

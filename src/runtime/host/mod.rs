@@ -11,15 +11,19 @@ mod fault;
 mod memory;
 mod timeline;
 mod virtual_memory;
+mod words;
 mod work;
 
 use std::cell::Cell;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use super::host_memory::{Pages, map, unmap};
 use super::{
-    Context, DeviceInfo, Extent, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
+    Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
     no_such_device,
 };
 use crate::environment::number;
@@ -29,6 +33,7 @@ use crate::sync::lock;
 use memory::{Memory, NODES};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
+use words::Word;
 use work::Work;
 
 pub use capture::Graph;
@@ -116,6 +121,14 @@ fn submit_work(function: &str, key: Key, work: Work) -> Result<()> {
         return Err(error.map_library(|refused| refused.advice = Some(why)));
     }
     timeline().submit_work(key, work)
+}
+
+/// Completes work until it is done: another process may hold it up, and is asked again each millisecond.
+fn wait_for_others(mut complete: impl FnMut() -> Result<bool>) -> Result<()> {
+    while !complete()? {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
@@ -249,9 +262,18 @@ impl Runtime for Host {
             compute_capability: None,
             pci_bus_id: None,
             is_mig: false,
+            is_shareable: true,
+            is_rdma: false,
             total_bytes: total,
             free_bytes: Some(total - used),
         })
+    }
+
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.memory.check(device)?;
+        let mut uuid = *b"simulated device";
+        uuid[8..].copy_from_slice(&(device.ordinal() as u64).to_le_bytes());
+        Ok(uuid)
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
@@ -324,9 +346,9 @@ impl Runtime for Host {
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         capture::check_unsafe_call()?;
         check(Call::StreamSynchronize)?;
-        let (key, mut timeline) = (Self::key(stream), timeline());
-        timeline.check_not_captured(key)?;
-        timeline.complete(key, u64::MAX)
+        let key = Self::key(stream);
+        timeline().check_not_captured(key)?;
+        wait_for_others(|| timeline().complete_stream(key))
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
@@ -361,6 +383,25 @@ impl Runtime for Host {
         Ok(timeline().create_event())
     }
 
+    fn event_create_interprocess(&self) -> Result<RawEvent> {
+        check(Call::EventCreate)?;
+        timeline().create_interprocess_event()
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
+        check(Call::EventExport)?;
+        let word = timeline().word(event)?;
+        let (name, file) = word.export()?;
+        Ok(ExportedEvent { name, descriptor: Some(file) })
+    }
+
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
+        check(Call::EventImport)?;
+        let invalid = || refused("event_import", INVALID_HANDLE, StatusKind::Other);
+        let word = Word::import(&exported.name, exported.descriptor.ok_or_else(invalid)?)?;
+        Ok(timeline().import_event(word))
+    }
+
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         check(Call::EventDestroy)?;
         timeline().destroy_event(event)
@@ -390,7 +431,11 @@ impl Runtime for Host {
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
         capture::check_unsafe_call()?;
         check(Call::EventSynchronize)?;
-        timeline().complete_event(event)
+        wait_for_others(|| {
+            let mut timeline = timeline();
+            timeline.complete_event(event)?;
+            timeline.is_event_done(event)
+        })
     }
 
     fn context_synchronize(&self) -> Result<()> {
@@ -438,6 +483,21 @@ impl Runtime for Host {
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
         enter_memory_call(Call::ExtentCreate)?;
         space().extent_create(self.memory, device, bytes)
+    }
+
+    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
+        self.memory.check(device)?;
+        Ok(ExtentUse { is_shareable: true, is_rdma: false })
+    }
+
+    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
+        enter_memory_call(Call::ExtentExport)?;
+        space().extent_export(extent)
+    }
+
+    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
+        enter_memory_call(Call::ExtentImport)?;
+        space().extent_import(exported)
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {

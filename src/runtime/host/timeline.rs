@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
+use super::words::Word;
 use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
@@ -34,12 +35,29 @@ struct SimulatedStream {
     capture: Option<Capture>,
 }
 
+/// Whose work is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// A stream's.
+    Stream(Key),
+    /// Another process's, which alone completes it.
+    Elsewhere(Word),
+}
+
 /// Work after `after` waits until `other` has completed `until`.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     after: u64,
-    other: Key,
+    other: Source,
     until: u64,
+}
+
+/// Work that an event for other processes has recorded, and that is not done.
+#[derive(Debug)]
+struct Pending {
+    work: Vec<(Source, u64)>,
+    word: Word,
+    number: u64,
 }
 
 impl SimulatedStream {
@@ -65,7 +83,9 @@ impl SimulatedStream {
 #[derive(Clone, Debug)]
 enum Recorded {
     /// The work of streams, each up to a number.
-    Work(Vec<(Key, u64)>),
+    Work(Vec<(Source, u64)>),
+    /// What another process records.
+    Imported(Word),
     /// A point of the capture with this id: part of a graph, and never done.
     Captured(Key, u64),
 }
@@ -75,6 +95,11 @@ enum Recorded {
 pub(super) struct Timeline {
     streams: Option<HashMap<Key, SimulatedStream>>,
     events: Option<HashMap<RawEvent, Option<Recorded>>>,
+    /// The words of the events that other processes are told of.
+    words: Option<HashMap<RawEvent, Word>>,
+    pending: Vec<Pending>,
+    /// Whether there are events of other processes.
+    has_imported: bool,
     next_address: usize,
     next_capture: u64,
 }
@@ -82,7 +107,15 @@ pub(super) struct Timeline {
 impl Timeline {
     pub(super) const fn new() -> Self {
         // Addresses are never used twice, so that a stream used after its end is always recognised.
-        Self { streams: None, events: None, next_address: 0x1000, next_capture: 0 }
+        Self {
+            streams: None,
+            events: None,
+            words: None,
+            pending: Vec::new(),
+            has_imported: false,
+            next_address: 0x1000,
+            next_capture: 0,
+        }
     }
 
     fn address(&mut self) -> usize {
@@ -117,6 +150,7 @@ impl Timeline {
         // Its work still completes; what fails of it is told to no one.
         let _ = self.stream(key)?.complete(u64::MAX);
         self.streams().remove(&key);
+        self.publish();
         Ok(())
     }
 
@@ -147,12 +181,44 @@ impl Timeline {
     }
 
     pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
+        self.advance();
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
 
-    fn completed(&mut self, key: Key) -> u64 {
-        // A destroyed stream's work is taken as done: no call can complete it any more.
-        self.stream(key).map_or(u64::MAX, |stream| stream.completed)
+    fn completed(&mut self, source: Source) -> u64 {
+        match source {
+            // A destroyed stream's work is taken as done: no call can complete it any more.
+            Source::Stream(key) => self.stream(key).map_or(u64::MAX, |stream| stream.completed),
+            Source::Elsewhere(word) => word.done(),
+        }
+    }
+
+    fn are_done(&mut self, work: &[(Source, u64)]) -> bool {
+        work.iter().all(|&(source, until)| self.completed(source) >= until)
+    }
+
+    /// Does what follows work of other processes that they have completed meanwhile.
+    fn advance(&mut self) {
+        if !self.has_imported {
+            return;
+        }
+        let keys: Vec<_> = self.streams().keys().copied().collect();
+        for key in keys {
+            let done = self.completed(Source::Stream(key));
+            // What fails of the work is told where the stream is waited for.
+            let _ = self.complete_allowed(key, done);
+        }
+    }
+
+    /// Tells other processes what is done of what they wait for.
+    fn publish(&mut self) {
+        for pending in std::mem::take(&mut self.pending) {
+            if self.are_done(&pending.work) {
+                pending.word.finish(pending.number);
+            } else {
+                self.pending.push(pending);
+            }
+        }
     }
 
     /// Completes work as far as the events it waits for allow.
@@ -172,27 +238,58 @@ impl Timeline {
         }
         let outcome = stream.complete(done);
         stream.waits.retain(|wait| wait.after >= done);
+        if !self.pending.is_empty() {
+            self.publish();
+        }
         outcome
     }
 
-    /// Completes work, first that which it waits for. Ends, since an event is recorded before anything waits for it.
+    /// Completes work, first that which it waits for, as far as other processes have done their part. Ends, since an event is
+    /// recorded before anything waits for it.
     pub(super) fn complete(&mut self, key: Key, number: u64) -> Result<()> {
         for wait in self.stream(key)?.waits.clone() {
             if wait.after < number && self.completed(wait.other) < wait.until {
-                self.complete(wait.other, wait.until)?;
+                self.complete_source(wait.other, wait.until)?;
             }
         }
         self.complete_allowed(key, number)
     }
 
+    fn complete_source(&mut self, source: Source, number: u64) -> Result<()> {
+        match source {
+            Source::Stream(key) => self.complete(key, number),
+            Source::Elsewhere(_) => Ok(()),
+        }
+    }
+
+    /// Completes all work of a stream, and returns whether all of it is done: not what other processes hold up.
+    pub(super) fn complete_stream(&mut self, key: Key) -> Result<bool> {
+        self.complete(key, u64::MAX)?;
+        self.stream(key).map(|stream| stream.completed == stream.submitted)
+    }
+
     pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
         let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
-        // A captured event is an edge of the graph.
-        if let Some(Recorded::Work(work)) = recorded {
-            // A stream's own work comes in order.
-            let others = work.into_iter().filter(|(other, _)| *other != key);
-            stream.waits.extend(others.map(|(other, until)| Wait { after: stream.submitted, other, until }));
+        let after = stream.submitted;
+        match recorded {
+            Some(Recorded::Work(work)) => {
+                // A stream's own work comes in order.
+                let others = work.into_iter().filter(|(other, _)| *other != Source::Stream(key));
+                stream.waits.extend(others.map(|(other, until)| Wait { after, other, until }));
+            }
+            Some(Recorded::Imported(word)) if stream.capture.is_some() => {
+                if let Some(capture) = &mut stream.capture {
+                    capture.is_valid = false;
+                }
+                let _ = word;
+                return Err(refused("stream_wait_event", capture::ISOLATED, StatusKind::Other));
+            }
+            Some(Recorded::Imported(word)) => {
+                stream.waits.push(Wait { after, other: Source::Elsewhere(word), until: word.recorded() });
+            }
+            // A captured event is an edge of the graph.
+            Some(Recorded::Captured(..)) | None => {}
         }
         Ok(())
     }
@@ -211,9 +308,35 @@ impl Timeline {
         event
     }
 
+    /// Makes an event that other processes can be told of.
+    pub(super) fn create_interprocess_event(&mut self) -> Result<RawEvent> {
+        let word = Word::new()?;
+        let event = self.create_event();
+        self.words.get_or_insert_default().insert(event, word);
+        Ok(event)
+    }
+
+    /// Returns the word of an event that was made for other processes.
+    pub(super) fn word(&mut self, event: RawEvent) -> Result<Word> {
+        let words = self.words.get_or_insert_default();
+        words.get(&event).copied().ok_or_else(|| refused("event_export", INVALID_HANDLE, StatusKind::Other))
+    }
+
+    /// Makes an event that stands for another process's.
+    pub(super) fn import_event(&mut self, word: Word) -> RawEvent {
+        let event = self.create_event();
+        self.events.get_or_insert_default().insert(event, Some(Recorded::Imported(word)));
+        self.has_imported = true;
+        event
+    }
+
     pub(super) fn destroy_event(&mut self, event: RawEvent) -> Result<()> {
         self.event(event)?;
         self.events.get_or_insert_default().remove(&event);
+        if let Some(word) = self.words.get_or_insert_default().remove(&event) {
+            self.pending.retain(|pending| pending.word != word);
+            word.give_up();
+        }
         Ok(())
     }
 
@@ -222,7 +345,15 @@ impl Timeline {
             Some(capture) => Recorded::Captured(key, capture.id),
             None => Recorded::Work(self.work_so_far(key)?),
         };
-        *self.event(event)? = Some(recorded);
+        let place = self.event(event)?;
+        if let Some(Recorded::Imported(_)) = place {
+            return Err(refused("event_record", INVALID_HANDLE, StatusKind::Other));
+        }
+        *place = Some(recorded.clone());
+        if let (Some(&word), Recorded::Work(work)) = (self.words.get_or_insert_default().get(&event), recorded) {
+            self.pending.push(Pending { work, word, number: word.record() });
+            self.publish();
+        }
         Ok(())
     }
 
@@ -240,20 +371,21 @@ impl Timeline {
     }
 
     /// Returns the work that was submitted to a stream, and what of other streams' it waits for, with work after it or none.
-    fn work_so_far(&mut self, key: Key) -> Result<Vec<(Key, u64)>> {
+    fn work_so_far(&mut self, key: Key) -> Result<Vec<(Source, u64)>> {
         let mut waits = std::mem::take(&mut self.stream(key)?.waits);
         waits.retain(|wait| self.completed(wait.other) < wait.until);
         let mut work: Vec<_> = waits.iter().map(|wait| (wait.other, wait.until)).collect();
         let stream = self.stream(key)?;
         stream.waits = waits;
-        work.push((key, stream.submitted));
+        work.push((Source::Stream(key), stream.submitted));
         Ok(work)
     }
 
     /// Returns the work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
-    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(Key, u64)>> {
+    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(Source, u64)>> {
         match self.event(event)?.clone() {
             None => Ok(Vec::new()),
+            Some(Recorded::Imported(word)) => Ok(vec![(Source::Elsewhere(word), word.recorded())]),
             Some(Recorded::Work(work)) => Ok(work),
             Some(Recorded::Captured(key, id)) => {
                 if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
@@ -268,14 +400,15 @@ impl Timeline {
     }
 
     pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
+        self.advance();
         let recorded = self.recorded_work(event)?;
-        Ok(recorded.into_iter().all(|(key, position)| self.completed(key) >= position))
+        Ok(self.are_done(&recorded))
     }
 
     pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
-        for (key, position) in self.recorded_work(event)? {
-            if self.completed(key) < position {
-                self.complete(key, position)?;
+        for (source, position) in self.recorded_work(event)? {
+            if self.completed(source) < position {
+                self.complete_source(source, position)?;
             }
         }
         Ok(())

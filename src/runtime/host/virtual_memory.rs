@@ -7,10 +7,14 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use rustix::fs::{fstat, seek};
 
 use super::memory::{Memory, Store, out_of_memory, system_error};
 use super::{Extent, refused};
@@ -32,6 +36,8 @@ pub(super) struct Space {
     extents: Option<HashMap<u64, SimulatedExtent>>,
     /// What `memory_allocate` gave.
     allocations: BTreeMap<u64, Place>,
+    /// The files of other processes, by device and number, each kept by the extents that were imported of it.
+    imported: BTreeMap<(u64, u64), Weak<File>>,
     next_extent: u64,
 }
 
@@ -41,6 +47,7 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
     mappings: BTreeMap::new(),
     extents: None,
     allocations: BTreeMap::new(),
+    imported: BTreeMap::new(),
     next_extent: 1,
 });
 
@@ -59,7 +66,10 @@ struct Place {
 /// What is known of an extent.
 #[derive(Debug)]
 struct SimulatedExtent {
+    /// Of an imported one the size is not known before it is mapped.
     place: Place,
+    /// The file of another process that has the bytes.
+    imported: Option<Arc<File>>,
     mappings: u64,
     is_released: bool,
 }
@@ -94,28 +104,28 @@ fn pointer(address: u64) -> *mut c_void {
 }
 
 /// What `mmap` is to put at addresses.
-enum Behind<'a> {
+enum Behind {
     /// Nothing: the addresses are only kept from others.
     Nothing,
     /// These bytes, without access.
-    Closed(&'a Store, Place),
+    Closed(RawFd, Place),
     /// These bytes, to read and write.
-    Open(&'a Store, Place),
+    Open(RawFd, Place),
 }
 
 /// `mmap` at free addresses, or at these in place of what is there.
 ///
 /// # Safety
 /// Nothing uses what is at `over` now.
-unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind<'_>) -> Result<u64> {
+unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind) -> Result<u64> {
     let (protection, source) = match behind {
         Behind::Nothing => (libc::PROT_NONE, None),
-        Behind::Closed(store, place) => (libc::PROT_NONE, Some((store, place))),
-        Behind::Open(store, place) => (libc::PROT_READ | libc::PROT_WRITE, Some((store, place))),
+        Behind::Closed(file, place) => (libc::PROT_NONE, Some((file, place))),
+        Behind::Open(file, place) => (libc::PROT_READ | libc::PROT_WRITE, Some((file, place))),
     };
     let (flags, descriptor, offset) = match source {
         None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
-        Some((store, place)) => (libc::MAP_SHARED, store.descriptor(), place.offset as libc::off_t),
+        Some((file, place)) => (libc::MAP_SHARED, *file, place.offset as libc::off_t),
     };
     let flags = if over.is_some() { flags | libc::MAP_FIXED } else { flags };
     let at = over.map_or(ptr::null_mut(), pointer);
@@ -209,7 +219,47 @@ impl Space {
         let place = self.take(FUNCTION, memory, device, bytes)?;
         let number = self.next_extent;
         self.next_extent += 1;
-        let extent = SimulatedExtent { place, mappings: 0, is_released: false };
+        let extent = SimulatedExtent { place, imported: None, mappings: 0, is_released: false };
+        self.extents.get_or_insert_default().insert(number, extent);
+        Ok(Extent(number))
+    }
+
+    /// A descriptor of the device's file whose own offset is that of the extent.
+    pub(super) fn extent_export(&mut self, extent: Extent) -> Result<OwnedFd> {
+        const FUNCTION: &str = "extent_export";
+        let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
+        let descriptor = match imported {
+            Some(file) => file.as_raw_fd(),
+            None => self.store(place.device)?.descriptor(),
+        };
+        let path = format!("/proc/self/fd/{descriptor}");
+        let opened = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(place.offset))?;
+            Ok(file)
+        });
+        opened.map(OwnedFd::from).map_err(|error| system_error(FUNCTION, &error))
+    }
+
+    pub(super) fn extent_import(&mut self, exported: BorrowedFd<'_>) -> Result<Extent> {
+        const FUNCTION: &str = "extent_import";
+        let refused = |error: rustix::io::Errno| system_error(FUNCTION, &error.into());
+        let status = fstat(exported).map_err(refused)?;
+        let offset = seek(exported, rustix::fs::SeekFrom::Current(0)).map_err(refused)?;
+        let key = (status.st_dev, status.st_ino);
+        let known = self.imported.get(&key).and_then(Weak::upgrade);
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let file = exported.try_clone_to_owned().map_err(|error| system_error(FUNCTION, &error))?;
+                let file = Arc::new(File::from(file));
+                self.imported.insert(key, Arc::downgrade(&file));
+                file
+            }
+        };
+        let place = Place { device: Device::from_ordinal(0), offset, bytes: 0 };
+        let number = self.next_extent;
+        self.next_extent += 1;
+        let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
         Ok(Extent(number))
     }
@@ -229,9 +279,11 @@ impl Space {
     fn free_if_unused(&mut self, memory: &Memory, number: u64) -> Result<()> {
         let extents = self.extents.get_or_insert_default();
         match extents.get(&number) {
-            Some(&SimulatedExtent { place, mappings: 0, is_released: true }) => {
+            Some(&SimulatedExtent { place, ref imported, mappings: 0, is_released: true }) => {
+                let is_own = imported.is_none();
                 extents.remove(&number);
-                self.give_back(memory, place)
+                // Another process's memory is that process's to count.
+                if is_own { self.give_back(memory, place) } else { Ok(()) }
             }
             _ => Ok(()),
         }
@@ -248,13 +300,16 @@ impl Space {
         if last.is_some_and(|(start, mapping)| start + mapping.bytes > address) {
             return Err(invalid(FUNCTION, "something is mapped there"));
         }
-        let place = self.extent(FUNCTION, extent.0)?.place;
-        if place.bytes != bytes {
+        let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
+        if place.bytes != bytes && imported.is_none() {
             return Err(invalid(FUNCTION, "this is not the whole of the extent"));
         }
-        let store = self.store(place.device)?;
+        let descriptor = match imported {
+            Some(file) => file.as_raw_fd(),
+            None => self.store(place.device)?.descriptor(),
+        };
         // SAFETY: the range is of a reservation, and nothing is mapped there.
-        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(store, place)) }?;
+        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
         self.extent(FUNCTION, extent.0)?.mappings += 1;
         self.mappings.insert(address, Mapping { bytes, extent: extent.0, access: Vec::new() });
         Ok(())
@@ -320,9 +375,9 @@ impl Space {
         }
         let bytes = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
         let place = self.take(FUNCTION, memory, device, bytes)?;
-        let store = self.store(device)?;
+        let file = self.store(device)?.descriptor();
         // SAFETY: the system chooses the addresses.
-        match unsafe { map(FUNCTION, None, bytes, &Behind::Open(store, place)) } {
+        match unsafe { map(FUNCTION, None, bytes, &Behind::Open(file, place)) } {
             Ok(address) => {
                 self.allocations.insert(address, place);
                 Ok(address)

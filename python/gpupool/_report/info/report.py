@@ -54,6 +54,10 @@ class Device:
     compute_capability: str | None = None
     pci_bus_id: str | None = None
     is_mig: bool = False
+    is_shareable: bool = False
+    """True if gpupool's memory of it can be shared with other processes."""
+    is_rdma: bool = False
+    """True if network cards can register gpupool's memory of it."""
     total_bytes: int | None = None
     free_bytes: int | None = None
     """The bytes that are free; None where the process has no context on the device."""

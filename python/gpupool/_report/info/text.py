@@ -100,6 +100,8 @@ def _device(device: Device) -> Iterator[str]:
     place = [device.uuid, device.pci_bus_id and f"PCI {device.pci_bus_id}", "a MIG instance" if device.is_mig else None]
     if any(place):
         yield from _fold(", ".join(each for each in place if each), "     ")
+    uses = ["other processes"] * device.is_shareable + ["network cards (RDMA)"] * device.is_rdma
+    yield from _fold(f"memory for {' and '.join(uses)} too" if uses else "memory for this process alone", "     ")
     if device.allocation:
         failed = device.allocation.error
         yield from _fold("allocation failed" if failed else f"allocation in {_time(device.allocation)}", "     ")
