@@ -91,6 +91,7 @@ pub use memory::{
     graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
 pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
+pub use memory::{ShareToken, attach};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info, synchronize};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -6,6 +6,8 @@
 //! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
 //!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -106,6 +108,28 @@ pub(crate) fn set_observed(is_observed: bool) {
 /// Says whether requests for memory may go where other threads, or contexts, have routed them.
 pub(crate) fn set_rerouted(is_rerouted: bool) {
     set(REROUTED, is_rerouted);
+}
+
+/// Another process, as the system tells of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Peer {
+    /// 0 for one that this process cannot see, in another PID namespace.
+    pub(crate) process: i32,
+    pub(crate) user: u32,
+}
+
+/// Returns the process at the other end of a Unix socket: the one that connected, or that listened.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    let place = (&raw mut peer).cast();
+    // SAFETY: the socket is open, and `peer` is a place of so many bytes.
+    let status =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut bytes) };
+    if status == 0 { Ok(Peer { process: peer.pid, user: peer.uid }) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns whether this process is such a child.

@@ -20,7 +20,7 @@ CIRCLES = {"src": 6, "src/handle": 4}
 ARROWS = {
     "src": "python -> replay, summary, recording -> memory, handle -> library -> runtime -> process & observe "
     "-> sync & ids & error",
-    "src/memory": "plug -> sleep -> host -> report -> serve -> cache -> pool -> device",
+    "src/memory": "plug -> sleep -> share -> host -> report -> serve -> cache -> pool -> device",
 }
 # Uses against the arrows that are meant, by the beginnings of both files' names: a library may be told to take its
 # memory from a MemPool.

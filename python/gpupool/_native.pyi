@@ -597,6 +597,33 @@ class StreamScope:
         """Make the former stream and device current again."""
 
 @final
+class ShareToken:
+    """Names a buffer that a process shares, for :func:`attach` in another process of the same user.
+
+    It pickles, and is a few bytes, ``bytes(token)``, of which ``ShareToken(data)`` is made again. Who has them, as the same
+    user on the same machine, can read and write the buffer.
+
+    >>> buffer = gpupool.empty(1 << 20)
+    >>> token = buffer.share()
+    >>> gpupool.ShareToken(bytes(token)) == token
+    True
+    """
+
+    def __init__(self, data: bytes, /) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the buffer."""
+
+    @property
+    def process(self) -> int:
+        """The id of the process that shares it."""
+
+    def __bytes__(self) -> bytes:
+        """Return what travels in any way."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
 class DeviceBuffer:
     """Device memory, aligned to 512 bytes, that is freed in stream order when the object dies.
 
@@ -643,6 +670,38 @@ class DeviceBuffer:
     @property
     def pool_id(self) -> PoolId:
         """The id of the pool that the memory came from; ``(0, 0)`` is the device's default pool."""
+
+    @property
+    def is_attached(self) -> bool:
+        """True if :func:`attach` made the buffer, so that another process shares its memory."""
+
+    def share(self, stream: StreamLike | None = None) -> ShareToken:
+        """Share the buffer with other processes of the same user, and return a token for :func:`attach` there.
+
+        The token pickles, and travels in any way. What attaches it waits, on its stream, for what was submitted to this
+        buffer's stream so far. The buffer is not kept for it: hold it until it is attached. Freed after that, the memory is
+        used again once every process has freed its buffer or has ended, and its work is done; nothing waits meanwhile.
+
+        A buffer also travels by itself, as an argument of a ``multiprocessing`` process or through its queues and pipes.
+        Then it is kept until the receiver has it, so it may be freed at once; what is never received stays to the end of the
+        process, and :func:`memory_stats` counts it as ``sent_bytes``.
+
+        >>> buffer = gpupool.empty(4)
+        >>> buffer.copy_from(b"gpu!")
+        >>> token = buffer.share()  # give it to another process, which calls gpupool.attach(token)
+        >>> token.nbytes
+        4
+
+        Args:
+            stream: The stream whose work so far is waited for, by default the buffer's own.
+
+        Raises:
+            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as that of an
+                allocator's own; or the stream is captured.
+            Asleep: Its pool is asleep.
+            Unavailable: The system has no thread or descriptor left.
+            LibraryError: The driver refuses.
+        """
 
     def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
@@ -1471,6 +1530,14 @@ class MemoryStats:
     def pools(self) -> int:
         """The number of pools, the default one among them."""
 
+    @property
+    def attached_bytes(self) -> int:
+        """Bytes of other processes' buffers that are attached for the device, which no other count has."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of buffers that were sent to other processes and that none has received yet; they are live."""
+
     def as_dict(self) -> dict[str, int]:
         """Return the counts as a dictionary, by the names of the properties."""
 
@@ -1617,6 +1684,39 @@ class CApi:
         """
 
 c_api: CApi
+
+def attach(
+    token: ShareToken | bytes, device: SupportsIndex | None = None, stream: StreamLike | None = None
+) -> DeviceBuffer:
+    """Take up a buffer that another process of the same user shares: the same memory, without a copy.
+
+    Work on the stream comes after what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its owner
+    can use the memory again once this process's work with it is done. Where the owner ends first, it stays. A program of
+    containers needs no ptrace rights for it, and the containers one network and PID namespace.
+
+    >>> buffer = gpupool.empty(4)
+    >>> buffer.copy_from(b"gpu!")
+    >>> same = gpupool.attach(buffer.share())  # in another process as well
+    >>> bytes(same), same.is_attached
+    (b'gpu!', True)
+
+    Args:
+        token: What :meth:`DeviceBuffer.share` returned, or its bytes.
+        device: The device that is to use the memory, by default the one that it is on; another one must be able to reach it.
+        stream: The stream that is to use it first, by default the device's current one.
+
+    Raises:
+        InvalidValue: The token is of another machine, boot, user or version of gpupool; the buffer was freed; the device
+            cannot reach it, or is not visible here; or the stream is captured.
+        Unavailable: The owner has ended, does not answer or cannot be reached, or this process may open no more files.
+        LibraryError: The driver refuses. All is as before then.
+    """
+
+def shared_blocks(device: SupportsIndex) -> list[tuple[int, int, bool, list[int]]]:
+    """Return the device's blocks that other processes have attached.
+
+    Each is its address, its bytes, True if only others keep it, and the ids of those processes.
+    """
 
 def empty_kept(nbytes: SupportsIndex, stream: StreamLike, keeper: object | None) -> DeviceBuffer:
     """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.

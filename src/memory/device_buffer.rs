@@ -1,10 +1,14 @@
 //! A block of device memory that frees itself.
 
+use std::mem;
+use std::sync::Arc;
+
 use super::pool::{self, PoolId};
 #[cfg(feature = "python")]
 use super::serve::Attempt;
 use super::serve::{self, Allocation};
-use crate::error::Result;
+use super::share::{self, AttachedBuffer, Kept, ShareToken};
+use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::Stream;
@@ -27,11 +31,37 @@ use crate::runtime::Stream;
 /// ```
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    /// None for 0 bytes, and once freed.
-    block: Option<Allocation>,
+    held: Held,
     bytes: u64,
     /// A view: the cache keeps a stream of our own alive as long as it has memory.
     stream: Stream,
+}
+
+/// The memory that a buffer has.
+#[derive(Debug)]
+enum Held {
+    /// None: 0 bytes, or freed.
+    Nothing,
+    /// A block of this process.
+    Block(Allocation),
+    /// A block that was attached.
+    Attached(Box<AttachedBuffer>),
+}
+
+impl Held {
+    #[inline]
+    fn take(&mut self) -> Self {
+        mem::replace(self, Self::Nothing)
+    }
+
+    #[inline]
+    fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Block(block) => serve::free(block, on),
+            Self::Attached(attached) => attached.free(own, on),
+        }
+    }
 }
 
 /// Allocates device memory on the stream, not initialised; from the pool that the calling thread is in a scope of, else
@@ -42,8 +72,8 @@ pub struct DeviceBuffer {
 /// `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let block = if nbytes > 0 { Some(serve::allocate(nbytes, stream)?) } else { None };
-    Ok(DeviceBuffer { block, bytes: nbytes, stream: stream.view() })
+    let held = if nbytes > 0 { Held::Block(serve::allocate(nbytes, stream)?) } else { Held::Nothing };
+    Ok(DeviceBuffer { held, bytes: nbytes, stream: stream.view() })
 }
 
 /// What became of a request for a buffer that was tried.
@@ -74,7 +104,7 @@ impl EmptyMiss {
     /// As [`empty`].
     pub(crate) fn serve(self) -> Result<DeviceBuffer> {
         let block = self.miss.serve()?;
-        Ok(DeviceBuffer { block: Some(block), bytes: self.nbytes, stream: self.stream })
+        Ok(DeviceBuffer { held: Held::Block(block), bytes: self.nbytes, stream: self.stream })
     }
 }
 
@@ -85,21 +115,38 @@ impl EmptyMiss {
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn try_empty(nbytes: u64, stream: &Stream) -> Result<Empty> {
-    let block = match nbytes {
-        0 => None,
+    let held = match nbytes {
+        0 => Held::Nothing,
         _ => match serve::try_allocate(nbytes, stream)? {
-            Attempt::Ready(block) => Some(block),
+            Attempt::Ready(block) => Held::Block(block),
             Attempt::Miss(miss) => return Ok(Empty::Miss(EmptyMiss { miss, nbytes, stream: stream.view() })),
         },
     };
-    Ok(Empty::Ready(DeviceBuffer { block, bytes: nbytes, stream: stream.view() }))
+    Ok(Empty::Ready(DeviceBuffer { held, bytes: nbytes, stream: stream.view() }))
 }
 
 impl DeviceBuffer {
     /// Returns the address on the device; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {
-        self.block.map_or(0, Allocation::address)
+        match &self.held {
+            Held::Block(block) => block.address(),
+            Held::Attached(attached) => attached.address(),
+            Held::Nothing => 0,
+        }
+    }
+
+    /// Returns the block, if it is this process's own.
+    fn block(&self) -> Option<Allocation> {
+        match self.held {
+            Held::Block(block) => Some(block),
+            Held::Attached(_) | Held::Nothing => None,
+        }
+    }
+
+    /// Returns whether the memory is another process's, or was attached by this one.
+    pub const fn is_attached(&self) -> bool {
+        matches!(self.held, Held::Attached(_))
     }
 
     /// Returns the bytes asked for.
@@ -117,9 +164,9 @@ impl DeviceBuffer {
         &self.stream
     }
 
-    /// Returns the pool that it came from.
+    /// Returns the pool that it came from; [`PoolId::NONE`] for attached memory.
     pub fn pool_id(&self) -> PoolId {
-        self.block.and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
+        self.block().and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
     }
 
     /// Refuses while the buffer's pool is asleep, and there is no memory behind the buffer.
@@ -127,7 +174,7 @@ impl DeviceBuffer {
     /// # Errors
     /// `ErrorKind::Asleep`.
     pub(super) fn refuse_asleep(&self) -> Result<()> {
-        match self.block.and_then(|block| block.cache.service()) {
+        match self.block().and_then(|block| block.cache.service()) {
             Some(service) if service.pool.sleep.is_asleep() => Err(pool::asleep(&service.pool)),
             _ => Ok(()),
         }
@@ -139,22 +186,31 @@ impl DeviceBuffer {
     /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
-        match self.block {
-            Some(block) => serve::record_stream(block, stream),
-            None => Ok(()),
+        match &self.held {
+            Held::Block(block) => serve::record_stream(*block, stream),
+            Held::Attached(attached) => attached.record_stream(stream, false),
+            Held::Nothing => Ok(()),
         }
     }
 
     /// As [`DeviceBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
-        self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))
+        match &self.held {
+            Held::Block(block) => serve::record_consumer(*block, stream),
+            Held::Attached(attached) => attached.record_stream(stream, true),
+            Held::Nothing => Ok(()),
+        }
     }
 
     /// Whether the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
-        self.block.map_or(Ok(()), |block| serve::check_stream(block, stream))
+        match &self.held {
+            Held::Block(block) => serve::check_stream(*block, stream),
+            Held::Attached(attached) => attached.check_stream(stream),
+            Held::Nothing => Ok(()),
+        }
     }
 
     /// Frees the memory after what was submitted to this stream so far.
@@ -174,22 +230,93 @@ impl DeviceBuffer {
 
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
-        self.block.take().map_or(Ok(()), |block| serve::free(block, on))
+        if let (Held::Attached(attached), Some(on)) = (&self.held, on) {
+            // A refusal leaves the buffer as it is, to be freed when it is dropped.
+            attached.check_stream(on)?;
+        }
+        self.held.take().free(&self.stream, on)
     }
 
-    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate).
+    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate). Attached memory has
+    /// no such way: it is let go, and 0 is returned.
     pub fn into_address(mut self) -> u64 {
-        self.block.take().map_or(0, Allocation::address)
+        match self.held {
+            Held::Block(block) => {
+                self.held = Held::Nothing;
+                block.address()
+            }
+            Held::Attached(_) | Held::Nothing => 0,
+        }
     }
+
+    /// Shares the buffer with other processes of the same user, after what was submitted to the stream so far: what attaches
+    /// the token waits for that. The buffer is not kept for them: it must live until it is attached. What is freed after that is
+    /// used again once every process has let go, and its work is done; nothing here waits.
+    ///
+    /// ```
+    /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
+    /// let buffer = gpupool::empty(1 << 20, &stream)?;
+    /// let token = buffer.share(&stream)?;
+    /// // In another process, which was sent the token's bytes:
+    /// let token = gpupool::ShareToken::from_bytes(token.as_bytes())?;
+    /// let same = gpupool::attach(&token, None, None)?;
+    /// assert_eq!(same.nbytes(), 1 << 20);
+    /// # Ok::<(), gpupool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for an empty or attached buffer, memory of graphs, of an allocator's own or of a device whose
+    /// memory cannot be exported, or if the stream is captured; `ErrorKind::Asleep` while its pool is asleep;
+    /// `ErrorKind::Unavailable` if the system has no thread or descriptor left; `ErrorKind::Library` if the driver refuses.
+    pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
+        process::refuse_forked()?;
+        let block = self.shareable()?;
+        share::share(block, self.bytes, stream, None)
+    }
+
+    /// As [`DeviceBuffer::share`], and keeps the buffer until it was attached once.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::share`].
+    pub fn send(self: &Arc<Self>, stream: &Stream) -> Result<ShareToken> {
+        process::refuse_forked()?;
+        let block = self.shareable()?;
+        let kept: Kept = Arc::<Self>::clone(self);
+        share::share(block, self.bytes, stream, Some(kept))
+    }
+
+    fn shareable(&self) -> Result<Allocation> {
+        match &self.held {
+            Held::Block(block) => Ok(*block),
+            Held::Attached(attached) => Err(Error::invalid_value(format!(
+                "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
+                 buffer of this process",
+                attached.address(),
+                attached.bytes()
+            ))),
+            Held::Nothing => Err(Error::invalid_value("an empty buffer has no memory to share: send its size alone")),
+        }
+    }
+}
+
+/// Takes up a buffer that another process shares: the same memory, for the device that is named or the stream's, by default the
+/// one that it is on. Work on the stream, by default the current one there, comes after what was submitted before the buffer
+/// was shared. When it is freed, its owner can use the memory again once this process's work with it is done. It stays where its
+/// owner ends first.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a token of another machine, boot, user or version of gpupool, a buffer that was freed, a device
+/// that cannot reach the memory, or if the stream is captured; `ErrorKind::Unavailable` if its owner has ended or does not
+/// answer, or this process may open no more files; `ErrorKind::Library` if the driver refuses.
+pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
+    let (attached, stream) = share::attach(token, device, stream)?;
+    Ok(DeviceBuffer { bytes: attached.bytes(), held: Held::Attached(Box::new(attached)), stream })
 }
 
 impl Drop for DeviceBuffer {
     #[inline]
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
-            // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given
-            // back.
-            let _ = serve::free(block, None);
-        }
+        // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
+        let _ = self.held.take().free(&self.stream, None);
     }
 }

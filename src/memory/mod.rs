@@ -17,6 +17,7 @@ mod pool;
 mod pool_by_id;
 mod report;
 mod serve;
+mod share;
 mod sleep;
 
 use crate::error::Result;
@@ -29,7 +30,7 @@ pub use cache::{MemoryAction, MemoryEvent};
 #[cfg(feature = "python")]
 pub(crate) use copies::HostBytes;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub use device_buffer::{DeviceBuffer, empty};
+pub use device_buffer::{DeviceBuffer, attach, empty};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::{Empty, try_empty};
 #[cfg(feature = "python")]
@@ -65,6 +66,7 @@ pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_sna
 pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
+pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub use sleep::{Backup, sleep, wake};
 
 /// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.

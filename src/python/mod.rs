@@ -24,6 +24,7 @@ mod info;
 mod interruption;
 mod logging;
 mod memory;
+mod share;
 #[cfg(feature = "fault-injection")]
 mod simulation;
 mod sleep;
@@ -90,6 +91,8 @@ mod _native {
         replay_reserved, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit,
         summarize_pinned, torch_functions, unpickle, use_mem_pool, warm_pinned,
     };
+    #[pymodule_export]
+    use super::share::{PyShareToken, attach, shared_blocks};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{

@@ -37,9 +37,9 @@ pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
 pub use scope::StreamScope;
-pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
+pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 pub(crate) use stream::{
     KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
 };

@@ -1,6 +1,9 @@
 //! Who uses a block beside its own stream, and what a freed block waits for.
 
+use std::sync::Arc;
+
 use super::graph_use::GraphUse;
+use super::sharing::Sharing;
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::device::{EventPool, Until, devices};
@@ -18,9 +21,17 @@ enum NamedBy {
     None,
 }
 
+/// Who uses a block beside its own stream.
+#[derive(Clone, Debug)]
+pub(in crate::memory) enum BlockUser {
+    Stream(StreamUser),
+    /// Other processes.
+    Processes(Arc<Sharing>),
+}
+
 /// A stream that uses a block.
 #[derive(Clone, Debug)]
-pub(in crate::memory) struct BlockUser {
+pub(in crate::memory) struct StreamUser {
     stream: Stream,
     named_by: NamedBy,
     /// The graph that its work goes to, of pinned memory.
@@ -31,12 +42,14 @@ impl BlockUser {
     pub(in crate::memory) fn new(stream: &Stream, thread: ThisThread) -> Self {
         let is_per_thread = stream.raw() == RawStream::PER_THREAD;
         let named_by = if is_per_thread { NamedBy::Thread(thread.number()) } else { NamedBy::All };
-        Self { stream: stream.kept(), named_by, graph: None }
+        Self::Stream(StreamUser { stream: stream.kept(), named_by, graph: None })
     }
 
     /// Returns the same user with the graph that its stream's work goes to now, if it is captured.
     pub(in crate::memory) fn with_graph(mut self) -> Self {
-        self.graph = GraphUse::of(&self.stream);
+        if let Self::Stream(user) = &mut self {
+            user.graph = GraphUse::of(&user.stream);
+        }
         self
     }
 
@@ -49,13 +62,57 @@ impl BlockUser {
 
     /// Makes this as [`BlockUser::fleeting`] returns.
     pub(in crate::memory) fn become_fleeting(&mut self) {
-        let lasts = self.named_by != NamedBy::All || self.stream.is_lasting();
-        if !lasts {
-            self.named_by = NamedBy::None;
+        if let Self::Stream(user) = self {
+            let lasts = user.named_by != NamedBy::All || user.stream.is_lasting();
+            if !lasts {
+                user.named_by = NamedBy::None;
+            }
         }
     }
 
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream(user), Self::Stream(other)) => user.is(other),
+            (Self::Processes(_), Self::Processes(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns whether a block that is being freed waits for it. Other processes can hold it no more from then on.
+    pub(in crate::memory) fn is_left(&self) -> bool {
+        match self {
+            Self::Stream(_) => true,
+            Self::Processes(sharing) => {
+                sharing.end();
+                sharing.holders() > 0
+            }
+        }
+    }
+
+    fn stream(&self) -> Option<&StreamUser> {
+        match self {
+            Self::Stream(user) => Some(user),
+            Self::Processes(_) => None,
+        }
+    }
+
+    fn sharing(&self) -> Option<&Arc<Sharing>> {
+        match self {
+            Self::Stream(_) => None,
+            Self::Processes(sharing) => Some(sharing),
+        }
+    }
+}
+
+/// Allows no new holders of a block, and returns what other processes have of it.
+fn end_sharing(users: &[BlockUser]) -> Vec<Arc<Sharing>> {
+    let shared: Vec<_> = users.iter().filter_map(BlockUser::sharing).cloned().collect();
+    shared.iter().for_each(|sharing| sharing.end());
+    shared
+}
+
+impl StreamUser {
+    fn is(&self, other: &Self) -> bool {
         self.stream.raw() == other.stream.raw()
             && self.stream.device() == other.stream.device()
             && self.named_by == other.named_by
@@ -82,18 +139,23 @@ pub(in crate::memory) struct Waiting {
     pub(in crate::memory) until: Until,
     /// The graphs that must be gone, of pinned memory.
     graphs: Vec<GraphUse>,
+    /// The processes that must have let go.
+    shared: Vec<Arc<Sharing>>,
 }
 
 impl Waiting {
     /// Makes a block that waits for this.
     pub(in crate::memory) const fn new(offset: u64, until: Until) -> Self {
-        Self { offset, until, graphs: Vec::new() }
+        Self { offset, until, graphs: Vec::new(), shared: Vec::new() }
     }
 
-    /// Returns whether it can be used again; with `wait`, waits for what is recorded, but not for the end of graphs.
+    /// Returns whether it can be used again; with `wait`, waits for what is recorded, but not for the end of graphs, nor
+    /// for other processes.
     pub(in crate::memory) fn is_done(&mut self, events: &EventPool, wait: bool) -> Result<bool> {
         self.graphs.retain(|graph| !graph.has_ended());
-        Ok(self.until.is_done(events, wait && self.graphs.is_empty())? && self.graphs.is_empty())
+        self.shared.retain(|sharing| sharing.holders() > 0);
+        let is_held = !self.graphs.is_empty() || !self.shared.is_empty();
+        Ok(self.until.is_done(events, wait && !is_held)? && !is_held)
     }
 
     /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
@@ -104,6 +166,8 @@ impl Waiting {
         events: &EventPool,
         thread: ThisThread,
     ) -> Self {
+        let shared = end_sharing(users);
+        let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams: Vec<_> = users.iter().map(|user| user.stream.clone()).collect();
         let until = if users.iter().all(|user| user.can_be_named_by(thread)) {
             Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
@@ -117,15 +181,17 @@ impl Waiting {
             let nameable = users.iter().filter(|user| user.can_be_named_by(thread));
             graphs.extend(nameable.filter_map(|user| GraphUse::of(&user.stream)));
         }
-        Self { offset, until, graphs }
+        Self { offset, until, graphs, shared }
     }
 
     /// Makes a block that waits for all work so far, on its device and on those of streams that use it.
     pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
+        let shared = end_sharing(users);
+        let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams = users.iter().map(|user| user.stream.clone());
         let devices = devices(&streams.chain([Stream::legacy(events.device)]).collect::<Vec<_>>());
         let until = Until::all_work(events, &devices).unwrap_or(Until::Devices(devices));
         let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
-        Self { offset, until, graphs }
+        Self { offset, until, graphs, shared }
     }
 }

@@ -9,6 +9,7 @@ mod last_work;
 mod page_traffic;
 mod recorded_blocks;
 mod service;
+mod sharing;
 mod thread;
 mod thread_cache;
 mod visits;
@@ -24,6 +25,7 @@ pub(in crate::memory) use heap::{
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(in crate::memory) use service::{Service, normalized};
+pub(in crate::memory) use sharing::Sharing;
 pub(in crate::memory) use thread::{
     CacheKey, GivenKey, add, forget, forget_some, known, last, last_given, remember, remember_given,
 };

@@ -20,6 +20,7 @@ use super::last_work::LastWork;
 use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
+use super::sharing::Sharing;
 use super::visits::Visits;
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, Entry, LENT, Mapping, PAGE, Reserve, Run};
@@ -652,7 +653,24 @@ impl ThreadCache {
         });
     }
 
-    /// Returns whether any block is used by further streams.
+    /// Returns what other processes have of a live block, from now on; made if it is not shared yet.
+    pub(in crate::memory) fn share_block(&self, offset: u64) -> Arc<Sharing> {
+        self.uses.change(|uses| {
+            let users = uses.entry(offset).or_default();
+            let known = users.iter().find_map(|user| match user {
+                BlockUser::Processes(sharing) => Some(Arc::clone(sharing)),
+                BlockUser::Stream(_) => None,
+            });
+            let sharing = known.unwrap_or_else(|| {
+                let sharing = Arc::<Sharing>::default();
+                users.push(BlockUser::Processes(Arc::clone(&sharing)));
+                sharing
+            });
+            (uses.len(), sharing)
+        })
+    }
+
+    /// Returns whether any block is used by further streams, or by other processes.
     #[inline]
     pub(in crate::memory) fn has_uses(&self) -> bool {
         !self.uses.is_empty()

@@ -33,7 +33,10 @@ pub(in crate::memory) struct AddressRange {
 }
 
 /// Runs a driver call with the device bound and no capture at risk.
-pub(super) fn with_device<R>(device: Device, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
+pub(in crate::memory) fn with_device<R>(
+    device: Device,
+    call: impl FnOnce(&'static dyn Runtime) -> Result<R>,
+) -> Result<R> {
     let runtime = runtime::get()?;
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;

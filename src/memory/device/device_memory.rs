@@ -44,6 +44,10 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) pieces: Pieces,
     /// Requests for which memory was given back to the driver, and that were tried again.
     pub(in crate::memory) retries: AtomicU64,
+    /// Bytes of other processes' blocks that are attached for the device.
+    pub(in crate::memory) attached: AtomicU64,
+    /// Bytes of buffers that were sent to other processes, and that none has taken up yet.
+    pub(in crate::memory) sent: AtomicU64,
     /// Requests that failed for want of memory.
     pub(in crate::memory) failures: AtomicU64,
 }
@@ -72,6 +76,8 @@ impl DeviceMemory {
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),
+            attached: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             range,
         }

@@ -17,6 +17,7 @@ mod small;
 mod supply;
 mod until;
 
+pub(in crate::memory) use address_range::with_device;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;

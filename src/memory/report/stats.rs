@@ -59,6 +59,11 @@ pub struct MemoryStats {
     pub moved_pages: u64,
     /// How many pools there are, the default one among them.
     pub pools: u64,
+    /// Bytes of other processes' buffers that are attached for the device. They are none of the bytes above, which are this
+    /// process's own.
+    pub attached_bytes: u64,
+    /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has taken up yet. They are live.
+    pub sent_bytes: u64,
 }
 
 impl MemoryStats {
@@ -82,6 +87,8 @@ impl MemoryStats {
             (&mut self.driver_calls, other.driver_calls),
             (&mut self.moved_pages, other.moved_pages),
             (&mut self.pools, other.pools),
+            (&mut self.attached_bytes, other.attached_bytes),
+            (&mut self.sent_bytes, other.sent_bytes),
         ] {
             *sum += more;
         }

@@ -148,6 +148,8 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
         driver_calls: caches.memory.range.driver_calls(),
         moved_pages: caches.memory.moved_pages.load(Ordering::Relaxed),
         pools: pools.len() as u64,
+        attached_bytes: caches.memory.attached.load(Ordering::Relaxed),
+        sent_bytes: caches.memory.sent.load(Ordering::Relaxed),
     };
     (stats, pools, counts)
 }

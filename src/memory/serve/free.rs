@@ -50,6 +50,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let (own, other) = on.map_or((None, None), |on| if cache.is_of(on) { (Some(on), None) } else { (None, Some(on)) });
     let other = other.map(|on| user(block, on)).transpose()?;
     let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
+    users.retain(BlockUser::is_left);
     users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
     record_free(block, users.is_empty());
     if users.is_empty() {

@@ -15,6 +15,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Mapping};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
+use crate::memory::share::refuse_held;
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -25,7 +26,7 @@ use crate::sync::ThisThread;
 /// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if memory of this kind cannot sleep; `ErrorKind::InvalidValue` while a stream is captured;
+/// `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some of it; `ErrorKind::InvalidValue` while a stream is captured;
 /// `ErrorKind::OutOfMemory` if there is not enough pinned memory for the backup; any other refusal of the driver. The pool is
 /// then awake with all that it had, unless the driver also refuses to give back what went already: then it is asleep, with all
 /// of its backup.
@@ -38,6 +39,7 @@ pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> 
     if !pool.sleep.is_asleep() {
         // Before any request is refused, for one may be the capture's.
         refuse_captures(pool, thread)?;
+        refuse_held(pool)?;
     }
     let Some(mut change) = pool.sleep.begin(Wanted::Sleep, thread)? else { return Ok(0) };
     let begun = Instant::now();
@@ -126,6 +128,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
             heap.fall_asleep();
         }
     }
+    // What attaches from now on finds the pool asleep.
+    refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     runtime::synchronize_in_any_case(memory.device)?;

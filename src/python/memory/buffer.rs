@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::{Id, pair};
 use crate::error::Error;
@@ -13,6 +13,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
+use crate::python::share::PyShareToken;
 use crate::python::stream;
 use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
@@ -71,13 +72,22 @@ impl PyDeviceBuffer {
         Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper })
     }
 
+    /// Makes one whose stream may be gone at any time.
+    pub(in crate::python) fn of(buffer: DeviceBuffer) -> Self {
+        Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper: None }
+    }
+
     /// The buffer's own stream, if it is known to be alive.
     fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
         self.keeper.as_ref().map(|_| buffer.stream().view())
     }
 
     /// Returns the buffer and the stream that a call names, by default the buffer's own.
-    fn on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
+    pub(in crate::python) fn on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
         let buffer = self.shared()?;
         let stream = match stream {
             Some(stream) => stream::resolve(py, Some(stream), None)?,
@@ -87,7 +97,7 @@ impl PyDeviceBuffer {
     }
 
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
+    pub(in crate::python) fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
         process::refuse_forked()?;
         let buffer = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
@@ -138,6 +148,22 @@ impl PyDeviceBuffer {
     #[getter]
     fn pool_id(&self) -> PyResult<Id> {
         Ok(pair(self.shared()?.pool_id()))
+    }
+
+    #[doc = docstring!("DeviceBuffer.is_attached")]
+    #[getter]
+    fn is_attached(&self) -> PyResult<bool> {
+        Ok(self.shared()?.is_attached())
+    }
+
+    #[doc = docstring!("DeviceBuffer.share")]
+    #[pyo3(signature = (stream = None))]
+    fn share(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyShareToken> {
+        self.share_on(py, stream, false)
+    }
+
+    fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        self.reduce(py)
     }
 
     #[doc = docstring!("DeviceBuffer.copy_from")]

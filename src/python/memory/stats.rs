@@ -30,7 +30,7 @@ counts_class! {
             live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
             backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
         ];
-        u64 of stats => [driver_calls, moved_pages, pools];
+        u64 of stats => [driver_calls, moved_pages, pools, attached_bytes, sent_bytes];
     }
 }
 

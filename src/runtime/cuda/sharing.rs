@@ -119,9 +119,8 @@ impl Cuda {
         let mut descriptor: RawFd = -1;
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
-        let status = unsafe {
-            sys::cuMemExportToShareableHandle(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0)
-        };
+        let status =
+            unsafe { sys::cuMemExportToShareableHandle(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0) };
         check("cuMemExportToShareableHandle", status)?;
         // SAFETY: the driver has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -139,7 +138,8 @@ impl Cuda {
 
     pub(super) fn create_interprocess_event(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
+        let flags =
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
         // SAFETY: `event` is a valid place for an event.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
         Ok(RawEvent(event.addr()))

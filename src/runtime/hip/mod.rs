@@ -21,8 +21,8 @@ use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
 use super::host_memory::{most_memory, node_of_pci_device};
 use super::{
-    Capture, Context, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, RawGraph,
-    Runtime, StreamOrderedMemory, no_such_device,
+    Capture, Context, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
+    RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};

@@ -43,7 +43,8 @@ impl Hip {
         })?;
         std::mem::forget(library);
 
-        let mut hip = Self { symbols, version: (0, 0), devices: 0, mappings: Mappings::default(), private: Default::default() };
+        let mut hip =
+            Self { symbols, version: (0, 0), devices: 0, mappings: Mappings::default(), private: Default::default() };
         let start = |e: Error| {
             let reason = format!(
                 "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP \

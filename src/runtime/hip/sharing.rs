@@ -45,7 +45,9 @@ impl Hip {
     pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let is_private = self.private.has(device);
         match self.create_for(device, bytes, !is_private) {
-            Err(error) if !is_private && !matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory) =>
+            Err(error)
+                if !is_private
+                    && !matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory) =>
             {
                 let made = self.create_for(device, bytes, false)?;
                 self.private.add(device);

@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use super::host_memory::{Pages, map, unmap};
 use super::{
-    Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, RawGraph, Runtime, Stream, StreamOrderedMemory,
-    no_such_device,
+    Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
+    RawGraph, Runtime, Stream, StreamOrderedMemory, no_such_device,
 };
 use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
-use memory::{Memory, NODES};
+use memory::{Memory, NODES, system_error};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 use words::Word;
@@ -391,14 +391,15 @@ impl Runtime for Host {
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
         check(Call::EventExport)?;
         let word = timeline().word(event)?;
-        let (name, file) = word.export()?;
+        let (name, file) = word.export().map_err(|error| system_error("event_export", &error))?;
         Ok(ExportedEvent { name, descriptor: Some(file) })
     }
 
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
         check(Call::EventImport)?;
         let invalid = || refused("event_import", INVALID_HANDLE, StatusKind::Other);
-        let word = Word::import(&exported.name, exported.descriptor.ok_or_else(invalid)?)?;
+        let word = Word::import(&exported.name, exported.descriptor.ok_or_else(invalid)?)
+            .map_err(|error| system_error("event_import", &error))?;
         Ok(timeline().import_event(word))
     }
 

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
+use super::memory::system_error;
 use super::words::Word;
 use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
@@ -310,7 +311,7 @@ impl Timeline {
 
     /// Makes an event that other processes can be told of.
     pub(super) fn create_interprocess_event(&mut self) -> Result<RawEvent> {
-        let word = Word::new()?;
+        let word = Word::new().map_err(|error| system_error("event_create", &error))?;
         let event = self.create_event();
         self.words.get_or_insert_default().insert(event, word);
         Ok(event)

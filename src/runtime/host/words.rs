@@ -15,9 +15,6 @@ use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Pid, test_kill_process};
 
-use super::memory::system_error;
-use super::{INVALID_HANDLE, refused};
-use crate::error::{Result, StatusKind};
 use crate::sync::lock;
 
 const BYTES: usize = 1 << 20;
@@ -53,12 +50,11 @@ static OWN: Mutex<Option<Own>> = Mutex::new(None);
 /// The words of other processes, by device and number of the file.
 static OTHERS: Mutex<Option<HashMap<(u64, u64), usize>>> = Mutex::new(None);
 
-fn map(file: BorrowedFd<'_>) -> Result<usize> {
+fn map(file: BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: the system chooses the addresses, and nothing here relies on what others write there.
-    let mapped = unsafe {
-        mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
-    };
-    Ok(mapped.map_err(|error| system_error("mmap", &error.into()))?.expose_provenance())
+    let mapped =
+        unsafe { mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+    Ok(mapped?.expose_provenance())
 }
 
 fn at(base: usize, number: u64) -> &'static Counts {
@@ -69,17 +65,17 @@ fn at(base: usize, number: u64) -> &'static Counts {
 
 impl Word {
     /// Makes a word of this process.
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let mut own = lock(&OWN);
         if own.is_none() {
             let file = memfd_create(c"gpupool-events", MemfdFlags::CLOEXEC);
-            let file = file.map_err(|error| system_error("memfd_create", &error.into()))?;
-            ftruncate(&file, BYTES as u64).map_err(|error| system_error("ftruncate", &error.into()))?;
+            let file = file?;
+            ftruncate(&file, BYTES as u64)?;
             let base = map(file.as_fd())?;
             at(base, 0).recorded.store(std::process::id().into(), Ordering::Release);
             *own = Some(Own { file, base, next: 1, free: Vec::new() });
         }
-        let too_many = || refused("event_create", ("HOST_ERROR_TOO_MANY_EVENTS", 405), StatusKind::Other);
+        let too_many = || io::Error::from(io::ErrorKind::OutOfMemory);
         let own = own.as_mut().ok_or_else(too_many)?;
         let number = match own.free.pop() {
             Some(number) => number,
@@ -102,23 +98,23 @@ impl Word {
     }
 
     /// Returns what another process needs to find it: its name, and the file.
-    pub(super) fn export(self) -> Result<([u8; 64], OwnedFd)> {
+    pub(super) fn export(self) -> io::Result<([u8; 64], OwnedFd)> {
         let own = lock(&OWN);
-        let invalid = || refused("event_export", INVALID_HANDLE, StatusKind::Other);
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let own = own.as_ref().filter(|own| own.base == self.base).ok_or_else(invalid)?;
         let mut name = [0; 64];
         name[..8].copy_from_slice(&self.number.to_le_bytes());
-        let file = own.file.try_clone().map_err(|error| system_error("dup", &error))?;
+        let file = own.file.try_clone()?;
         Ok((name, file))
     }
 
     /// Finds another process's word.
-    pub(super) fn import(name: &[u8; 64], file: OwnedFd) -> Result<Self> {
-        let invalid = || refused("event_import", INVALID_HANDLE, StatusKind::Other);
+    pub(super) fn import(name: &[u8; 64], file: OwnedFd) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let mut number = [0; 8];
         number.copy_from_slice(&name[..8]);
         let number = u64::from_le_bytes(number);
-        let status = fstat(&file).map_err(|error| system_error("fstat", &error.into()))?;
+        let status = fstat(&file)?;
         if !(1..=WORDS).contains(&number) || status.st_size != BYTES as i64 {
             return Err(invalid());
         }

@@ -1,0 +1,72 @@
+//! Whether other processes use a block: it is used again only once all of them have let go.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Set once the block is freed here.
+const FREED: u64 = 1 << 63;
+
+/// The use of one block by other processes. Without a lock, for a freed block is asked about under its cache's.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Sharing {
+    /// The holders, and whether the block was freed.
+    state: AtomicU64,
+    /// The number under which the block is shared; 0 before it is.
+    number: AtomicU64,
+}
+
+impl Sharing {
+    /// Adds a holder; false if the block was freed.
+    pub(in crate::memory) fn hold(&self) -> bool {
+        let more = |state: u64| (state & FREED == 0).then_some(state + 1);
+        // Sequentially consistent, as a pool that falls asleep asks for holders after it says that it does, and who holds
+        // asks for that after.
+        self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    pub(in crate::memory) fn number(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::memory) fn set_number(&self, number: u64) {
+        self.number.store(number, Ordering::Relaxed);
+    }
+
+    /// Takes a holder away, whose last work with the block is done.
+    pub(in crate::memory) fn let_go(&self) {
+        let fewer = |state: u64| (state & !FREED > 0).then(|| state - 1);
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
+    }
+
+    /// Allows no new holder, for the block was freed.
+    pub(in crate::memory) fn end(&self) {
+        self.state.fetch_or(FREED, Ordering::SeqCst);
+    }
+
+    /// Returns how many holders there are.
+    pub(in crate::memory) fn holders(&self) -> u64 {
+        self.state.load(Ordering::SeqCst) & !FREED
+    }
+
+    pub(in crate::memory) fn is_freed(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & FREED != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sharing;
+
+    #[test]
+    fn a_freed_block_gets_no_new_holder_and_is_there_until_the_last_lets_go() {
+        let sharing = Sharing::default();
+        assert!(sharing.hold() && sharing.hold());
+        sharing.end();
+        assert!(!sharing.hold());
+        assert!((sharing.holders(), sharing.is_freed()) == (2, true));
+        sharing.let_go();
+        sharing.let_go();
+        // One too many changes nothing.
+        sharing.let_go();
+        assert!((sharing.holders(), sharing.is_freed()) == (0, true));
+    }
+}

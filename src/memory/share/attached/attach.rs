@@ -1,0 +1,291 @@
+//! Taking up a block that another process shares.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::process::geteuid;
+
+use super::attached_buffer::AttachedBuffer;
+use super::attachment::{Attachment, Found, Imported, known};
+use super::owner_process::{Link, Owner};
+use super::retired::{Use, retire};
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, Device};
+use crate::memory::device::{DeviceMemory, Until};
+use crate::memory::serve::device_caches;
+use crate::memory::share::broker;
+use crate::memory::share::sharing::{parcels, shared};
+use crate::memory::share::token::{ShareToken, Told};
+use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
+use crate::process;
+use crate::runtime::{DeviceUuid, Event, ExportedEvent, Runtime, Stream, device, get};
+
+/// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
+const UNDER_WAY: usize = 2;
+/// The most extents of a block: each is a page at least, of the addresses that a GPU has.
+const EXTENTS_MOST: u32 = 1 << 24;
+
+/// Takes a block up, for a stream's device or the one that is named, and has the stream wait for what was submitted before it
+/// was shared.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a token of elsewhere, a block that was freed, a device that cannot reach the memory, or a
+/// captured stream; `ErrorKind::Unavailable` if its owner has ended or does not answer, or the system has no descriptor
+/// left; `ErrorKind::Library` if the driver refuses. All is as before then.
+pub(in crate::memory) fn attach(
+    token: &ShareToken,
+    on: Option<Device>,
+    stream: Option<&Stream>,
+) -> Result<(AttachedBuffer, Stream)> {
+    process::refuse_forked()?;
+    let (told, runtime) = (token.told(), get()?);
+    told.check(runtime.kind(), geteuid().as_raw())?;
+    let owned_by = device_with(runtime, &told.device)?;
+    let on = on.or(stream.map(Stream::device)).unwrap_or(owned_by);
+    if on != owned_by && !runtime.can_access_peer(on, owned_by)? {
+        return Err(Error::invalid_value(format!(
+            "{on} cannot reach the memory of {owned_by}, where the shared buffer is: the two are not connected by NVLink or \
+             peer-to-peer PCIe; attach it on {owned_by} and copy through the host"
+        )));
+    }
+    let stream = match stream {
+        Some(stream) => stream.view().on(Some(on))?,
+        None => Stream::current_on(on),
+    };
+    if stream.capture_status()? != CaptureStatus::None {
+        return Err(Error::invalid_value(
+            "the stream is being captured, and a graph cannot wait for work of another process: attach the buffer before the \
+             capture",
+        ));
+    }
+    let memory = &device_caches(on)?.memory;
+    let buffer =
+        if broker::start()? == told.name { attach_own(&told, memory)? } else { attach_others(&told, memory, &stream)? };
+    Ok((buffer, stream))
+}
+
+/// Returns this process's device with a UUID.
+fn device_with(runtime: &dyn Runtime, uuid: &DeviceUuid) -> Result<Device> {
+    for ordinal in 0..runtime.device_count() {
+        let device = device(ordinal.into())?;
+        if runtime.device_uuid(device)? == *uuid {
+            return Ok(device);
+        }
+    }
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    Err(Error::invalid_value(format!(
+        "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
+         (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
+    )))
+}
+
+/// Takes up a block of this process itself: the same memory, kept until this use of it is freed as well.
+fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
+    let block = shared::find(told.block).filter(|block| block.secret.is(&told.secret.0));
+    let block = block.filter(|block| block.sharing.hold());
+    let block = block.ok_or_else(|| freed(&told.process))?;
+    if block.block.cache.memory.device != memory.device {
+        block.sharing.let_go();
+        return Err(Error::invalid_value(format!(
+            "the buffer is this process's own, on {}: use it on another device after enable_peer_access",
+            block.block.cache.memory.device
+        )));
+    }
+    if let Err(error) = block.extents() {
+        block.sharing.let_go();
+        return Err(error);
+    }
+    drop(parcels::arrived(told.parcel, told.block));
+    let address = block.block.address();
+    Ok(AttachedBuffer::new(Use::Own(block), address, told.bytes, memory))
+}
+
+#[cold]
+fn freed(process: &u32) -> Error {
+    Error::invalid_value(format!(
+        "process {process} has freed the buffer, or never shared it: keep it there until it was attached"
+    ))
+}
+
+/// A hold of another process's block, let go unless it is kept.
+#[derive(Debug)]
+struct Hold<'a> {
+    link: Link<'a>,
+    told: &'a Told,
+    is_held: bool,
+}
+
+impl Hold<'_> {
+    fn request(&self, ask: Ask, from: u64, count: u32) -> Request {
+        Request { ask, secret: self.told.secret, block: self.told.block, from, count }
+    }
+
+    fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        self.link.send(&self.request(ask, from, count))?;
+        self.answer()
+    }
+
+    /// Receives what was asked for.
+    fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let packet = self.link.receive()?;
+        let process = self.told.process;
+        let why = || String::from_utf8_lossy(&packet.bytes[1..]).into_owned();
+        match packet.bytes[0] {
+            given if given == Status::Given as u8 => Ok((packet.bytes[1..].to_vec(), packet.descriptors)),
+            refused if refused == Status::Refused as u8 => {
+                Err(Error::invalid_value(format!("process {process} does not share the buffer: {}", why())))
+            }
+            _ => Err(Error::unavailable(format!("process {process} could not share the buffer: {}", why()))),
+        }
+    }
+
+    /// Lets go, and keeps the connection.
+    fn let_go(mut self) {
+        self.is_held = false;
+        if self.link.send(&self.request(Ask::LetGo, 0, 0)).is_ok() {
+            self.link.put_back();
+        }
+    }
+
+    /// Keeps the hold, and the connection. Says that what was sent has arrived.
+    fn keep(self) {
+        if self.told.parcel > 0 {
+            // Where the owner has ended there is nothing to say.
+            let _ = self.link.send(&self.request(Ask::Arrived, self.told.parcel, 0));
+        }
+        self.link.put_back();
+    }
+}
+
+fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) -> Result<AttachedBuffer> {
+    let owner = Owner::of(told);
+    let mut hold = Hold { link: owner.connect()?, told, is_held: false };
+    let held = match take(&mut hold) {
+        Ok(held) => held,
+        // An idle connection may have been closed since; a new one tells.
+        Err(error) if !hold.is_held && is_broken(&error) => {
+            hold = Hold { link: owner.connect()?, told, is_held: false };
+            take(&mut hold).map_err(|_| error)?
+        }
+        Err(error) => return Err(error),
+    };
+    let attached =
+        wait(&hold, held, stream).and_then(|()| match Attachment::known(&owner, told.block, memory.device) {
+            Some(attachment) => Ok((attachment, true)),
+            None => map(&hold, &owner, held, memory).map(|attachment| (attachment, false)),
+        });
+    match attached {
+        Ok((attachment, is_again)) => {
+            let (address, device) = (attachment.address(), memory.device);
+            if attachment.bytes != told.bytes {
+                retire(Use::Mapped(attachment), Until::at_once(), device);
+                hold.keep();
+                return Err(Error::internal("a token and its block are of different sizes"));
+            }
+            if is_again {
+                // The attachment has a hold already.
+                let _ = hold.link.send(&hold.request(Ask::LetGo, 0, 0));
+            }
+            hold.keep();
+            Ok(AttachedBuffer::new(Use::Mapped(attachment), address, told.bytes, memory))
+        }
+        Err(error) => {
+            hold.let_go();
+            Err(error)
+        }
+    }
+}
+
+/// Returns whether a connection failed, rather than what was asked for.
+fn is_broken(error: &Error) -> bool {
+    matches!(error.kind(), crate::error::ErrorKind::Unavailable(why) if why.contains("broke off"))
+}
+
+fn take(hold: &mut Hold<'_>) -> Result<Held> {
+    let (packet, _) = hold.ask(Ask::Hold, 0, 0)?;
+    hold.is_held = true;
+    Held::from_bytes(&packet)
+        .filter(|held| held.extents <= EXTENTS_MOST)
+        .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))
+}
+
+/// Has the stream wait for what was submitted before the block was shared.
+fn wait(hold: &Hold<'_>, held: Held, stream: &Stream) -> Result<()> {
+    let mut from = 0;
+    while from < held.events {
+        let count = (held.events - from).min(DESCRIPTORS as u32);
+        let (names, descriptors) = hold.ask(Ask::Events, from.into(), count)?;
+        let mut descriptors = descriptors.into_iter();
+        for name in names.as_chunks::<64>().0 {
+            let exported = ExportedEvent { name: *name, descriptor: descriptors.next() };
+            stream.wait(&Event::import(stream.device(), exported)?)?;
+        }
+        from += count;
+    }
+    Ok(())
+}
+
+/// Maps a block that is held.
+fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceMemory) -> Result<Arc<Attachment>> {
+    let mut all: Vec<Described> = Vec::new();
+    while all.len() < held.extents as usize {
+        let count = (held.extents as usize - all.len()).min(DESCRIBED) as u32;
+        let (packet, _) = hold.ask(Ask::Describe, all.len() as u64, count)?;
+        match described(&packet).filter(|described| !described.is_empty()) {
+            Some(described) => all.extend(described),
+            None => return Err(Error::internal("a process that shares memory describes less than it has")),
+        }
+    }
+    let mut extents: Vec<_> = all.iter().map(|each| known(owner, each.extent)).collect();
+    // The runs that are not here yet.
+    let mut missing = VecDeque::new();
+    let mut at = 0;
+    while at < extents.len() {
+        let run = extents[at..].iter().take(DESCRIPTORS).take_while(|known| known.is_none()).count();
+        if run > 0 {
+            missing.push_back(at..at + run);
+        }
+        at += run.max(1);
+    }
+    let mut asked = VecDeque::new();
+    while !(missing.is_empty() && asked.is_empty()) {
+        while asked.len() < UNDER_WAY
+            && let Some(run) = missing.pop_front()
+        {
+            hold.link.send(&hold.request(Ask::Extents, run.start as u64, run.len() as u32))?;
+            asked.push_back(run);
+        }
+        let Some(run) = asked.pop_front() else { break };
+        let outcome = take_up(hold, owner, &all, &run, memory.device, &mut extents);
+        if outcome.is_err() {
+            // What is still on its way is not the next request's answer.
+            asked.iter().try_for_each(|_| hold.link.receive().map(drop))?;
+        }
+        outcome?;
+    }
+    let extents: Option<Vec<_>> =
+        extents.into_iter().zip(&all).map(|(imported, each)| Some((imported?, each.bytes))).collect();
+    let extents = extents.ok_or_else(|| Error::internal("an extent was not taken up"))?;
+    let (owner, block, secret) = (Arc::clone(owner), hold.told.block, hold.told.secret);
+    Attachment::map(memory, Found { owner, block, secret, lead: held.lead, bytes: held.bytes, extents })
+}
+
+/// Takes up the extents of one answer. Their descriptors are closed then.
+fn take_up(
+    hold: &Hold<'_>,
+    owner: &Owner,
+    all: &[Described],
+    run: &std::ops::Range<usize>,
+    device: Device,
+    extents: &mut [Option<Arc<Imported>>],
+) -> Result<()> {
+    let (_, descriptors) = hold.answer()?;
+    if descriptors.len() != run.len() {
+        return Err(Error::internal("a process that shares memory sent fewer descriptors than it has extents"));
+    }
+    for (at, descriptor) in run.clone().zip(descriptors) {
+        extents[at] = Some(Imported::new(owner, all[at].extent, device, descriptor.as_fd())?);
+    }
+    Ok(())
+}

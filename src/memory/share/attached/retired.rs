@@ -1,0 +1,115 @@
+//! Attached memory that was freed: unmapped and let go once the work that used it is done.
+//!
+//! The broker's thread asks for that, so no caller waits, and the owner is told at once also where this process does nothing
+//! more with memory.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use log::debug;
+
+use super::attachment::Attachment;
+use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::Until;
+use crate::memory::share::broker;
+use crate::memory::share::sharing::SharedBlock;
+use crate::observe::target::MEMORY;
+use crate::sync::lock;
+
+/// What a buffer of attached memory has.
+#[derive(Clone, Debug)]
+pub(in crate::memory::share) enum Use {
+    /// Another process's memory.
+    Mapped(Arc<Attachment>),
+    /// This process's own, attached by itself.
+    Own(Arc<SharedBlock>),
+}
+
+#[derive(Debug)]
+struct Retired {
+    used: Use,
+    until: Until,
+    device: Device,
+}
+
+static RETIRED: Mutex<Vec<Retired>> = Mutex::new(Vec::new());
+
+/// Ends a use once `until` is done.
+pub(in crate::memory::share) fn retire(used: Use, until: Until, device: Device) {
+    lock(&RETIRED).push(Retired { used, until, device });
+    broker::ring();
+}
+
+/// Ends what is done, and returns whether anything is left.
+pub(in crate::memory::share) fn end_done() -> bool {
+    let retired = std::mem::take(&mut *lock(&RETIRED));
+    let mut left = Vec::new();
+    for mut one in retired {
+        let is_done = match DeviceCaches::known(one.device) {
+            Some(caches) => one.until.is_done(&caches.memory.events, false),
+            None => Ok(true),
+        };
+        match is_done {
+            Ok(true) => left.extend(end(one)),
+            Ok(false) => left.push(one),
+            Err(error) => {
+                debug!(target: MEMORY, "attached memory is not let go yet: {error}");
+                left.push(one);
+            }
+        }
+    }
+    let is_left = !left.is_empty();
+    lock(&RETIRED).append(&mut left);
+    is_left
+}
+
+/// Ends a use whose work is done; returns it where the driver refuses.
+fn end(Retired { used, device, .. }: Retired) -> Option<Retired> {
+    match used {
+        Use::Own(block) => block.sharing.let_go(),
+        Use::Mapped(attachment) => {
+            // Only this thread ends uses, so the last one is seen here.
+            if let Some(last) = Arc::into_inner(attachment)
+                && let Err((attachment, error)) = last.end()
+            {
+                debug!(target: MEMORY, "attached memory could not be unmapped: {error}");
+                return Some(Retired { used: Use::Mapped(Arc::new(attachment)), until: Until::at_once(), device });
+            }
+        }
+    }
+    None
+}
+
+/// When to ask again: soon after something was retired, then ever less often.
+#[derive(Debug, Default)]
+pub(in crate::memory::share) struct Soon {
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+impl Soon {
+    const FIRST: Duration = Duration::from_micros(100);
+    const LONGEST: Duration = Duration::from_millis(10);
+
+    /// Asks at once.
+    pub(in crate::memory::share) fn begin(&mut self) {
+        self.next = Some(Instant::now());
+        self.pause = Self::FIRST;
+    }
+
+    /// Returns how long it is until then.
+    pub(in crate::memory::share) fn next(&self) -> Option<Duration> {
+        self.next.map(|next| next.saturating_duration_since(Instant::now()))
+    }
+
+    pub(in crate::memory::share) fn is_due(&self) -> bool {
+        self.next.is_some_and(|next| next <= Instant::now())
+    }
+
+    /// Notes that it was asked, and whether anything is left.
+    pub(in crate::memory::share) fn note(&mut self, is_left: bool) {
+        self.next = is_left.then(|| Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(Self::LONGEST);
+    }
+}

@@ -1,0 +1,95 @@
+//! Blocks that travel: a process shares one by a token, and others of the same user attach it.
+//!
+//! The owner's side (`sharing/`): the books of what is shared, and one thread (`broker.rs`) that listens under a random name,
+//! sends descriptors of the block's extents to processes that show the token's secret, and learns from pidfds which of them
+//! have ended. A shared block that is freed waits until every process has let go, as one waits for streams.
+//! The other side (`attached/`) asks, maps what it gets, and has the stream wait for the owner's event. What is freed is
+//! unmapped and let go by a thread of its own process once its work is done, so that the owner is told only of work that is
+//! over, and needs no event of another process.
+
+mod attached;
+mod broker;
+mod secret;
+mod sharing;
+mod socket;
+mod token;
+mod wire;
+
+use std::sync::Arc;
+
+use rustix::process::geteuid;
+
+use self::sharing::{SharedBlock, parcels, peers, shared};
+use self::token::Told;
+use super::serve::Allocation;
+use crate::error::Result;
+use crate::ids::Device;
+use crate::process;
+use crate::runtime::{Stream, get};
+
+pub(in crate::memory) use attached::{AttachedBuffer, attach};
+pub(in crate::memory) use sharing::parcels::Kept;
+pub(in crate::memory) use sharing::shared::refuse_held;
+pub use token::ShareToken;
+
+/// Shares a block of so many bytes, after what was submitted to the stream so far; with `kept`, which keeps the block, until
+/// another process has attached it.
+///
+/// # Errors
+/// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).
+pub(in crate::memory) fn share(
+    block: Allocation,
+    bytes: u64,
+    stream: &Stream,
+    kept: Option<Kept>,
+) -> Result<ShareToken> {
+    process::refuse_forked()?;
+    let (memory, runtime) = (block.cache.memory, get()?);
+    let name = broker::start()?;
+    let boot = token::boot()?;
+    let uuid = runtime.device_uuid(memory.device)?;
+    let shared = shared::share(block, bytes, stream)?;
+    let parcel = kept.map_or(0, |kept| parcels::keep(shared.number, memory, bytes, kept));
+    Ok(ShareToken::new(&Told {
+        kind: token::number_of(runtime.kind()),
+        boot,
+        user: geteuid().as_raw(),
+        process: std::process::id(),
+        name,
+        secret: shared.secret,
+        block: shared.number,
+        parcel,
+        bytes,
+        device: uuid,
+    }))
+}
+
+/// A block that other processes hold, as a summary tells of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SharedSummary {
+    /// The block's address.
+    pub address: u64,
+    /// Its bytes, as asked for.
+    pub bytes: u64,
+    /// Whether this process has freed it, and only others keep it.
+    pub is_freed: bool,
+    /// The processes that have attached it.
+    pub processes: Vec<i32>,
+}
+
+/// Returns the device's shared blocks that other processes have attached.
+pub fn shared_blocks(device: Device) -> Vec<SharedSummary> {
+    if process::is_forked() {
+        return Vec::new();
+    }
+    let on_device =
+        |shared: &Arc<SharedBlock>| shared.block.cache.memory.device == device && shared.sharing.holders() > 0;
+    let summarize = |shared: Arc<SharedBlock>| SharedSummary {
+        address: shared.block.address(),
+        bytes: shared.bytes,
+        is_freed: shared.sharing.is_freed(),
+        processes: peers::holders(shared.number),
+    };
+    shared::all().into_iter().filter(on_device).map(summarize).collect()
+}

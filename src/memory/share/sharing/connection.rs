@@ -1,0 +1,224 @@
+//! A process that has connected: its requests are answered one after the other, and what takes too long ends it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+
+use super::events::Recorded;
+use super::shared::{self, SharedBlock};
+use super::{parcels, peers};
+use crate::error::Result;
+use crate::memory::device::with_device;
+use crate::memory::share::socket;
+use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, describe, refusal};
+use crate::process::{Peer, peer_of};
+
+/// How long a process may take to say what it wants, or to take what it asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An answer that there was no room for yet.
+#[derive(Debug)]
+struct Answer {
+    packet: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// The block that a process is just taking up.
+#[derive(Debug)]
+struct Current {
+    block: u64,
+    extents: Vec<Described>,
+    events: Vec<Arc<Recorded>>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(in crate::memory::share) struct Connection {
+    socket: OwnedFd,
+    process: i32,
+    /// When it ends unless it goes on; none for one that has shown a token and has all that it asked for.
+    deadline: Option<Instant>,
+    answer: Option<Answer>,
+    current: Option<Current>,
+}
+
+impl Connection {
+    /// Takes a process in, if it is this user's.
+    pub(in crate::memory::share) fn new(socket: OwnedFd) -> Option<Self> {
+        let Peer { process, user } = peer_of(socket.as_fd()).ok()?;
+        is_welcome(user, geteuid().as_raw()).then(|| Self {
+            socket,
+            process,
+            deadline: Some(Instant::now() + PATIENCE),
+            answer: None,
+            current: None,
+        })
+    }
+
+    pub(in crate::memory::share) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(in crate::memory::share) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Returns whether an answer waits for room.
+    pub(in crate::memory::share) const fn is_answering(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Does what can be done without waiting; false once the connection is over.
+    pub(in crate::memory::share) fn go_on(&mut self) -> bool {
+        if self.answer.is_some() {
+            return self.send();
+        }
+        match socket::receive(self.socket.as_fd()) {
+            Ok(None) => true,
+            Ok(Some(packet)) => match Request::from_bytes(&packet.bytes) {
+                Some(request) => self.answer(&request),
+                // Its end, or rubbish.
+                None => false,
+            },
+            Err(_) => false,
+        }
+    }
+
+    fn answer(&mut self, request: &Request) -> bool {
+        let is_known = match request.ask {
+            Ask::Hold => shared::find(request.block),
+            _ => peers::held(self.process, request.block),
+        };
+        let block = match is_known.filter(|block| block.secret.is(&request.secret.0)) {
+            Some(block) => block,
+            None if matches!(request.ask, Ask::LetGo | Ask::Arrived) => return true,
+            None => return self.put(Answer { packet: refusal(Status::Refused, FREED), descriptors: Vec::new() }),
+        };
+        self.deadline = None;
+        let answer = match request.ask {
+            Ask::Hold => self.hold(&block),
+            Ask::Describe => self.described(request),
+            Ask::Extents => self.extents(&block, request),
+            Ask::Events => self.events(request),
+            Ask::LetGo => {
+                self.current = self.current.take().filter(|current| current.block != request.block);
+                peers::let_go(self.process, request.block);
+                return true;
+            }
+            Ask::Arrived => {
+                drop(parcels::arrived(request.from, request.block));
+                return true;
+            }
+        };
+        self.put(answer.unwrap_or_else(|packet| Answer { packet, descriptors: Vec::new() }))
+    }
+
+    fn hold(&mut self, block: &Arc<SharedBlock>) -> std::result::Result<Answer, Vec<u8>> {
+        if !block.sharing.hold() {
+            return Err(refusal(Status::Refused, FREED));
+        }
+        // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.
+        let (lead, extents) = match block.extents() {
+            Ok(found) => found,
+            Err(error) => {
+                block.sharing.let_go();
+                return Err(refusal(Status::Failed, &error.to_string()));
+            }
+        };
+        if let Err(why) = peers::add(self.process, block) {
+            block.sharing.let_go();
+            return Err(refusal(Status::Failed, &why));
+        }
+        let events = block.events();
+        let held = Held { lead, bytes: block.bytes, extents: extents.len() as u32, events: events.len() as u32 };
+        self.current = Some(Current { block: block.number, extents, events });
+        Ok(Answer { packet: held.to_bytes(), descriptors: Vec::new() })
+    }
+
+    /// Returns the part of a list that a request asks for.
+    fn part<'a, T>(all: &'a [T], request: &Request, most: usize) -> &'a [T] {
+        let from = usize::try_from(request.from).unwrap_or(usize::MAX).min(all.len());
+        let count = (request.count as usize).min(most).min(all.len() - from);
+        &all[from..from + count]
+    }
+
+    fn current(&self, request: &Request) -> std::result::Result<&Current, Vec<u8>> {
+        let current = self.current.as_ref().filter(|current| current.block == request.block);
+        current.ok_or_else(|| refusal(Status::Refused, "nothing is being attached by this connection"))
+    }
+
+    fn described(&self, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
+        let packet = describe(Self::part(&self.current(request)?.extents, request, DESCRIBED));
+        Ok(Answer { packet, descriptors: Vec::new() })
+    }
+
+    fn extents(&self, block: &SharedBlock, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
+        let part = Self::part(&self.current(request)?.extents, request, DESCRIPTORS);
+        let device = block.block.cache.memory.device;
+        let exported = with_device(device, |runtime| {
+            // SAFETY: the process holds the block, so its extents are alive and stay where they are.
+            part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<Vec<_>>>()
+        });
+        match exported {
+            Ok(descriptors) => Ok(Answer { packet: vec![Status::Given as u8], descriptors }),
+            Err(error) => Err(refusal(Status::Failed, &error.to_string())),
+        }
+    }
+
+    fn events(&self, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
+        let part = Self::part(&self.current(request)?.events, request, DESCRIPTORS);
+        let (mut packet, mut descriptors) = (vec![Status::Given as u8], Vec::new());
+        for event in part.iter().filter_map(|recorded| recorded.event()) {
+            match event.export() {
+                Ok(exported) => {
+                    packet.extend(exported.name);
+                    descriptors.extend(exported.descriptor);
+                }
+                Err(error) => return Err(refusal(Status::Failed, &error.to_string())),
+            }
+        }
+        Ok(Answer { packet, descriptors })
+    }
+
+    fn put(&mut self, answer: Answer) -> bool {
+        self.answer = Some(answer);
+        self.deadline = Some(Instant::now() + PATIENCE);
+        self.send()
+    }
+
+    fn send(&mut self) -> bool {
+        let Some(Answer { packet, descriptors }) = &self.answer else { return true };
+        match socket::send(self.socket.as_fd(), packet, descriptors) {
+            Ok(true) => {
+                // The descriptors are closed here.
+                self.answer = None;
+                // Who has shown no token is to do so in time.
+                self.deadline = self.current.is_none().then(|| Instant::now() + PATIENCE);
+                true
+            }
+            Ok(false) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+const FREED: &str =
+    "the buffer was freed, or never shared: keep it in the process that shares it until it was attached";
+
+/// Returns whether a process of a user may connect to one of `own`.
+const fn is_welcome(user: u32, own: u32) -> bool {
+    user == own
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::memory::share::is_welcome;
+
+    #[test]
+    fn a_process_of_another_user_is_not_welcome() {
+        assert!(is_welcome(1000, 1000));
+        assert!(!is_welcome(1001, 1000) && !is_welcome(0, 1000) && !is_welcome(1000, 0));
+    }
+}

@@ -1,0 +1,137 @@
+//! Packets over Unix sockets with names that are in no file system, and the descriptors that come along.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    recvmsg, sendmsg, socket_with,
+};
+
+use super::wire::{DESCRIPTORS, PACKET};
+
+/// How many processes may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+fn new() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
+    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(SocketAddrUnix::new_abstract_name(format!("gpupool-share-{digits}").as_bytes())?)
+}
+
+/// Listens under a name.
+pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    let socket = new()?;
+    bind(&socket, &address(name)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Connects to who listens under a name; `WouldBlock` while too many others wait to be accepted.
+pub(super) fn connected(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    let socket = new()?;
+    connect(&socket, &address(name)?)?;
+    Ok(socket)
+}
+
+/// Accepts a process that has connected; none if there is none.
+pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends a packet, or returns false where there is no room for it now.
+pub(super) fn send(socket: BorrowedFd<'_>, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !along.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    match sendmsg(socket, &[IoSlice::new(packet)], &mut along, SendFlags::NOSIGNAL) {
+        Ok(sent) if sent == packet.len() => Ok(true),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        // The last one: more descriptors of this user are on their way than it may have open.
+        Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A packet that came.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) bytes: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// Whether descriptors were lost, for this process may have no more.
+    pub(super) is_cut: bool,
+}
+
+/// Receives a packet; none where there is none yet. An empty one is the end.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+    let mut bytes = vec![0; PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
+    let received = match received {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut descriptors = Vec::new();
+    for message in along.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    bytes.truncate(received.bytes);
+    Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::share::secret::random;
+
+    #[test]
+    fn packets_and_descriptors_arrive_whole() {
+        let name = random().unwrap();
+        let listener = listener(&name).unwrap();
+        assert!(accepted(&listener).unwrap().is_none());
+        let one = connected(&name).unwrap();
+        let other = accepted(&listener).unwrap().unwrap();
+        assert!(receive(other.as_fd()).unwrap().is_none());
+        assert!(send(one.as_fd(), b"first", &[listener.try_clone().unwrap()]).unwrap());
+        assert!(send(one.as_fd(), b"second", &[]).unwrap());
+        let first = receive(other.as_fd()).unwrap().unwrap();
+        assert_eq!((first.bytes.as_slice(), first.descriptors.len(), first.is_cut), (&b"first"[..], 1, false));
+        let second = receive(other.as_fd()).unwrap().unwrap();
+        assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
+        drop(one);
+        assert!(receive(other.as_fd()).unwrap().unwrap().bytes.is_empty());
+        drop(listener);
+        assert!(connected(&random().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_packet_that_is_too_large_is_refused() {
+        let name = random().unwrap();
+        let listener = listener(&name).unwrap();
+        let one = connected(&name).unwrap();
+        let other = accepted(&listener).unwrap().unwrap();
+        assert!(send(one.as_fd(), &vec![1; PACKET + 1], &[]).unwrap());
+        assert!(receive(other.as_fd()).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! What processes say to each other of shared blocks: one packet each, of a bounded size.
+
+use super::secret::Secret;
+use crate::runtime::Extent;
+
+/// The largest packet.
+pub(super) const PACKET: usize = 8 << 10;
+/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
+/// them while the other takes them up.
+pub(super) const DESCRIPTORS: usize = 8;
+/// The most extents that one packet describes.
+pub(super) const DESCRIBED: usize = 256;
+const MAGIC: u32 = 0x6873_7067;
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(super) enum Ask {
+    /// To hold a block, and be told what it consists of.
+    Hold = 1,
+    /// Numbers and sizes of extents, from one on.
+    Describe,
+    /// Descriptors of extents, from one on.
+    Extents,
+    /// Names of events, from one on, which stand for what was submitted before the block was shared.
+    Events,
+    /// Nothing: a hold is over, and the work is done.
+    LetGo,
+    /// Nothing: what was sent by a queue has arrived.
+    Arrived,
+}
+
+impl Ask {
+    const ALL: [Self; 6] = [Self::Hold, Self::Describe, Self::Extents, Self::Events, Self::LetGo, Self::Arrived];
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) ask: Ask,
+    pub(super) secret: Secret,
+    pub(super) block: u64,
+    /// The first that is asked for; of [`Ask::Arrived`] the number of what was sent.
+    pub(super) from: u64,
+    pub(super) count: u32,
+}
+
+pub(super) const REQUEST: usize = 44;
+
+impl Request {
+    pub(super) fn to_bytes(self) -> [u8; REQUEST] {
+        let mut bytes = [0; REQUEST];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(self.ask as u32).to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.secret.0);
+        bytes[24..32].copy_from_slice(&self.block.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.from.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a request; none if the bytes are none.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
+        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
+        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+        if word(0)? != MAGIC {
+            return None;
+        }
+        let ask = word(4)?;
+        let ask = Ask::ALL.into_iter().find(|known| *known as u32 == ask)?;
+        let secret = Secret(bytes[8..24].try_into().ok()?);
+        Some(Self { ask, secret, block: long(24)?, from: long(32)?, count: word(40)? })
+    }
+}
+
+/// Whether what was asked for is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Status {
+    Given = 0,
+    /// There is no such block, or no more; the rest says why.
+    Refused,
+    /// The system or the driver refused; the rest says why.
+    Failed,
+}
+
+/// What [`Ask::Hold`] is answered with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Held {
+    /// Where the block starts in its first extent, in bytes.
+    pub(super) lead: u64,
+    pub(super) bytes: u64,
+    pub(super) extents: u32,
+    pub(super) events: u32,
+}
+
+impl Held {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = vec![Status::Given as u8];
+        bytes.extend(self.lead.to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
+        bytes.extend(self.extents.to_le_bytes());
+        bytes.extend(self.events.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 24] = bytes.try_into().ok()?;
+        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
+        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+        Some(Self { lead: long(0)?, bytes: long(8)?, extents: word(16)?, events: word(20)? })
+    }
+}
+
+/// An extent as its owner describes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Described {
+    /// As the owner's driver numbers it.
+    pub(super) extent: Extent,
+    pub(super) bytes: u64,
+}
+
+pub(super) fn describe(extents: &[Described]) -> Vec<u8> {
+    let mut bytes = vec![Status::Given as u8];
+    for Described { extent, bytes: size } in extents {
+        bytes.extend(extent.number().to_le_bytes());
+        bytes.extend(size.to_le_bytes());
+    }
+    bytes
+}
+
+/// Reads what [`describe`] wrote, without its status.
+pub(super) fn described(bytes: &[u8]) -> Option<Vec<Described>> {
+    let long = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
+    let read = |each: &[u8]| {
+        Some(Described { extent: Extent::from_number(long(each.get(..8)?)?), bytes: long(each.get(8..)?)? })
+    };
+    bytes.chunks(16).map(read).collect()
+}
+
+/// Returns a refusal as a packet.
+pub(super) fn refusal(status: Status, why: &str) -> Vec<u8> {
+    let mut bytes = vec![status as u8];
+    let mut end = why.len().min(PACKET / 2);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    bytes.extend(&why.as_bytes()[..end]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_travel_and_rubbish_is_none() {
+        for ask in Ask::ALL {
+            let request = Request { ask, secret: Secret([7; 16]), block: 1 << 40, from: 1 << 50, count: 9 };
+            let bytes = request.to_bytes();
+            let read = Request::from_bytes(&bytes).unwrap();
+            assert!(read.secret.is(&[7; 16]));
+            assert_eq!((read.ask, read.block, read.from, read.count), (ask, 1 << 40, 1 << 50, 9));
+            assert!(Request::from_bytes(&bytes[1..]).is_none());
+        }
+        assert!(Request::from_bytes(&[0; REQUEST]).is_none() && Request::from_bytes(b"").is_none());
+        let mut unknown = Request { ask: Ask::Hold, secret: Secret([0; 16]), block: 0, from: 0, count: 0 }.to_bytes();
+        unknown[4] = 77;
+        assert!(Request::from_bytes(&unknown).is_none());
+    }
+
+    #[test]
+    fn answers_travel_and_rubbish_is_none() {
+        let held = Held { lead: 1, bytes: 2, extents: 3, events: 4 };
+        assert_eq!(Held::from_bytes(&held.to_bytes()[1..]), Some(held));
+        assert_eq!(Held::from_bytes(&[0; 23]), None);
+        let extents = [1, 2].map(|number| Described { extent: Extent::from_number(number), bytes: number << 21 });
+        assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
+        assert_eq!(described(&[0; 17]), None);
+        let long = "\u{e9}".repeat(PACKET);
+        assert!(refusal(Status::Failed, &long).len() <= PACKET);
+    }
+}
