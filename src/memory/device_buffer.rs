@@ -1,13 +1,12 @@
 //! A block of device memory that frees itself.
 
 use std::mem;
-use std::sync::Arc;
 
 use super::pool::{self, PoolId};
 #[cfg(feature = "python")]
 use super::serve::Attempt;
 use super::serve::{self, Allocation};
-use super::share::{self, AttachedBuffer, Kept, ShareToken};
+use super::share::{self, AttachedBuffer, ShareToken};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
@@ -271,18 +270,19 @@ impl DeviceBuffer {
     pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
         process::refuse_forked()?;
         let block = self.shareable()?;
-        share::share(block, self.bytes, stream, None)
+        share::share(block, self.bytes, stream, false)
     }
 
-    /// As [`DeviceBuffer::share`], and keeps the buffer until it was attached once.
+    /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at once. Of a
+    /// token that is never attached it stays to the end of the process, and [`memory_stats`](crate::memory_stats) counts it as
+    /// sent.
     ///
     /// # Errors
     /// As [`DeviceBuffer::share`].
-    pub fn send(self: &Arc<Self>, stream: &Stream) -> Result<ShareToken> {
+    pub fn send(&self, stream: &Stream) -> Result<ShareToken> {
         process::refuse_forked()?;
         let block = self.shareable()?;
-        let kept: Kept = Arc::<Self>::clone(self);
-        share::share(block, self.bytes, stream, Some(kept))
+        share::share(block, self.bytes, stream, true)
     }
 
     fn shareable(&self) -> Result<Allocation> {

@@ -23,6 +23,12 @@ impl Sharing {
         self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
+    /// As [`Sharing::hold`] for one who was sent the block by a holder: also where it was freed, as long as there is one.
+    pub(in crate::memory) fn hold_again(&self) -> bool {
+        let more = |state: u64| (state & !FREED > 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
     pub(in crate::memory) fn number(&self) -> u64 {
         self.number.load(Ordering::Relaxed)
     }
@@ -62,11 +68,14 @@ mod tests {
         assert!(sharing.hold() && sharing.hold());
         sharing.end();
         assert!(!sharing.hold());
+        assert!(sharing.hold_again());
+        sharing.let_go();
         assert!((sharing.holders(), sharing.is_freed()) == (2, true));
         sharing.let_go();
         sharing.let_go();
         // One too many changes nothing.
         sharing.let_go();
         assert!((sharing.holders(), sharing.is_freed()) == (0, true));
+        assert!(!sharing.hold_again());
     }
 }

@@ -22,34 +22,32 @@ use rustix::process::geteuid;
 use self::sharing::{SharedBlock, parcels, peers, shared};
 use self::token::Told;
 use super::serve::Allocation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::{Stream, get};
 
 pub(in crate::memory) use attached::{AttachedBuffer, attach};
-pub(in crate::memory) use sharing::parcels::Kept;
 pub(in crate::memory) use sharing::shared::refuse_held;
 pub use token::ShareToken;
 
-/// Shares a block of so many bytes, after what was submitted to the stream so far; with `kept`, which keeps the block, until
+/// Shares a block of so many bytes, after what was submitted to the stream so far; one that `is_sent` is held until
 /// another process has attached it.
 ///
 /// # Errors
 /// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).
-pub(in crate::memory) fn share(
-    block: Allocation,
-    bytes: u64,
-    stream: &Stream,
-    kept: Option<Kept>,
-) -> Result<ShareToken> {
+pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
     process::refuse_forked()?;
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
     let boot = token::boot()?;
     let uuid = runtime.device_uuid(memory.device)?;
     let shared = shared::share(block, bytes, stream)?;
-    let parcel = kept.map_or(0, |kept| parcels::keep(shared.number, memory, bytes, kept));
+    let parcel = if is_sent {
+        parcels::hold(&shared).ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?
+    } else {
+        0
+    };
     Ok(ShareToken::new(&Told {
         kind: token::number_of(runtime.kind()),
         boot,

@@ -40,7 +40,7 @@ pub(super) struct Request {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Arrived`] the number of what was sent.
+    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number of what was sent, or 0.
     pub(super) from: u64,
     pub(super) count: u32,
 }

@@ -83,7 +83,7 @@ fn device_with(runtime: &dyn Runtime, uuid: &DeviceUuid) -> Result<Device> {
 /// Takes up a block of this process itself: the same memory, kept until this use of it is freed as well.
 fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
     let block = shared::find(told.block).filter(|block| block.secret.is(&told.secret.0));
-    let block = block.filter(|block| block.sharing.hold());
+    let block = block.filter(|block| parcels::hold_for_another(block, told.parcel));
     let block = block.ok_or_else(|| freed(&told.process))?;
     if block.block.cache.memory.device != memory.device {
         block.sharing.let_go();
@@ -96,7 +96,7 @@ fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuff
         block.sharing.let_go();
         return Err(error);
     }
-    drop(parcels::arrived(told.parcel, told.block));
+    parcels::arrived(told.parcel, &block);
     let address = block.block.address();
     Ok(AttachedBuffer::new(Use::Own(block), address, told.bytes, memory))
 }
@@ -203,7 +203,7 @@ fn is_broken(error: &Error) -> bool {
 }
 
 fn take(hold: &mut Hold<'_>) -> Result<Held> {
-    let (packet, _) = hold.ask(Ask::Hold, 0, 0)?;
+    let (packet, _) = hold.ask(Ask::Hold, hold.told.parcel, 0)?;
     hold.is_held = true;
     Held::from_bytes(&packet)
         .filter(|held| held.extents <= EXTENTS_MOST)

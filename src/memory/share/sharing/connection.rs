@@ -98,7 +98,7 @@ impl Connection {
         };
         self.deadline = None;
         let answer = match request.ask {
-            Ask::Hold => self.hold(&block),
+            Ask::Hold => self.hold(&block, request.from),
             Ask::Describe => self.described(request),
             Ask::Extents => self.extents(&block, request),
             Ask::Events => self.events(request),
@@ -108,15 +108,15 @@ impl Connection {
                 return true;
             }
             Ask::Arrived => {
-                drop(parcels::arrived(request.from, request.block));
+                parcels::arrived(request.from, &block);
                 return true;
             }
         };
         self.put(answer.unwrap_or_else(|packet| Answer { packet, descriptors: Vec::new() }))
     }
 
-    fn hold(&mut self, block: &Arc<SharedBlock>) -> std::result::Result<Answer, Vec<u8>> {
-        if !block.sharing.hold() {
+    fn hold(&mut self, block: &Arc<SharedBlock>, parcel: u64) -> std::result::Result<Answer, Vec<u8>> {
+        if !parcels::hold_for_another(block, parcel) {
             return Err(refusal(Status::Refused, FREED));
         }
         // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.

@@ -1,55 +1,52 @@
-//! What was sent to a process that has not taken it up yet: kept, so that the sender need not keep it.
+//! What was sent to a process that has not taken it up yet: held, so that the sender need not keep it.
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use crate::memory::device::DeviceMemory;
+use super::SharedBlock;
 use crate::sync::lock;
-
-/// What keeps a block: a buffer.
-pub(in crate::memory) type Kept = Arc<dyn Any + Send + Sync>;
-
-struct Parcel {
-    block: u64,
-    memory: &'static DeviceMemory,
-    bytes: u64,
-    kept: Kept,
-}
-
-impl fmt::Debug for Parcel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parcel").field("block", &self.block).field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
 
 #[derive(Debug)]
 struct Parcels {
-    by_number: BTreeMap<u64, Parcel>,
+    by_number: BTreeMap<u64, Arc<SharedBlock>>,
     next: u64,
 }
 
 static PARCELS: Mutex<Parcels> = Mutex::new(Parcels { by_number: BTreeMap::new(), next: 1 });
 
-/// Keeps something of a shared block until the returned number has arrived.
-pub(in crate::memory::share) fn keep(block: u64, memory: &'static DeviceMemory, bytes: u64, kept: Kept) -> u64 {
-    memory.sent.fetch_add(bytes, Ordering::Relaxed);
+/// Holds a block until the returned number has arrived; none if it was freed.
+pub(in crate::memory::share) fn hold(block: &Arc<SharedBlock>) -> Option<u64> {
+    if !block.sharing.hold() {
+        return None;
+    }
+    block.memory().sent.fetch_add(block.bytes, Ordering::Relaxed);
     let mut parcels = lock(&PARCELS);
     let number = parcels.next;
     parcels.next += 1;
-    parcels.by_number.insert(number, Parcel { block, memory, bytes, kept });
-    number
+    parcels.by_number.insert(number, Arc::clone(block));
+    Some(number)
 }
 
-/// Returns what was kept of a block under a number, which has arrived. It is dropped with no lock held.
-pub(in crate::memory::share) fn arrived(number: u64, block: u64) -> Option<Kept> {
-    let mut parcels = lock(&PARCELS);
-    if parcels.by_number.get(&number)?.block != block {
-        return None;
+/// Returns whether a block was sent under a number, and has not arrived.
+pub(super) fn is_under_way(number: u64, block: &SharedBlock) -> bool {
+    number > 0 && lock(&PARCELS).by_number.get(&number).is_some_and(|sent| sent.number == block.number)
+}
+
+/// Holds a block for a process that has its token: also one that was freed, where the token was sent and has not arrived.
+pub(in crate::memory::share) fn hold_for_another(block: &SharedBlock, parcel: u64) -> bool {
+    if is_under_way(parcel, block) { block.sharing.hold_again() } else { block.sharing.hold() }
+}
+
+/// Ends what was held of a block under a number, which has arrived.
+pub(in crate::memory::share) fn arrived(number: u64, block: &SharedBlock) {
+    let sent = {
+        let mut parcels = lock(&PARCELS);
+        let is_its = parcels.by_number.get(&number).is_some_and(|sent| sent.number == block.number);
+        if is_its { parcels.by_number.remove(&number) } else { None }
+    };
+    if let Some(sent) = sent {
+        sent.memory().sent.fetch_sub(sent.bytes, Ordering::Relaxed);
+        sent.sharing.let_go();
     }
-    let parcel = parcels.by_number.remove(&number)?;
-    parcel.memory.sent.fetch_sub(parcel.bytes, Ordering::Relaxed);
-    Some(parcel.kept)
 }

@@ -8,6 +8,7 @@ use super::events::Recorded;
 use crate::error::{Error, Result};
 use crate::ids::CaptureStatus;
 use crate::memory::cache::Sharing;
+use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{self, Pool};
 use crate::memory::serve::{Allocation, check_live};
 use crate::memory::share::secret::Secret;
@@ -140,8 +141,8 @@ pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
     let held: Vec<_> = blocks.iter().filter(is_held).collect();
     let Some(first) = held.first() else { return Ok(()) };
     Err(Error::unavailable(format!(
-        "pool {} on {} cannot fall asleep: other processes have attached {} of its blocks, the first at {:#x}, whose memory \
-         must stay. Free the attached buffers there first, or end those processes",
+        "pool {} on {} cannot fall asleep: other processes have attached {} of its blocks, or were sent them, the first at \
+         {:#x}, whose memory must stay. Free the attached buffers there first, or end those processes",
         pool.label(),
         pool.memory.device,
         held.len(),
@@ -150,6 +151,10 @@ pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
 }
 
 impl SharedBlock {
+    pub(super) fn memory(&self) -> &'static DeviceMemory {
+        self.block.cache.memory
+    }
+
     /// Forgets the events whose work is done, and returns them.
     fn take_done(&self) -> Vec<Arc<Recorded>> {
         let events = lock(&self.events).clone();

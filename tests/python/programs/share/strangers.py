@@ -1,0 +1,170 @@
+"""Processes that send rubbish, stall, guess, or have tokens of elsewhere: they get nothing, and harm no other."""
+
+import os
+import secrets
+import socket
+import struct
+import sys
+
+import gpupool
+from errors import assert_says, raised
+from gpupool import _native
+from other_process import MIB, attach, content, free, other_process
+from waiting import wait_until
+
+# Where a token has what.
+FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK = 4, 6, 9, 12, 28, 32, 36, 52, 68
+HOLD, EXTENTS = 1, 3
+
+
+def changed(token: gpupool.ShareToken, at: int, data: bytes) -> bytes:
+    """Return a token's bytes with some of them changed."""
+    copy = bytearray(bytes(token))
+    copy[at : at + len(data)] = data
+    return bytes(copy)
+
+
+def address_of(token: gpupool.ShareToken) -> bytes:
+    """Return the name that the owner listens under."""
+    return b"\0gpupool-share-" + bytes(token)[NAME : NAME + 16].hex().encode()
+
+
+def connected(token: gpupool.ShareToken) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(40)
+    connection.connect(address_of(token))
+    return connection
+
+
+def request(token: gpupool.ShareToken, ask: int, secret: bytes | None = None, block: int | None = None) -> bytes:
+    secret = bytes(token)[SECRET : SECRET + 16] if secret is None else secret
+    block = struct.unpack_from("<Q", bytes(token), BLOCK)[0] if block is None else block
+    return struct.pack("<II16sQQI", 0x68737067, ask, secret, block, 0, 8)
+
+
+def descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+    data, received, _, _ = socket.recv_fds(connection, 8192, 32)
+    return data, received
+
+
+def others_are_served(token: gpupool.ShareToken) -> None:
+    """Check that a well-behaved process still gets the buffer."""
+    with other_process() as other:
+        other.call(attach, token)
+        assert other.call(content) == {1}
+        other.call(free)
+
+
+def shared() -> tuple[gpupool.DeviceBuffer, gpupool.ShareToken]:
+    buffer = gpupool.empty(MIB)
+    buffer.fill(1)
+    return buffer, buffer.share()
+
+
+def rubbish() -> None:
+    _buffer, token = shared()
+    for data in (b"x", b"\0" * 44, b"GET / HTTP/1.1", os.urandom(8192), os.urandom(60_000), request(token, 77)):
+        with connected(token) as connection:
+            connection.send(data)
+            assert connection.recv(100) == b"", "rubbish was answered"
+    others_are_served(token)
+
+
+def stalling() -> None:
+    _buffer, token = shared()
+    silent = [connected(token) for _ in range(200)]
+    # One that asks and asks, and takes no answer.
+    greedy = connected(token)
+    greedy.setblocking(False)
+    greedy.send(request(token, HOLD))
+    try:
+        for _ in range(100_000):
+            greedy.send(request(token, EXTENTS))
+    except BlockingIOError:
+        pass
+    others_are_served(token)
+    assert len(os.listdir("/proc/self/fd")) < 1000
+    for connection in silent[1:]:
+        connection.close()
+    # The rest is put out when it has taken too long.
+    assert silent[0].recv(100) == b""
+    greedy.close()
+
+
+def guesses() -> None:
+    _buffer, token = shared()
+    with connected(token) as connection:
+        for wrong in (
+            request(token, HOLD, secret=secrets.token_bytes(16)),
+            request(token, HOLD, secret=bytes(16)),
+            request(token, HOLD, block=99),
+            # Without a hold.
+            request(token, EXTENTS),
+        ):
+            connection.send(wrong)
+            data, received = descriptors(connection)
+            assert (data[0], received) == (1, []), data
+        connection.send(request(token, HOLD))
+        data, received = descriptors(connection)
+        assert (data[0], received) == (0, [])
+        connection.send(request(token, EXTENTS, secret=secrets.token_bytes(16)))
+        assert descriptors(connection)[0][0] == 1
+        connection.send(request(token, EXTENTS))
+        data, received = descriptors(connection)
+        assert data[0] == 0 and len(received) == 1
+        os.close(received[0])
+    others_are_served(token)
+
+
+def tokens_of_elsewhere() -> None:
+    _buffer, token = shared()
+    user = struct.pack("<I", os.geteuid() + 1)
+    for data, words in (
+        (changed(token, BOOT, secrets.token_bytes(16)), ("another machine", "send the content")),
+        (changed(token, USER, user), (f"made by user {os.geteuid() + 1}", "one user")),
+        (changed(token, KIND, b"\1"), ("runtime cuda", "GPUPOOL_RUNTIME")),
+        (changed(token, FORMAT, b"\2\0\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
+        (changed(token, 0, b"ABCD"), ("no token",)),
+        (bytes(token)[:-1], ("107",)),
+        (b"", ("no token",)),
+        (changed(token, len(bytes(token)) - 16, bytes(16)), ("does not see", "CUDA_VISIBLE_DEVICES")),
+    ):
+        assert_says(raised(gpupool.InvalidValue, lambda data=data: gpupool.attach(data)), *words)
+    for data in ("text", 7, None):
+        assert_says(raised(TypeError, lambda data=data: gpupool.attach(data)), "attach takes a ShareToken")
+    with other_process() as other:
+        name, why = other.refusal(attach, changed(token, SECRET, bytes(16)))
+        assert name == "InvalidValue" and "does not share the buffer" in why, why
+        # Nothing listens there: this process lives, and its socket is not to be had.
+        name, why = other.refusal(attach, changed(token, NAME, bytes(16)))
+        assert name == "Unavailable" and "network namespace" in why, why
+        name, why = other.refusal(attach, changed(changed(token, NAME, bytes(16)), PROCESS, struct.pack("<I", 2**22 + 1)))
+        assert name == "Unavailable" and "has ended" in why, why
+
+
+def nothing_is_left_in_the_file_system() -> None:
+    _buffer, token = shared()
+    with open("/proc/net/unix") as sockets:
+        assert any(("@" + address_of(token)[1:].decode()) in line for line in sockets)
+    _native.shared_blocks(0)
+
+
+def another_user() -> None:
+    _buffer, token = shared()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(65534, 65534, 65534)
+        connection = connected(token)
+        try:
+            connection.send(request(token, HOLD))
+            is_refused = connection.recv(100) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            is_refused = True
+        os._exit(0 if is_refused else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "another user was served"
+    wait_until(lambda: _native.shared_blocks(0) == [], "nothing is held")
+    others_are_served(token)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

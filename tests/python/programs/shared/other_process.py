@@ -1,0 +1,141 @@
+"""Another process that does what it is asked, one function after the other: what programs about shared memory are made of."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gpupool
+from waiting import LONG, wait_until
+
+MIB = 1 << 20
+
+
+def _serve(connection) -> None:
+    kept = {}
+    while True:
+        try:
+            work, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, work(kept, *arguments))
+        except gpupool.Error as error:
+            answer = (False, (type(error).__name__, str(error)))
+        except BaseException:
+            answer = (False, ("a fault of the test", traceback.format_exc()))
+        connection.send(answer)
+
+
+class OtherProcess:
+    """A process that calls functions with a dictionary of its own, which keeps what they put there."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other,))
+        self.process.start()
+        other.close()
+
+    def begin(self, work: Callable, *arguments: Any) -> None:
+        """Ask for work, and do not wait for it."""
+        self._connection.send((work, arguments))
+
+    def end(self) -> Any:
+        """Return what the work that was begun returned."""
+        assert self._connection.poll(LONG), "the other process does not answer"
+        is_done, answer = self._connection.recv()
+        assert is_done, f"the other process: {answer[0]}: {answer[1]}"
+        return answer
+
+    def call(self, work: Callable, *arguments: Any) -> Any:
+        """Have work done, and return what it returned."""
+        self.begin(work, *arguments)
+        return self.end()
+
+    def refusal(self, work: Callable, *arguments: Any) -> tuple[str, str]:
+        """Have work done that gpupool refuses, and return the exception's name and text."""
+        self.begin(work, *arguments)
+        assert self._connection.poll(LONG), "the other process does not answer"
+        is_done, answer = self._connection.recv()
+        assert not is_done, f"the other process was not refused: {answer}"
+        assert answer[0] != "a fault of the test", answer[1]
+        return answer
+
+    def leave(self) -> None:
+        """Have the process end as processes do."""
+        self._connection.close()
+        self.process.join(LONG)
+        assert self.process.exitcode == 0, self.process.exitcode
+
+    def kill(self) -> None:
+        """End the process at once."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        # Not by a join, which would wait for its children as well.
+        wait_until(lambda: self.process.exitcode is not None, "the killed process has ended")
+        assert self.process.exitcode == -signal.SIGKILL
+
+
+@contextlib.contextmanager
+def other_process() -> Iterator[OtherProcess]:
+    """Start another process, which is gone at the end."""
+    other = OtherProcess()
+    try:
+        yield other
+    finally:
+        if other.process.is_alive():
+            other.process.kill()
+            other.process.join()
+
+
+def attach(kept: dict, token: gpupool.ShareToken, name: str = "buffer", **arguments: Any) -> int:
+    """Attach a buffer, keep it, and return its address."""
+    kept[name] = gpupool.attach(token, **arguments)
+    return kept[name].ptr
+
+
+def free(kept: dict, name: str = "buffer") -> None:
+    """Free what was attached."""
+    kept.pop(name).free()
+
+
+def fill(kept: dict, byte: int, name: str = "buffer") -> None:
+    """Fill what was attached, and wait for it."""
+    kept[name].fill(byte)
+    gpupool.Stream().synchronize()
+    bytes(kept[name])
+
+
+def content(kept: dict, name: str = "buffer") -> set[int]:
+    """Return the values of the bytes of what was attached."""
+    return set(bytes(kept[name]))
+
+
+def attached_bytes(kept: dict) -> int:
+    """Return how much is attached."""
+    return gpupool.memory_stats().attached_bytes
+
+
+def wait_until_free(nbytes: int) -> gpupool.DeviceBuffer:
+    """Return a buffer of a device that is full, once there is room."""
+    found = []
+
+    def is_free() -> bool:
+        with contextlib.suppress(gpupool.OutOfMemory):
+            found.append(gpupool.empty(nbytes))
+        return bool(found)
+
+    wait_until(is_free, f"{nbytes} bytes are free")
+    return found[0]
+
+
+def is_full(nbytes: int) -> bool:
+    """Return whether so many bytes cannot be had now."""
+    try:
+        gpupool.empty(nbytes).free()
+    except gpupool.OutOfMemory:
+        return True
+    return False

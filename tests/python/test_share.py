@@ -1,0 +1,76 @@
+"""Buffers that other processes use."""
+
+import os
+
+import pytest
+from running import run_program
+
+# A device without room for two large buffers.
+SMALL = str(64 << 20)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "by_tokens",
+        "in_the_middle_of_a_page",
+        "by_multiprocessing",
+        "by_nothing_else",
+        "what_attaches_its_own",
+        "what_is_attached_is_not_shared_on",
+        "what_was_attached_twice",
+    ],
+)
+def test_a_buffer_is_the_same_memory_in_other_processes(how):
+    run_program("share/travels.py", how)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "freed_by_a_process",
+        "left_by_a_process",
+        "left_by_a_killed_process",
+        "freed_here_last",
+        "attached_twice",
+        "never_read",
+        "sent_and_freed",
+        "owner_ends_first",
+        "owner_whose_child_keeps_its_socket_ends",
+        "child_of_an_attached_process",
+        "sleep_is_refused",
+        "a_thousand",
+    ],
+)
+def test_a_shared_block_stays_as_long_as_any_process_uses_it(case):
+    run_program("share/lifetimes.py", case, GPUPOOL_HOST_MEMORY=SMALL)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "what_the_owner_submitted_comes_first",
+        "a_dead_owner_is_not_waited_for",
+        "what_the_others_submitted_comes_before_its_next_use",
+        "what_was_recorded_on_another_stream_counts",
+        "a_killed_process_has_no_work_left",
+        "captures_are_refused_and_not_spoilt",
+    ],
+)
+def test_work_of_both_sides_comes_in_order(case):
+    run_program("share/order.py", case, GPUPOOL_HOST_MEMORY=SMALL)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "rubbish",
+        "stalling",
+        "guesses",
+        "tokens_of_elsewhere",
+        "nothing_is_left_in_the_file_system",
+        pytest.param("another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")),
+    ],
+)
+def test_strangers_get_nothing_and_harm_no_other(case):
+    run_program("share/strangers.py", case)
