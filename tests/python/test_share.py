@@ -74,3 +74,8 @@ def test_work_of_both_sides_comes_in_order(case):
 )
 def test_strangers_get_nothing_and_harm_no_other(case):
     run_program("share/strangers.py", case)
+
+
+@pytest.mark.parametrize("case", ["while_attaching", "while_sharing", "while_letting_go"])
+def test_what_fails_leaves_both_processes_as_they_were(case):
+    run_program("share/faults.py", case)

@@ -26,6 +26,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 4096;
+/// How many are accepted before others are served again.
+const ACCEPTED_AT_ONCE: usize = 16;
 /// How long answers wait that the system had no room for, though the socket has.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -168,16 +170,21 @@ impl Loop {
         });
     }
 
+    /// Accepts some of those that wait. Where there are too many, those are turned away.
     fn accept(&mut self) {
-        match socket::accepted(&self.listener) {
-            Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MOST => {
-                self.connections.extend(Connection::new(socket));
-            }
-            Ok(_) => {}
-            Err(error) => {
-                info!(target: MEMORY, "shared memory: a process that attaches could not be accepted: {error}");
-                // It would be told of at once again: no descriptor is left.
-                thread::sleep(RETRY);
+        for _ in 0..ACCEPTED_AT_ONCE {
+            match socket::accepted(&self.listener) {
+                Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MOST => {
+                    self.connections.extend(Connection::new(socket));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return,
+                Err(error) => {
+                    info!(target: MEMORY, "shared memory: a process that attaches could not be accepted: {error}");
+                    // It would be told of at once again: no descriptor is left.
+                    thread::sleep(RETRY);
+                    return;
+                }
             }
         }
     }

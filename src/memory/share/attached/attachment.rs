@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::owner_process::Owner;
+use super::retired::{Use, retire};
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::device::{DeviceMemory, with_device};
+use crate::memory::device::{DeviceMemory, Until, with_device};
 use crate::memory::share::secret::Secret;
 use crate::memory::share::wire::{Ask, Request};
+use crate::process;
 use crate::runtime::{ExportedExtent, Extent};
 use crate::sync::lock;
 
@@ -55,10 +57,27 @@ impl Drop for Imported {
         {
             imported.remove(&self.key);
         }
-        // A refusal leaves the memory to the process's end, and a forked child the parent's alone.
-        // SAFETY: `extent_import` made the extent, and its only owner gives it up.
-        let _ = with_device(self.device, |runtime| unsafe { runtime.extent_release(self.extent) });
+        if release(self.extent, self.device).is_err() && !process::is_forked() {
+            lock(&UNRELEASED).push((self.extent, self.device));
+        }
     }
+}
+
+/// Extents that the driver refused to release.
+static UNRELEASED: Mutex<Vec<(Extent, Device)>> = Mutex::new(Vec::new());
+
+fn release(extent: Extent, device: Device) -> Result<()> {
+    // SAFETY: `extent_import` made the extent, and its only owner gives it up.
+    with_device(device, |runtime| unsafe { runtime.extent_release(extent) })
+}
+
+/// Releases what the driver refused to before, and returns whether anything is left.
+pub(super) fn release_again() -> bool {
+    let mut extents = std::mem::take(&mut *lock(&UNRELEASED));
+    extents.retain(|&(extent, device)| release(extent, device).is_err());
+    let is_left = !extents.is_empty();
+    lock(&UNRELEASED).append(&mut extents);
+    is_left
 }
 
 /// Which block of which process, for which device.
@@ -82,8 +101,8 @@ pub(in crate::memory::share) struct Attachment {
     /// Where the block starts in them.
     lead: u64,
     pub(in crate::memory::share) bytes: u64,
-    /// Whether it counts as attached.
-    is_counted: bool,
+    /// Whether it counts as attached, and holds the block.
+    is_whole: bool,
     imported: Vec<Arc<Imported>>,
 }
 
@@ -126,21 +145,23 @@ impl Attachment {
             mapped: 0,
             lead,
             bytes,
-            is_counted: false,
+            is_whole: false,
             imported: Vec::new(),
         };
         match attachment.map_all(extents) {
             Ok(()) => {
                 let key = (attachment.owner.name, block, memory.device);
                 attachment.memory.attached.fetch_add(bytes, Ordering::Relaxed);
-                attachment.is_counted = true;
+                attachment.is_whole = true;
                 let attachment = Arc::new(attachment);
                 lock(&ATTACHED).get_or_insert_default().insert(key, Arc::downgrade(&attachment));
                 Ok(attachment)
             }
             Err(error) => {
-                // What cannot be unmapped stays mapped to the end of the process, and no one is given its addresses.
-                let _ = attachment.unmap();
+                // What the driver refuses to undo is undone later.
+                if attachment.unmap().is_err() {
+                    retire(Use::Mapped(Arc::new(attachment)), Until::at_once(), memory.device);
+                }
                 Err(error)
             }
         }
@@ -187,13 +208,14 @@ impl Attachment {
         if let Err(error) = self.unmap() {
             return Err((self, error));
         }
-        if std::mem::take(&mut self.is_counted) {
-            self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
+        if !self.is_whole {
+            return Ok(());
         }
         let request = Request { ask: Ask::LetGo, secret: self.secret, block: self.block, from: 0, count: 0 };
         if !self.owner.tell(&request) {
             return Err((self, Error::unavailable("the process that shares the memory has no time to be told")));
         }
+        self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
         if let Some(attached) = lock(&ATTACHED).as_mut() {
             let key = (self.owner.name, self.block, self.memory.device);
             if attached.get(&key).is_some_and(|known| known.strong_count() == 0) {

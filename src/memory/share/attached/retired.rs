@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::attachment::Attachment;
+use super::attachment::{Attachment, release_again};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Until;
@@ -59,7 +59,7 @@ pub(in crate::memory::share) fn end_done() -> bool {
             }
         }
     }
-    let is_left = !left.is_empty();
+    let is_left = release_again() || !left.is_empty();
     lock(&RETIRED).append(&mut left);
     is_left
 }

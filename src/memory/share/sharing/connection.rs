@@ -16,7 +16,7 @@ use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, R
 use crate::process::{Peer, peer_of};
 
 /// How long a process may take to say what it wants, or to take what it asked for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An answer that there was no room for yet.
 #[derive(Debug)]

@@ -83,6 +83,11 @@ def share_behind_work(kept: dict) -> gpupool.ShareToken:
     return kept["buffer"].share(kept["stream"])
 
 
+def share_idle(kept: dict) -> gpupool.ShareToken:
+    kept["buffer"] = gpupool.empty(MIB)
+    return kept["buffer"].share()
+
+
 def what_the_others_submitted_comes_before_its_next_use() -> None:
     for let_go in (free, drop):
         with other_process() as other:
@@ -136,7 +141,7 @@ def captures_are_refused_and_not_spoilt() -> None:
     stream = gpupool.Stream()
     buffer = gpupool.empty(MIB)
     with other_process() as other:
-        token = other.call(share_behind_work)
+        token = other.call(share_idle)
         _native.host_begin_capture(stream)
         for call in (lambda: buffer.share(stream), lambda: gpupool.attach(token, stream=stream)):
             try:

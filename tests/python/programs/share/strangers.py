@@ -31,8 +31,8 @@ def address_of(token: gpupool.ShareToken) -> bytes:
 
 def connected(token: gpupool.ShareToken) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(40)
     connection.connect(address_of(token))
+    connection.settimeout(40)
     return connection
 
 

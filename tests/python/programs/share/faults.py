@@ -1,0 +1,148 @@
+"""Whatever call of the driver fails while a block is shared, attached or let go, both processes are as they were."""
+
+import os
+import sys
+
+import gpupool
+from gpupool import _native
+from other_process import MIB, attach, attached_bytes, content, fill, free, other_process
+from waiting import wait_until
+
+# Pages of several extents.
+PIECES = 9
+# No program makes more calls of one kind.
+MOST = 2 * PIECES + 10
+
+
+def inject(kept: dict, call: str, after: int) -> None:
+    _native.host_inject(call, "other", after)
+
+
+def clear(kept: dict) -> None:
+    _native.host_clear_faults()
+
+
+def open_files(kept: dict) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def attach_behind(kept: dict, token: gpupool.ShareToken) -> None:
+    stream = gpupool.Stream()
+    kept["stream"] = stream
+    kept["buffer"] = gpupool.attach(token, stream=stream)
+
+
+def in_pieces() -> gpupool.DeviceBuffer:
+    """Return a buffer of several extents."""
+    small = [gpupool.empty(2 * MIB) for _ in range(PIECES)]
+    for buffer in small:
+        buffer.free()
+    return gpupool.empty(2 * MIB * PIECES)
+
+
+def fails_or_not(call) -> bool:
+    try:
+        call()
+    except (gpupool.Error, AssertionError) as error:
+        assert "HOST_ERROR_INJECTED" in str(error), error
+        return True
+    return False
+
+
+def while_attaching() -> None:
+    stream = gpupool.Stream()
+    buffer = in_pieces()
+    buffer.fill(1)
+    bytes(buffer)
+    failed = set()
+    with other_process() as other:
+        # What is made once stays: the connection, and the device.
+        other.call(attach, buffer.share())
+        other.call(free)
+        wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+        number = _native.host_submit(stream)
+        token = buffer.share(stream)
+        files = other.call(open_files)
+        for call in ("Bind", "ExchangeCaptureMode", "StreamCaptureStatus", "EventImport", "StreamWaitEvent", "AddressReserve",
+                     "ExtentImport", "MemoryMap", "MemorySetAccess"):
+            for after in range(MOST):
+                other.call(inject, call, after)
+                is_failed = fails_or_not(lambda: other.call(attach_behind, token))
+                other.call(clear)
+                if is_failed:
+                    failed.add(call)
+                    wait_until(lambda: _native.shared_blocks(0) == [], f"nothing is attached after {call} has failed")
+                    assert (other.call(attached_bytes), other.call(open_files)) == (0, files), call
+                    continue
+                break
+            else:
+                raise AssertionError(f"{call} always fails")
+            assert other.call(attached_bytes) == buffer.nbytes
+            # It waits for the owner's work, and so does its end.
+            _native.host_complete(stream, number)
+            assert other.call(content) == {1}
+            other.call(free)
+            wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            number = _native.host_submit(stream)
+            token = buffer.share(stream)
+        assert failed == {"Bind", "ExchangeCaptureMode", "StreamCaptureStatus", "EventImport", "StreamWaitEvent",
+                          "AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess"}, failed
+        _native.host_complete(stream, number)
+
+
+def while_sharing() -> None:
+    stream = gpupool.Stream()
+    buffer = in_pieces()
+    buffer.fill(1)
+    with other_process() as other:
+        for call in ("Bind", "ExchangeCaptureMode", "StreamCaptureStatus", "StreamQuery", "EventRecord", "EventCreate"):
+            has_failed = False
+            for after in range(MOST):
+                number = _native.host_submit(stream)
+                _native.host_inject(call, "other", after)
+                has_failed |= (is_failed := fails_or_not(lambda: buffer.share(stream)))
+                _native.host_clear_faults()
+                _native.host_complete(stream, number)
+                if not is_failed:
+                    break
+            assert has_failed or call == "EventCreate", call
+        # What fails as the block is asked for fails in the process that asks.
+        for call in ("ExtentExport", "EventExport", "Bind", "ExchangeCaptureMode"):
+            has_failed = False
+            # Some of them are only questions whose answer can wait, so that not each failure is one.
+            for after in range(8):
+                number = _native.host_submit(stream)
+                token = buffer.share(stream)
+                _native.host_inject(call, "other", after)
+                has_failed |= (is_failed := fails_or_not(lambda token=token: other.call(attach_behind, token)))
+                _native.host_clear_faults()
+                _native.host_complete(stream, number)
+                if not is_failed:
+                    other.call(free)
+                wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            assert has_failed, call
+        other.call(attach, buffer.share())
+        assert other.call(content) == {1}
+
+
+def while_letting_go() -> None:
+    buffer = in_pieces()
+    buffer.fill(1)
+    with other_process() as other:
+        for call in ("Bind", "ExchangeCaptureMode", "MemoryUnmap", "AddressFree", "ExtentRelease", "EventQuery", "EventRecord"):
+            other.call(attach, buffer.share())
+            other.call(fill, 1)
+            for after in range(3):
+                other.call(inject, call, after)
+            other.call(free)
+            wait_until(lambda: _native.shared_blocks(0) == [], f"it is let go though {call} has failed")
+            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            other.call(clear)
+        other.call(attach, buffer.share())
+        assert other.call(content) == {1}
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
