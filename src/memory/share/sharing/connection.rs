@@ -214,7 +214,7 @@ const fn is_welcome(user: u32, own: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::memory::share::is_welcome;
+    use super::is_welcome;
 
     #[test]
     fn a_process_of_another_user_is_not_welcome() {
