@@ -706,7 +706,8 @@ class DeviceBuffer:
     def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
-        The stream must live until the buffer is freed. One of another device needs :func:`enable_peer_access`.
+        The stream's object is kept alive until the buffer is freed; a stream that is given as an address must live as
+        long. One of another device needs :func:`enable_peer_access`.
 
         Args:
             stream: The stream whose work uses the memory.
@@ -905,8 +906,9 @@ class PinnedBuffer:
     def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done.
 
-        The stream must live until the buffer is freed. It may be of any device. Copies by
-        :meth:`DeviceBuffer.copy_from` and :meth:`DeviceBuffer.copy_to` do this themselves.
+        The stream's object is kept alive until the buffer is freed; a stream that is given as an address must live as
+        long. It may be of any device. Copies by :meth:`DeviceBuffer.copy_from` and :meth:`DeviceBuffer.copy_to` do
+        this themselves.
 
         Args:
             stream: The stream whose work uses the memory.

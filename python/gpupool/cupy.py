@@ -307,12 +307,13 @@ def record_stream(array: Any, stream: Any = None) -> None:
 
     Args:
         array: What ``cupyx.empty_pinned`` or the like has returned, or a view of it.
-        stream: The stream of copies with it; CuPy's current one by default. It must live as long as the array.
+        stream: The stream of copies with it; CuPy's current one by default. It is kept alive as long as the array, but
+            for one that is given as an address.
 
     Raises:
         gpupool.InvalidValue: The array has no pinned memory of gpupool's.
     """
-    _cupy_pinned.record_stream(array, _cupy().cuda.get_current_stream().ptr if stream is None else stream)
+    _cupy_pinned.record_stream(array, _cupy().cuda.get_current_stream() if stream is None else stream)
 
 
 class MemoryPool:

@@ -202,6 +202,14 @@ impl DeviceBuffer {
         }
     }
 
+    /// Notes that the streams that it was recorded on may be gone by the time the memory is freed.
+    #[cfg(feature = "python")]
+    pub(crate) fn let_streams_end(&self) {
+        if let Held::Block(block) = &self.held {
+            serve::let_streams_end(*block);
+        }
+    }
+
     /// Whether the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {

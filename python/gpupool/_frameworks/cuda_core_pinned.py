@@ -27,7 +27,7 @@ class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
             gpupool.OutOfMemory: There is not enough memory, or this process may lock no more.
             gpupool.InvalidValue: The host has no such NUMA node.
         """
-        buffer = empty_pinned(size, stream.__cuda_stream__()[1], self._numa)
+        buffer = empty_pinned(size, stream, self._numa)
         pointer = buffer.ptr
         if pointer:
             self._buffers[pointer] = buffer
@@ -39,7 +39,7 @@ class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         if size:
             buffer = self._buffers.pop(int(ptr))
             # Others may have it still by `pinned_buffer`, and free it with the last of them.
-            buffer.record_stream(stream.__cuda_stream__()[1])
+            buffer.record_stream(stream)
 
     @property
     def is_device_accessible(self) -> bool:

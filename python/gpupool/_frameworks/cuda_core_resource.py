@@ -62,7 +62,7 @@ class MemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
             else:
                 # Its last user frees it.
                 self._shared.discard(pointer)
-                buffer.record_stream(stream.__cuda_stream__()[1])
+                buffer.record_stream(stream)
 
     @property
     def is_device_accessible(self) -> bool:

@@ -695,6 +695,15 @@ impl ThreadCache {
         })
     }
 
+    /// Notes that the further streams that use a block may be gone by the time it is freed.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn let_streams_end(&self, offset: u64) {
+        self.uses.change(|uses| {
+            uses.get_mut(&offset).into_iter().flatten().for_each(BlockUser::become_fleeting);
+            (uses.len(), ())
+        });
+    }
+
     /// Returns the further streams that use a block, which end with it.
     pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<BlockUser> {
         self.uses.change(|uses| {

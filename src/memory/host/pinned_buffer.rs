@@ -194,6 +194,12 @@ impl PinnedBuffer {
         self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))
     }
 
+    /// Notes that the streams that it was recorded on may be gone by the time the memory is freed.
+    #[cfg(feature = "python")]
+    pub(crate) fn let_streams_end(&self) {
+        self.block.into_iter().for_each(serve::let_streams_end);
+    }
+
     /// Checks that the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {

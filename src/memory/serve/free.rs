@@ -145,6 +145,14 @@ pub(in crate::memory) fn record_consumer(block: Allocation, stream: &Stream) -> 
     add_user(block, stream, BlockUser::fleeting)
 }
 
+/// Notes that the streams that a block was recorded on may be gone by the time it is freed. Not in a forked child.
+#[cfg(feature = "python")]
+pub(in crate::memory) fn let_streams_end(block: Allocation) {
+    if !process::is_forked() && block.cache.has_uses() {
+        block.cache.let_streams_end(block.offset);
+    }
+}
+
 fn add_user(block: Allocation, stream: &Stream, as_what: impl FnOnce(BlockUser) -> BlockUser) -> Result<()> {
     check_live(block)?;
     if !block.cache.is_of(stream) {

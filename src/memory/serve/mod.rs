@@ -27,6 +27,8 @@ pub(in crate::memory) use find_cache::cache_on;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
 pub(crate) use free::free;
+#[cfg(feature = "python")]
+pub(in crate::memory) use free::let_streams_end;
 pub(crate) use free::owns;
 pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
 pub use grow::SegmentGuard;

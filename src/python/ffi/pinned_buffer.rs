@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::mem;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::memory::{self, EmptyPinned, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
@@ -33,6 +34,8 @@ struct State {
     buffer: Held,
     /// How often it is lent by the buffer protocol.
     exports: usize,
+    /// Dropped after the buffer, whose end asks the streams.
+    keepers: Keepers,
 }
 
 #[derive(Debug)]
@@ -86,6 +89,8 @@ pub(in crate::python) fn empty_pinned(
     stream: Option<&Bound<'_, PyAny>>,
     numa: Option<Whole>,
 ) -> PyResult<PyPinnedBuffer> {
+    let mut keepers = Keepers::default();
+    stream.into_iter().for_each(|stream| keepers.keep(stream));
     let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
     if stream.is_none() {
         device::get(py)?;
@@ -99,7 +104,7 @@ pub(in crate::python) fn empty_pinned(
             py.detach(|| miss.serve())?
         }
     };
-    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0 })))
+    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0, keepers })))
 }
 
 /// Returns the error of a free while something has the memory.
@@ -158,9 +163,25 @@ impl PyPinnedBuffer {
             buffer.check_stream(stream)?;
         }
         let buffer = state.buffer.take()?.ok_or_else(freed)?;
+        let keepers = mem::take(&mut state.keepers);
         drop(state);
         let _stack = hold_stack(Purpose::Free);
-        Ok(py.detach(|| buffer.free(stream))?)
+        let outcome = py.detach(|| buffer.free(stream));
+        drop(keepers);
+        Ok(outcome?)
+    }
+}
+
+impl Drop for PyPinnedBuffer {
+    fn drop(&mut self) {
+        let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Those that have it by DLPack free it, after this object's streams.
+        if let Held::Shared(buffer) = &state.buffer
+            && !state.keepers.is_empty()
+            && Arc::strong_count(buffer) > 1
+        {
+            buffer.let_streams_end();
+        }
     }
 }
 
@@ -190,8 +211,10 @@ impl PyPinnedBuffer {
 
     #[doc = docstring!("PinnedBuffer.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let stream = stream::resolve(py, Some(stream), None)?;
-        Ok(self.shared()?.record_stream(&stream)?)
+        let recorded = stream::resolve(py, Some(stream), None)?;
+        let buffer = self.shared()?;
+        lock(&self.0).keepers.keep(stream);
+        Ok(buffer.record_stream(&recorded)?)
     }
 
     #[doc = docstring!("PinnedBuffer.free")]

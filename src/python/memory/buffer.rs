@@ -14,7 +14,7 @@ use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
 use crate::python::share::PyShareToken;
-use crate::python::stream;
+use crate::python::stream::{self, Keepers};
 use crate::python::whole::Whole;
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
@@ -27,6 +27,8 @@ pub(in crate::python) struct PyDeviceBuffer {
     buffer: Mutex<Option<Arc<DeviceBuffer>>>,
     /// The object that keeps its stream alive, if there is one.
     keeper: Option<Py<PyAny>>,
+    /// Dropped after the buffer, whose end asks the streams.
+    keepers: Mutex<Keepers>,
 }
 
 #[doc = docstring!("empty")]
@@ -69,12 +71,12 @@ impl PyDeviceBuffer {
                 py.detach(|| miss.serve())?
             }
         };
-        Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper })
+        Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper, keepers: Mutex::default() })
     }
 
     /// Makes one whose stream may be gone at any time.
     pub(in crate::python) fn of(buffer: DeviceBuffer) -> Self {
-        Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper: None }
+        Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper: None, keepers: Mutex::default() }
     }
 
     /// The buffer's own stream, if it is known to be alive.
@@ -107,6 +109,14 @@ impl PyDeviceBuffer {
 
 impl Drop for PyDeviceBuffer {
     fn drop(&mut self) {
+        let keepers = self.keepers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !keepers.is_empty()
+            && let Some(buffer) = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner)
+            && Arc::strong_count(buffer) > 1
+        {
+            // Those that have it by DLPack free it, after this object's streams.
+            buffer.let_streams_end();
+        }
         if self.keeper.is_some()
             && let Some(buffer) = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner).take()
             && let Ok(buffer) = Arc::try_unwrap(buffer)
@@ -214,8 +224,10 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let stream = stream::resolve(py, Some(stream), None)?;
-        Ok(self.shared()?.record_stream(&stream)?)
+        let recorded = stream::resolve(py, Some(stream), None)?;
+        let buffer = self.shared()?;
+        lock(&self.keepers).keep(stream);
+        Ok(buffer.record_stream(&recorded)?)
     }
 
     #[doc = docstring!("DeviceBuffer.free")]

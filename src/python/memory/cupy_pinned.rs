@@ -1,14 +1,18 @@
 //! CuPy's allocator of pinned memory. CuPy calls it straight, so that a request that is served at once runs no Python.
 
 use std::cell::Cell;
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::{self, EmptyPinned, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
+use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
+use crate::sync::lock;
 
 thread_local! {
     /// How many blocks of `gpupool.cupy.using(pinned=True)` the thread is in.
@@ -26,6 +30,8 @@ pub(in crate::python) struct PyCupyPinnedMemory {
     #[doc = docstring!("CupyPinnedMemory.size")]
     #[pyo3(get)]
     size: u64,
+    /// Dropped after the buffer, whose end asks the streams.
+    keepers: Mutex<Keepers>,
 }
 
 impl PyCupyPinnedMemory {
@@ -38,7 +44,7 @@ impl PyCupyPinnedMemory {
                 py.detach(|| miss.serve())?
             }
         };
-        Ok(Self { ptr: buffer.address(), size: nbytes, buffer })
+        Ok(Self { ptr: buffer.address(), size: nbytes, buffer, keepers: Mutex::default() })
     }
 }
 
@@ -52,8 +58,10 @@ impl PyCupyPinnedMemory {
 
     #[doc = docstring!("CupyPinnedMemory.record_stream")]
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let stream = stream::resolve(py, Some(stream), None)?;
-        Ok(self.buffer.record_stream(&stream)?)
+        let recorded = stream::resolve(py, Some(stream), None)?;
+        process::refuse_forked()?;
+        lock(&self.keepers).keep(stream);
+        Ok(self.buffer.record_stream(&recorded)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Streams, wherever they come from: an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with `__cuda_stream__`.
 
+mod keepers;
 mod source;
 
 use pyo3::intern;
@@ -14,6 +15,7 @@ use crate::ids::{Device, RawStream};
 use crate::process;
 use crate::runtime::{self, Stream};
 
+pub(in crate::python) use keepers::Keepers;
 pub(super) use source::set_stream_source;
 
 #[doc = docstring!("Stream")]

@@ -1,0 +1,77 @@
+"""A stream that a buffer was recorded on lives until the buffer is freed: a driver that is asked about another crashes."""
+
+import weakref
+
+import gpupool
+import numpy as np
+import pytest
+
+
+class FrameworkStream:
+    """A framework's stream, which destroys it at its end."""
+
+    def __init__(self):
+        self._stream = gpupool.Stream()
+        self.is_asked = False
+
+    def __cuda_stream__(self):
+        self.is_asked = True
+        return 0, self._stream.ptr
+
+
+MAKERS = {
+    "empty": lambda: gpupool.empty(4096),
+    "empty_pinned": lambda: gpupool.empty_pinned(4096),
+    "CuPy's": lambda: gpupool._native.CupyPinnedMemory(4096),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_recorded_stream_lives_as_long_as_the_buffer(make):
+    buffer, stream = make(), FrameworkStream()
+    buffer.record_stream(stream)
+    alive = weakref.ref(stream)
+    del stream
+    assert alive().is_asked
+    del buffer
+    assert alive() is None
+
+
+@pytest.mark.parametrize("make", [MAKERS["empty"], MAKERS["empty_pinned"]], ids=["empty", "empty_pinned"])
+def test_a_free_lets_the_streams_go_once_the_object_does(make):
+    buffer, stream = make(), FrameworkStream()
+    buffer.record_stream(stream)
+    buffer.record_stream(stream)
+    alive = weakref.ref(stream)
+    del stream
+    buffer.free()
+    del buffer
+    assert alive() is None
+
+
+def test_the_stream_that_pinned_memory_is_made_for_lives_as_long():
+    stream = FrameworkStream()
+    buffer, alive = gpupool.empty_pinned(4096, stream), weakref.ref(stream)
+    del stream
+    assert alive() is not None
+    del buffer
+    assert alive() is None
+
+
+def test_what_has_the_memory_by_dlpack_frees_it_without_the_stream():
+    buffer, stream = gpupool.empty_pinned(4096), FrameworkStream()
+    buffer.record_stream(stream)
+    alive, array = weakref.ref(stream), np.from_dlpack(buffer)
+    del stream, buffer
+    assert alive() is None
+    before = gpupool.pinned_stats().live_blocks
+    array[:] = 1
+    del array
+    assert gpupool.pinned_stats().live_blocks == before - 1
+
+
+def test_an_address_is_in_the_callers_care():
+    stream = gpupool.Stream()
+    buffer = gpupool.empty_pinned(4096, stream.ptr)
+    buffer.record_stream(stream.ptr)
+    buffer.free()
