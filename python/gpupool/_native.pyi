@@ -1714,12 +1714,6 @@ def attach(
         LibraryError: The driver refuses. All is as before then.
     """
 
-def shared_blocks(device: SupportsIndex) -> list[tuple[int, int, bool, list[int]]]:
-    """Return the device's blocks that other processes have attached.
-
-    Each is its address, its bytes, True if only others keep it, and the ids of those processes.
-    """
-
 def empty_kept(nbytes: SupportsIndex, stream: StreamLike, keeper: object | None) -> DeviceBuffer:
     """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.
 

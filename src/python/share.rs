@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::memory::PyDeviceBuffer;
 use super::{device, stream};
@@ -88,15 +88,6 @@ pub(super) fn attach(
     let _stack = hold_stack(Purpose::Allocation);
     let buffer = py.detach(|| memory::attach(&token, device, stream.as_ref()))?;
     Ok(PyDeviceBuffer::of(buffer))
-}
-
-#[doc = docstring!("shared_blocks")]
-#[pyfunction]
-pub(super) fn shared_blocks<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-    process::refuse_forked()?;
-    let device = device::extract(py, device)?;
-    let blocks = py.detach(|| memory::shared_blocks(device));
-    PyList::new(py, blocks.into_iter().map(|block| (block.address, block.bytes, block.is_freed, block.processes)))
 }
 
 impl PyDeviceBuffer {

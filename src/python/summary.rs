@@ -7,7 +7,7 @@ use super::device;
 use super::handle::PyHandleStats;
 use super::memory::{PyMemoryStats, PyPoolStats, pair};
 use crate::ids::Device;
-use crate::memory::{PoolSummary, StreamStats};
+use crate::memory::{self, PoolSummary, StreamStats};
 use crate::summary;
 
 fn stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
@@ -53,6 +53,16 @@ pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>
     dict.set_item("driver_error", found.info.as_ref().err().map(ToString::to_string))?;
     let pools = found.pools.iter().map(|one| pool(py, one)).collect::<PyResult<Vec<_>>>()?;
     dict.set_item("pools", pools)?;
+    let mut shared = Vec::new();
+    for block in py.detach(|| memory::shared_blocks(device)) {
+        let one = PyDict::new(py);
+        one.set_item("ptr", block.address)?;
+        one.set_item("nbytes", block.bytes)?;
+        one.set_item("is_freed", block.is_freed)?;
+        one.set_item("processes", block.processes)?;
+        shared.push(one);
+    }
+    dict.set_item("shared", shared)?;
     let mut libraries = Vec::new();
     for (name, stats) in found.handles {
         let library = PyHandleStats::from(stats).as_dict(py)?;

@@ -79,3 +79,7 @@ def test_strangers_get_nothing_and_harm_no_other(case):
 @pytest.mark.parametrize("case", ["while_attaching", "while_sharing", "while_letting_go"])
 def test_what_fails_leaves_both_processes_as_they_were(case):
     run_program("share/faults.py", case)
+
+
+def test_c_programs_share_any_pointer():
+    run_program("share/c_table.py")

@@ -121,6 +121,20 @@ class FrameworkSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedSummary:
+    """A block that other processes use, which this one has shared.
+
+    ``is_freed`` is True if only they keep it. ``processes`` has the ids of those that have attached it; without any, it was
+    sent and has not been received.
+    """
+
+    ptr: int
+    nbytes: int
+    is_freed: bool
+    processes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceSummary:
     """The summary of one device's memory, in bytes.
 
@@ -132,6 +146,9 @@ class DeviceSummary:
 
     ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``, less ``asleep_bytes``;
     these, the peaks and the counters are as in :class:`gpupool.MemoryStats`.
+
+    ``shared`` has the blocks that other processes have attached, or were sent; ``attached_bytes`` are other processes' memory,
+    which is none of this one's, and ``sent_bytes`` what was sent and not received, which is live.
 
     ``driver_error`` says why the driver could not be asked, as after an error of earlier work; then ``total_bytes``,
     ``free_bytes``, ``used_bytes`` and ``other_bytes`` are None.
@@ -161,7 +178,10 @@ class DeviceSummary:
     workspace_bytes: int
     other_bytes: int | None
     frameworks: tuple[FrameworkSummary, ...]
+    attached_bytes: int
+    sent_bytes: int
     pools: tuple[PoolSummary, ...]
+    shared: tuple[SharedSummary, ...]
     libraries: tuple[LibrarySummary, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,9 +284,12 @@ def _device(counts: dict[str, Any]) -> DeviceSummary:
         for pool in counts.pop("pools")
     )
     libraries = tuple(LibrarySummary(**library) for library in counts.pop("libraries"))
+    shared = tuple(
+        SharedSummary(**{**block, "processes": tuple(block["processes"])}) for block in counts.pop("shared")
+    )
     fed = sum(stream.live_bytes for pool in pools for stream in pool.streams if stream.is_feed)
     frameworks = tuple(_frameworks(counts["device"], fed))
-    return DeviceSummary(**counts, frameworks=frameworks, pools=pools, libraries=libraries)
+    return DeviceSummary(**counts, frameworks=frameworks, pools=pools, shared=shared, libraries=libraries)
 
 
 def _torch(device: int, fed: int) -> int:
@@ -358,6 +381,12 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
     if device.asleep_bytes:
         asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
         parts += f"; of the live {asleep} asleep, {backup} of pinned memory back it up"
+    if device.shared:
+        blocks, processes = len(device.shared), {process for each in device.shared for process in each.processes}
+        by = f" by processes {', '.join(map(str, sorted(processes)))}" if processes else ""
+        parts += f"; shared {size(sum(each.nbytes for each in device.shared))} in {blocks} blocks{by}"
+    if device.sent_bytes:
+        parts += f"; sent and not received {size(device.sent_bytes)}"
     handles = [f"{each.library} {size(each.device_bytes)}" for each in device.libraries if each.device_bytes]
     rows = [
         [f"device {device.device}", "now", "peak"],
@@ -365,6 +394,8 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
         ["library handles", size(device.handle_bytes), "", ", ".join(handles)],
         ["workspaces", size(device.workspace_bytes), ""],
     ]
+    if device.attached_bytes:
+        rows.append(["attached", size(device.attached_bytes), "", "of other processes, not counted above"])
     if device.driver_error is not None:
         return [*rows, ["other, free", "unknown", "", device.driver_error]]
     rest = "other processes, CUDA contexts, other allocators"

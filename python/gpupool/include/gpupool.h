@@ -178,6 +178,11 @@ typedef struct gpupool_durations {
   int64_t count;
 } gpupool_durations;
 
+/* Room for the token of a shared block. */
+enum { GPUPOOL_TOKEN_BYTES = 128 };
+/* Memory of another process. */
+typedef struct gpupool_attached gpupool_attached;
+
 /* What becomes of the content of a pool that falls asleep. */
 typedef enum gpupool_backup {
   GPUPOOL_BACKUP_NONE = 0, /* it is given up */
@@ -325,6 +330,20 @@ typedef struct gpupool_api {
                                    void *context);
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                       void *context);
+  /* Shares the live block that a pointer lies in with other processes of the same user, after the work so far on the stream.
+   * `bytes` is how much room there is for the token, at least GPUPOOL_TOKEN_BYTES, and becomes its size; `offset` where the
+   * pointer lies in the block. A block that is_sent is kept until its token was attached once, any other as long as it is not
+   * freed. Freed while others have it attached, it is used again once all have let go or ended, and their work is done. */
+  int (*share)(const void *pointer, int device, void *stream, int is_sent, void *token, uint64_t *bytes, uint64_t *offset);
+  /* Takes up a block that another process shares: `pointer` is where it starts here, for the device of the stream, whose later
+   * work comes after what was submitted before the block was shared; for device -1 the one that it is on, and gpupool's current
+   * stream there. It stays until detach, also where its owner ends first. Null pointers where it fails. */
+  int (*attach)(const void *token, uint64_t bytes, int device, void *stream, gpupool_attached **attached, void **pointer);
+  /* Keeps attached memory, once it is given up, until the stream's work at that time is done. */
+  int (*attached_record_stream)(const gpupool_attached *attached, int device, void *stream);
+  /* Gives attached memory up, after the work so far on the stream and on the one that it was attached for; for device -1 on
+   * that alone, which need not be alive. */
+  int (*detach)(gpupool_attached *attached, int device, void *stream);
 } gpupool_api;
 
 #ifdef __cplusplus

@@ -52,3 +52,27 @@ pub(in crate::memory) fn live_block(address: u64) -> Result<LiveBlock> {
         stack: cache.recording.lock().stack(offset),
     })
 }
+
+/// Returns where the live block starts that an address lies in, and the bytes that were asked for.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Forked` in a forked child.
+pub(in crate::memory) fn block_around(address: u64) -> Result<(u64, u64)> {
+    process::refuse_forked()?;
+    let block = serve::find(address, None)?;
+    let (cache, offset) = (block.cache, block.offset);
+    let memory = cache.memory;
+    let heap = cache.visit();
+    if let Some((found, _)) = heap.live_block(&memory.pages, offset) {
+        return Ok((address, found.requested));
+    }
+    // Any other than a block's start is looked for.
+    let blocks = heap.views(&memory.pages).into_iter().flatten();
+    let held = blocks.filter(|block| block.is_live && !block.is_waiting);
+    let around = held.filter(|block| (block.start..block.start + block.requested).contains(&offset));
+    around.map(|block| (memory.address(block.start), block.requested)).next().ok_or_else(|| {
+        Error::invalid_value(format!(
+            "{address:#x} lies in no block that gpupool has handed out; give a pointer into one"
+        ))
+    })
+}

@@ -106,6 +106,9 @@ impl Reader<'_> {
 }
 
 impl ShareToken {
+    /// How many bytes a token has.
+    pub const BYTES: usize = BYTES;
+
     pub(super) fn new(told: &Told) -> Self {
         let mut writer = Writer { bytes: [0; BYTES], at: 0 };
         writer.put(&MAGIC);

@@ -14,6 +14,7 @@ mod oom_callbacks;
 mod pinned;
 mod pools;
 mod recording;
+mod share;
 mod sized;
 mod snapshot;
 
@@ -30,6 +31,7 @@ pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
 pub use pools::{PoolHandle, PoolOptions, PoolSource};
 pub use recording::{Recording, TakeStack};
+pub use share::Attached;
 pub use snapshot::{Segment, SnapshotVisitor};
 
 use crate::memory::pool::PoolId;
@@ -160,6 +162,15 @@ pub struct Api {
     pub pool_add_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
     /// Tells it no more.
     pub pool_remove_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
+    /// Shares the block that a pointer lies in with other processes.
+    pub share: unsafe extern "C" fn(*const c_void, c_int, *mut c_void, c_int, *mut c_void, *mut u64, *mut u64) -> c_int,
+    /// Takes a block up that another process shares.
+    pub attach:
+        unsafe extern "C" fn(*const c_void, u64, c_int, *mut c_void, *mut *mut Attached, *mut *mut c_void) -> c_int,
+    /// Keeps attached memory, once it is given up, until the stream's work at that time is done.
+    pub attached_record_stream: unsafe extern "C" fn(*const Attached, c_int, *mut c_void) -> c_int,
+    /// Gives attached memory up.
+    pub detach: unsafe extern "C" fn(*mut Attached, c_int, *mut c_void) -> c_int,
 }
 
 /// The functions.
@@ -221,4 +232,8 @@ pub static C_API: Api = Api {
     wake_device: pools::wake_device,
     pool_add_segment_callback: pools::pool_add_segment_callback,
     pool_remove_segment_callback: pools::pool_remove_segment_callback,
+    share: share::share,
+    attach: share::attach,
+    attached_record_stream: share::attached_record_stream,
+    detach: share::detach,
 };

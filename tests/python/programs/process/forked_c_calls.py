@@ -56,6 +56,10 @@ def calls(address: int) -> dict[str, tuple]:
         "pinned_snapshot": (struct,),
         "sleep_device": (0, 1, none),
         "wake_device": (0, none),
+        "share": (pointer, 0, none, 0, place, place, place),
+        "attach": (pointer, ctypes.c_uint64(0), 0, none, place, place),
+        "attached_record_stream": (none, 0, none),
+        "detach": (none, 0, none),
     }
 
 

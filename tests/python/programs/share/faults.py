@@ -5,7 +5,7 @@ import sys
 
 import gpupool
 from gpupool import _native
-from other_process import MIB, attach, attached_bytes, content, fill, free, other_process
+from other_process import MIB, attach, attached_bytes, content, fill, free, other_process, shared_blocks
 from waiting import wait_until
 
 # Pages of several extents.
@@ -59,7 +59,7 @@ def while_attaching() -> None:
         # What is made once stays: the connection, and the device.
         other.call(attach, buffer.share())
         other.call(free)
-        wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+        wait_until(lambda: shared_blocks() == [], "nothing is attached")
         number = _native.host_submit(stream)
         token = buffer.share(stream)
         files = other.call(open_files)
@@ -71,7 +71,7 @@ def while_attaching() -> None:
                 other.call(clear)
                 if is_failed:
                     failed.add(call)
-                    wait_until(lambda: _native.shared_blocks(0) == [], f"nothing is attached after {call} has failed")
+                    wait_until(lambda: shared_blocks() == [], f"nothing is attached after {call} has failed")
                     assert (other.call(attached_bytes), other.call(open_files)) == (0, files), call
                     continue
                 break
@@ -82,7 +82,7 @@ def while_attaching() -> None:
             _native.host_complete(stream, number)
             assert other.call(content) == {1}
             other.call(free)
-            wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+            wait_until(lambda: shared_blocks() == [], "nothing is attached")
             wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
             number = _native.host_submit(stream)
             token = buffer.share(stream)
@@ -120,7 +120,7 @@ def while_sharing() -> None:
                 _native.host_complete(stream, number)
                 if not is_failed:
                     other.call(free)
-                wait_until(lambda: _native.shared_blocks(0) == [], "nothing is attached")
+                wait_until(lambda: shared_blocks() == [], "nothing is attached")
                 wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
             assert has_failed, call
         other.call(attach, buffer.share())
@@ -137,7 +137,7 @@ def while_letting_go() -> None:
             for after in range(3):
                 other.call(inject, call, after)
             other.call(free)
-            wait_until(lambda: _native.shared_blocks(0) == [], f"it is let go though {call} has failed")
+            wait_until(lambda: shared_blocks() == [], f"it is let go though {call} has failed")
             wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
             other.call(clear)
         other.call(attach, buffer.share())

@@ -10,7 +10,7 @@ import gpupool
 from errors import assert_says, raised
 from gpupool import _native
 from other_process import (
-    MIB, OtherProcess, attach, content, fill, free, is_full, other_process, wait_until_free,
+    MIB, OtherProcess, attach, content, fill, free, is_full, other_process, shared_blocks, wait_until_free,
 )
 from waiting import LONG, wait_until
 
@@ -34,10 +34,10 @@ def held_until(let_go) -> None:
         assert is_full(LARGE)
         other.call(fill, 2)
         assert other.call(content) == {2}
-        assert _native.shared_blocks(0) == [(address, LARGE, True, [other.process.pid])]
+        assert shared_blocks() == [(address, LARGE, True, (other.process.pid,))]
         let_go(other)
         wait_until_free(LARGE).free()
-        assert _native.shared_blocks(0) == []
+        assert shared_blocks() == []
         gpupool.empty_cache()
 
 
@@ -47,7 +47,7 @@ def freed_here_last() -> None:
         other.call(attach, buffer.share())
         other.call(free)
         assert set(bytes(buffer)) == {1}
-        wait_until(lambda: _native.shared_blocks(0) == [], "the other process has let go")
+        wait_until(lambda: shared_blocks() == [], "the other process has let go")
         # At once: nothing is left to wait for.
         buffer.free()
         assert not is_full(LARGE)
@@ -64,7 +64,7 @@ def attached_twice() -> None:
         buffer.free()
         other.call(free, "first")
         third.call(free)
-        wait_until(lambda: _native.shared_blocks(0)[0][3] == [other.process.pid], "the third process has let go")
+        wait_until(lambda: shared_blocks()[0][3] == (other.process.pid,), "the third process has let go")
         assert is_full(LARGE)
         other.call(free, "second")
         wait_until_free(LARGE).free()
@@ -174,9 +174,9 @@ def a_thousand() -> None:
             buffer.fill(number % 251)
             tokens.append(buffer.share())
         assert other.call(attach_all, tokens) == [{number % 251} for number in range(len(buffers))]
-        assert len(_native.shared_blocks(0)) == len(buffers)
+        assert len(shared_blocks()) == len(buffers)
         other.call(free_all)
-        wait_until(lambda: _native.shared_blocks(0) == [], "all are let go")
+        wait_until(lambda: shared_blocks() == [], "all are let go")
     assert open_files() < 64
 
 
@@ -209,7 +209,7 @@ def sleep_is_refused() -> None:
         assert_says(raised(gpupool.Unavailable, gpupool.sleep), "cannot fall asleep")
         assert (pool.is_asleep, gpupool.memory_stats().driver_calls) == (False, calls)
         other.call(free)
-        wait_until(lambda: _native.shared_blocks(0) == [], "the other process has let go")
+        wait_until(lambda: shared_blocks() == [], "the other process has let go")
         # What nobody has attached sleeps, and comes back as other extents.
         pool.sleep()
         assert_says(raised(gpupool.Asleep, buffer.share), "wake")

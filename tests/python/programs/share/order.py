@@ -4,7 +4,7 @@ import sys
 
 import gpupool
 from gpupool import _native
-from other_process import MIB, is_full, other_process, wait_until_free
+from other_process import MIB, is_full, other_process, shared_blocks, wait_until_free
 from waiting import wait_until
 
 LARGE = 40 * MIB
@@ -98,7 +98,7 @@ def what_the_others_submitted_comes_before_its_next_use() -> None:
             other.call(let_go)
             # Its work is not done, so it has not let go, as long as one asks.
             assert all(is_full(LARGE) for _ in range(100))
-            assert _native.shared_blocks(0)[0][3] == [other.process.pid]
+            assert shared_blocks()[0][3] == (other.process.pid,)
             other.call(complete)
             wait_until_free(LARGE).free()
             gpupool.empty_cache()

@@ -9,7 +9,7 @@ import sys
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from other_process import MIB, attach, content, free, other_process
+from other_process import MIB, attach, content, free, other_process, shared_blocks
 from waiting import wait_until
 
 # Where a token has what.
@@ -146,7 +146,6 @@ def nothing_is_left_in_the_file_system() -> None:
     _buffer, token = shared()
     with open("/proc/net/unix") as sockets:
         assert any(("@" + address_of(token)[1:].decode()) in line for line in sockets)
-    _native.shared_blocks(0)
 
 
 def another_user() -> None:
@@ -162,7 +161,7 @@ def another_user() -> None:
             is_refused = True
         os._exit(0 if is_refused else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "another user was served"
-    wait_until(lambda: _native.shared_blocks(0) == [], "nothing is held")
+    wait_until(lambda: shared_blocks() == [], "nothing is held")
     others_are_served(token)
 
 

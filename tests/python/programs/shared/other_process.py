@@ -119,6 +119,12 @@ def attached_bytes(kept: dict) -> int:
     return gpupool.memory_stats().attached_bytes
 
 
+def shared_blocks() -> list[tuple[int, int, bool, tuple[int, ...]]]:
+    """Return the blocks of this process that others have attached."""
+    (device,) = gpupool.memory_summary(0).devices
+    return [(each.ptr, each.nbytes, each.is_freed, each.processes) for each in device.shared]
+
+
 def wait_until_free(nbytes: int) -> gpupool.DeviceBuffer:
     """Return a buffer of a device that is full, once there is room."""
     found = []

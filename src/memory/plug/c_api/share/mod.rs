@@ -1,0 +1,52 @@
+//! Blocks that travel: a pointer becomes a token, and a token of another process a pointer.
+
+mod attached;
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+pub use attached::Attached;
+pub(super) use attached::{attach, attached_record_stream, detach};
+
+use super::call::{null, place, run, stream_of};
+use crate::error::Error;
+use crate::memory::report;
+use crate::memory::serve;
+use crate::memory::share::{self, ShareToken};
+
+/// Shares the live block that a pointer lies in.
+pub(super) unsafe extern "C" fn share(
+    pointer: *const c_void,
+    device: c_int,
+    stream: *mut c_void,
+    is_sent: c_int,
+    token: *mut c_void,
+    bytes: *mut u64,
+    offset: *mut u64,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for a number.
+        let bytes = unsafe { place(bytes, "bytes") }?;
+        // SAFETY: as above.
+        let offset = unsafe { place(offset, "offset") }?;
+        if token.is_null() {
+            return Err(null("token"));
+        }
+        // SAFETY: the caller promises that the stream is alive and of the device.
+        let stream = unsafe { stream_of(device, stream) }?;
+        let address = pointer.addr() as u64;
+        let (start, requested) = report::block_around(address)?;
+        let room = std::mem::replace(bytes, ShareToken::BYTES as u64);
+        if room < ShareToken::BYTES as u64 {
+            return Err(Error::invalid_value(format!(
+                "a token has {} bytes, and there is room for {room}: give GPUPOOL_TOKEN_BYTES",
+                ShareToken::BYTES
+            )));
+        }
+        let shared = share::share(serve::find(start, None)?, requested, &stream, is_sent != 0)?;
+        // SAFETY: the caller passes room for as many bytes as it says, which are enough.
+        unsafe { slice::from_raw_parts_mut(token.cast::<u8>(), ShareToken::BYTES) }.copy_from_slice(shared.as_bytes());
+        *offset = address - start;
+        Ok(())
+    })
+}
