@@ -6,6 +6,7 @@ import importlib
 import inspect
 import operator
 import pydoc
+import os
 import re
 from pathlib import Path
 
@@ -184,6 +185,7 @@ def objects():
         (stream, rf"gpupool.Stream\(ptr={stream.ptr:#x}, device=0\)", None, None),
         (gpupool.current_stream(1), r"gpupool.Stream\(ptr=0x0, device=1, the legacy default stream\)", None, None),
         (gpupool.stream(2), r"gpupool.stream\(2\)", None, None),
+        (gpupool.empty(6).share(), rf"gpupool.ShareToken\(of 6 bytes of process {os.getpid()}\)", None, None),
         (
             buffer := gpupool.empty(5),
             r"gpupool.DeviceBuffer\(ptr=0x\w+, nbytes=5, device=0\)",

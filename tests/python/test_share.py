@@ -82,4 +82,4 @@ def test_what_fails_leaves_both_processes_as_they_were(case):
 
 
 def test_c_programs_share_any_pointer():
-    run_program("share/c_table.py")
+    run_program("share/c_functions.py")

@@ -33,6 +33,7 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attach(
     address: *mut *mut c_void,
 ) -> c_int {
     run(|| {
+        process::refuse_forked()?;
         // SAFETY: the caller passes a place for a pointer.
         let attached = unsafe { place(attached, "attached") }?;
         // SAFETY: as above.
@@ -59,6 +60,7 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attached_record_stream(
     stream: *mut c_void,
 ) -> c_int {
     run(|| {
+        process::refuse_forked()?;
         // SAFETY: the caller passes what `attach` gave and `detach` has not ended.
         let attached = unsafe { attached.as_ref() }.ok_or_else(|| null("attached"))?;
         // SAFETY: the caller promises that the stream is alive and of the device.

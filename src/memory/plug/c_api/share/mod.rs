@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::memory::report;
 use crate::memory::serve;
 use crate::memory::share::{self, ShareToken};
+use crate::process;
 
 /// Shares the live block that a pointer lies in.
 pub(super) unsafe extern "C" fn share(
@@ -25,6 +26,7 @@ pub(super) unsafe extern "C" fn share(
     offset: *mut u64,
 ) -> c_int {
     run(|| {
+        process::refuse_forked()?;
         // SAFETY: the caller passes a place for a number.
         let bytes = unsafe { place(bytes, "bytes") }?;
         // SAFETY: as above.
