@@ -600,8 +600,8 @@ class StreamScope:
 class ShareToken:
     """Names a buffer that a process shares, for :func:`attach` in another process of the same user.
 
-    It pickles, and is a few bytes, ``bytes(token)``, of which ``ShareToken(data)`` is made again. Who has them, as the same
-    user on the same machine, can read and write the buffer.
+    It pickles, and is a few bytes, ``bytes(token)``, of which ``ShareToken(data)`` is made again. Who has them, as the
+    same user on the same machine, can read and write the buffer.
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> token = buffer.share()
@@ -679,12 +679,13 @@ class DeviceBuffer:
         """Share the buffer with other processes of the same user, and return a token for :func:`attach` there.
 
         The token pickles, and travels in any way. What attaches it waits, on its stream, for what was submitted to this
-        buffer's stream so far. The buffer is not kept for it: hold it until it is attached. Freed after that, the memory is
-        used again once every process has freed its buffer or has ended, and its work is done; nothing waits meanwhile.
+        buffer's stream so far. The buffer is not kept for it: hold it until it is attached. Freed after that, the
+        memory is used again once every process has freed its buffer or has ended, and its work is done; nothing waits
+        meanwhile.
 
-        A buffer also travels by itself, as an argument of a ``multiprocessing`` process or through its queues and pipes.
-        Then it is kept until the receiver has it, so it may be freed at once; what is never received stays to the end of the
-        process, and :func:`memory_stats` counts it as ``sent_bytes``.
+        A buffer also travels by itself, as an argument of a ``multiprocessing`` process or through its queues and
+        pipes. Then it is kept until the receiver has it, so it may be freed at once; what is never received stays to
+        the end of the process, and :func:`memory_stats` counts it as ``sent_bytes``.
 
         >>> buffer = gpupool.empty(4)
         >>> buffer.copy_from(b"gpu!")
@@ -696,7 +697,8 @@ class DeviceBuffer:
             stream: The stream whose work so far is waited for, by default the buffer's own.
 
         Raises:
-            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as that of an
+            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as that
+            of an
                 allocator's own; or the stream is captured.
             Asleep: Its pool is asleep.
             Unavailable: The system has no thread or descriptor left.
@@ -1692,9 +1694,9 @@ def attach(
 ) -> DeviceBuffer:
     """Take up a buffer that another process of the same user shares: the same memory, without a copy.
 
-    Work on the stream comes after what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its owner
-    can use the memory again once this process's work with it is done. Where the owner ends first, it stays. A program of
-    containers needs no ptrace rights for it, and the containers one network and PID namespace.
+    Work on the stream comes after what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its
+    owner can use the memory again once this process's work with it is done. Where the owner ends first, it stays. A
+    program of containers needs no ptrace rights for it, and the containers one network and PID namespace.
 
     >>> buffer = gpupool.empty(4)
     >>> buffer.copy_from(b"gpu!")
@@ -1704,11 +1706,12 @@ def attach(
 
     Args:
         token: What :meth:`DeviceBuffer.share` returned, or its bytes.
-        device: The device that is to use the memory, by default the one that it is on; another one must be able to reach it.
-        stream: The stream that is to use it first, by default the device's current one.
+        device: The device that is to use the memory, by default the one that it is on; another one must be able to
+        reach it. stream: The stream that is to use it first, by default the device's current one.
 
     Raises:
-        InvalidValue: The token is of another machine, boot, user or version of gpupool; the buffer was freed; the device
+        InvalidValue: The token is of another machine, boot, user or version of gpupool; the buffer was freed; the
+        device
             cannot reach it, or is not visible here; or the stream is captured.
         Unavailable: The owner has ended, does not answer or cannot be reached, or this process may open no more files.
         LibraryError: The driver refuses. All is as before then.
@@ -2204,9 +2207,9 @@ def device_info(device: SupportsIndex) -> dict[str, Any]:
     """Return what the driver tells of a device. No context is made.
 
     The keys are ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``,
-    ``is_shareable`` and ``is_rdma`` (whether gpupool's memory can be shared with other processes, and registered by network
-    cards), ``total_bytes`` and ``free_bytes``. A value is None where a device does not have it, and ``free_bytes`` where the
-    process has no context there.
+    ``is_shareable`` and ``is_rdma`` (whether gpupool's memory can be shared with other processes, and registered by
+    network cards), ``total_bytes`` and ``free_bytes``. A value is None where a device does not have it, and
+    ``free_bytes`` where the process has no context there.
     """
 
 def runtimes_passed_over() -> list[tuple[str, str, bool]]:

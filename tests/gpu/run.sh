@@ -110,6 +110,7 @@ run_memory() {
   # shellcheck disable=SC2016
   step pinned-peers bash -c 'set -o pipefail; timeout 500 "$1" benches/pinned_peers.py | tee "$2"' _ "$python" "$results/pinned.json"
   step sleep timeout 500 "$python" benches/sleep.py --output "$results/sleep.json"
+  step share timeout 200 "$python" benches/share.py --output "$results/share.json"
 }
 
 test_memory() {

@@ -5,8 +5,8 @@ import doctest
 import importlib
 import inspect
 import operator
-import pydoc
 import os
+import pydoc
 import re
 from pathlib import Path
 

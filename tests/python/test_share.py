@@ -69,7 +69,9 @@ def test_work_of_both_sides_comes_in_order(case):
         "guesses",
         "tokens_of_elsewhere",
         "nothing_is_left_in_the_file_system",
-        pytest.param("another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")),
+        pytest.param(
+            "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+        ),
     ],
 )
 def test_strangers_get_nothing_and_harm_no_other(case):

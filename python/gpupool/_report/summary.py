@@ -124,8 +124,8 @@ class FrameworkSummary:
 class SharedSummary:
     """A block that other processes use, which this one has shared.
 
-    ``is_freed`` is True if only they keep it. ``processes`` has the ids of those that have attached it; without any, it was
-    sent and has not been received.
+    ``is_freed`` is True if only they keep it. ``processes`` has the ids of those that have attached it; without any,
+    it was sent and has not been received.
     """
 
     ptr: int
@@ -147,8 +147,8 @@ class DeviceSummary:
     ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``, less ``asleep_bytes``;
     these, the peaks and the counters are as in :class:`gpupool.MemoryStats`.
 
-    ``shared`` has the blocks that other processes have attached, or were sent; ``attached_bytes`` are other processes' memory,
-    which is none of this one's, and ``sent_bytes`` what was sent and not received, which is live.
+    ``shared`` has the blocks that other processes have attached, or were sent; ``attached_bytes`` are other processes'
+    memory, which is none of this one's, and ``sent_bytes`` what was sent and not received, which is live.
 
     ``driver_error`` says why the driver could not be asked, as after an error of earlier work; then ``total_bytes``,
     ``free_bytes``, ``used_bytes`` and ``other_bytes`` are None.
@@ -284,9 +284,7 @@ def _device(counts: dict[str, Any]) -> DeviceSummary:
         for pool in counts.pop("pools")
     )
     libraries = tuple(LibrarySummary(**library) for library in counts.pop("libraries"))
-    shared = tuple(
-        SharedSummary(**{**block, "processes": tuple(block["processes"])}) for block in counts.pop("shared")
-    )
+    shared = tuple(SharedSummary(**{**block, "processes": tuple(block["processes"])}) for block in counts.pop("shared"))
     fed = sum(stream.live_bytes for pool in pools for stream in pool.streams if stream.is_feed)
     frameworks = tuple(_frameworks(counts["device"], fed))
     return DeviceSummary(**counts, frameworks=frameworks, pools=pools, shared=shared, libraries=libraries)

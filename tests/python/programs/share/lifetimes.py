@@ -8,11 +8,19 @@ import sys
 
 import gpupool
 from errors import assert_says, raised
-from gpupool import _native
 from other_process import (
-    MIB, OtherProcess, attach, content, fill, free, is_full, other_process, shared_blocks, wait_until_free,
+    MIB,
+    OtherProcess,
+    attach,
+    content,
+    fill,
+    free,
+    is_full,
+    other_process,
+    shared_blocks,
+    wait_until_free,
 )
-from waiting import LONG, wait_until
+from waiting import wait_until
 
 # More than half of the device, so that there is no room for a second one.
 LARGE = 40 * MIB

@@ -8,7 +8,6 @@ import sys
 
 import gpupool
 from errors import assert_says, raised
-from gpupool import _native
 from other_process import MIB, attach, content, free, other_process, shared_blocks
 from waiting import wait_until
 
@@ -111,7 +110,8 @@ def guesses() -> None:
         assert descriptors(connection)[0][0] == 1
         connection.send(request(token, EXTENTS))
         data, received = descriptors(connection)
-        assert data[0] == 0 and len(received) == 1
+        assert data[0] == 0
+        assert len(received) == 1
         os.close(received[0])
     others_are_served(token)
 
@@ -138,7 +138,9 @@ def tokens_of_elsewhere() -> None:
         # Nothing listens there: this process lives, and its socket is not to be had.
         name, why = other.refusal(attach, changed(token, NAME, bytes(16)))
         assert name == "Unavailable" and "network namespace" in why, why
-        name, why = other.refusal(attach, changed(changed(token, NAME, bytes(16)), PROCESS, struct.pack("<I", 2**22 + 1)))
+        name, why = other.refusal(
+            attach, changed(changed(token, NAME, bytes(16)), PROCESS, struct.pack("<I", 2**22 + 1))
+        )
         assert name == "Unavailable" and "has ended" in why, why
 
 

@@ -1,4 +1,4 @@
-"""Another process that does what it is asked, one function after the other: what programs about shared memory are made of."""
+"""Another process that does what it is asked: what programs about shared memory are made of."""
 
 import contextlib
 import multiprocessing
