@@ -474,7 +474,9 @@ fn what_was_exported_is_the_same_memory_and_stays_without_its_descriptor() {
     assert_eq!(used(0), before + 2 * PAGE);
     unmap(address, 2 * PAGE).unwrap();
     unmap(other, 2 * PAGE).unwrap();
-    extents.map(|extent| release(extent).unwrap());
+    for extent in extents {
+        release(extent).unwrap();
+    }
     assert_eq!(used(0), before);
     give_up(address, 2 * PAGE).unwrap();
     give_up(other, 2 * PAGE).unwrap();

@@ -609,7 +609,7 @@ class ShareToken:
     True
     """
 
-    def __init__(self, data: bytes, /) -> None: ...
+    def __new__(cls, data: bytes, /) -> ShareToken: ...
     @property
     def nbytes(self) -> int:
         """The number of bytes of the buffer."""
@@ -624,6 +624,7 @@ class ShareToken:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
+@final
 class DeviceBuffer:
     """Device memory, aligned to 512 bytes, that is freed in stream order when the object dies.
 
@@ -697,9 +698,8 @@ class DeviceBuffer:
             stream: The stream whose work so far is waited for, by default the buffer's own.
 
         Raises:
-            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as that
-            of an
-                allocator's own; or the stream is captured.
+            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as
+                that of an allocator's own; or the stream is captured.
             Asleep: Its pool is asleep.
             Unavailable: The system has no thread or descriptor left.
             LibraryError: The driver refuses.
@@ -1707,12 +1707,12 @@ def attach(
     Args:
         token: What :meth:`DeviceBuffer.share` returned, or its bytes.
         device: The device that is to use the memory, by default the one that it is on; another one must be able to
-        reach it. stream: The stream that is to use it first, by default the device's current one.
+            reach it.
+        stream: The stream that is to use it first, by default the device's current one.
 
     Raises:
         InvalidValue: The token is of another machine, boot, user or version of gpupool; the buffer was freed; the
-        device
-            cannot reach it, or is not visible here; or the stream is captured.
+            device cannot reach it, or is not visible here; or the stream is captured.
         Unavailable: The owner has ended, does not answer or cannot be reached, or this process may open no more files.
         LibraryError: The driver refuses. All is as before then.
     """

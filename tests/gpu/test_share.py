@@ -112,12 +112,12 @@ def test_what_was_submitted_before_is_waited_for_on_the_gpu(other):
 
 
 def test_memory_is_used_again_after_the_others_work(other):
-    buffer, array = words(64 * MIB, 0)
+    buffer, _ = words(64 * MIB, 0)
     cupy.cuda.Device().synchronize()
     other.attach(buffer)
     assert other("add-behind", LONG_KERNEL) == "submitted"
     assert other("free") == "freed"
-    address, _array = buffer.ptr, None
+    address = buffer.ptr
     buffer.free()
     gpupool.empty(64 * MIB).free()
     assert shared() == [64 * MIB], "the kernel of the other process was over too early"

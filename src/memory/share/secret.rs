@@ -42,14 +42,16 @@ pub(super) fn random() -> Result<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::Secret;
+    use crate::error::Result;
 
     #[test]
-    fn a_secret_is_itself_alone() {
-        let (one, other) = (Secret::new().unwrap(), Secret::new().unwrap());
+    fn a_secret_is_itself_alone() -> Result<()> {
+        let (one, other) = (Secret::new()?, Secret::new()?);
         assert!(one.is(&one.0) && !one.is(&other.0));
         let mut last = one.0;
         last[15] ^= 1;
         assert!(!one.is(&last));
         assert_eq!(format!("{one:?}"), "Secret");
+        Ok(())
     }
 }

@@ -106,32 +106,34 @@ mod tests {
     use crate::memory::share::secret::random;
 
     #[test]
-    fn packets_and_descriptors_arrive_whole() {
-        let name = random().unwrap();
-        let listener = listener(&name).unwrap();
-        assert!(accepted(&listener).unwrap().is_none());
-        let one = connected(&name).unwrap();
-        let other = accepted(&listener).unwrap().unwrap();
-        assert!(receive(other.as_fd()).unwrap().is_none());
-        assert!(send(one.as_fd(), b"first", &[listener.try_clone().unwrap()]).unwrap());
-        assert!(send(one.as_fd(), b"second", &[]).unwrap());
-        let first = receive(other.as_fd()).unwrap().unwrap();
+    fn packets_and_descriptors_arrive_whole() -> io::Result<()> {
+        let name = random().map_err(io::Error::other)?;
+        let listener = listener(&name)?;
+        assert!(accepted(&listener)?.is_none());
+        let one = connected(&name)?;
+        let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(receive(other.as_fd())?.is_none());
+        assert!(send(one.as_fd(), b"first", &[listener.try_clone()?])?);
+        assert!(send(one.as_fd(), b"second", &[])?);
+        let first = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((first.bytes.as_slice(), first.descriptors.len(), first.is_cut), (&b"first"[..], 1, false));
-        let second = receive(other.as_fd()).unwrap().unwrap();
+        let second = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
         drop(one);
-        assert!(receive(other.as_fd()).unwrap().unwrap().bytes.is_empty());
+        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         drop(listener);
-        assert!(connected(&random().unwrap()).is_err());
+        assert!(connected(&name).is_err());
+        Ok(())
     }
 
     #[test]
-    fn a_packet_that_is_too_large_is_refused() {
-        let name = random().unwrap();
-        let listener = listener(&name).unwrap();
-        let one = connected(&name).unwrap();
-        let other = accepted(&listener).unwrap().unwrap();
-        assert!(send(one.as_fd(), &vec![1; PACKET + 1], &[]).unwrap());
+    fn a_packet_that_is_too_large_is_refused() -> io::Result<()> {
+        let name = random().map_err(io::Error::other)?;
+        let listener = listener(&name)?;
+        let one = connected(&name)?;
+        let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(send(one.as_fd(), &vec![1; PACKET + 1], &[])?);
         assert!(receive(other.as_fd()).is_err());
+        Ok(())
     }
 }

@@ -159,9 +159,10 @@ mod tests {
         for ask in Ask::ALL {
             let request = Request { ask, secret: Secret([7; 16]), block: 1 << 40, from: 1 << 50, count: 9 };
             let bytes = request.to_bytes();
-            let read = Request::from_bytes(&bytes).unwrap();
-            assert!(read.secret.is(&[7; 16]));
-            assert_eq!((read.ask, read.block, read.from, read.count), (ask, 1 << 40, 1 << 50, 9));
+            let read = Request::from_bytes(&bytes);
+            assert!(read.is_some_and(|read| read.secret.is(&[7; 16])));
+            let read = read.map(|read| (read.ask, read.block, read.from, read.count));
+            assert_eq!(read, Some((ask, 1 << 40, 1 << 50, 9)));
             assert!(Request::from_bytes(&bytes[1..]).is_none());
         }
         assert!(Request::from_bytes(&[0; REQUEST]).is_none() && Request::from_bytes(b"").is_none());
