@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from machines import Machine
 from running import run_program
 
 # A device without room for two large buffers.
@@ -85,3 +86,22 @@ def test_what_fails_leaves_both_processes_as_they_were(case):
 
 def test_c_programs_share_any_pointer():
     run_program("share/c_functions.py")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "hip"])
+@pytest.mark.parametrize("how", ["by_tokens", "by_multiprocessing", "what_was_attached_twice"])
+def test_the_drivers_calls_share_memory_too(platform, how, tmp_path):
+    machine = Machine(platform, tmp_path)
+    machine.build()
+    machine.run("share/travels.py", how, FAKE_VMM="1", FAKE_RDMA="1")
+
+
+def test_memory_that_the_driver_does_not_export_is_refused(tmp_path):
+    machine = Machine("cuda", tmp_path)
+    machine.build()
+    for variables in ({"FAKE_SHAREABLE": "0"}, {"FAKE_REFUSES_SHAREABLE": "1"}, {"FAKE_VMM": "0"}):
+        machine.run("share/refused.py", "not_exported", **{"FAKE_VMM": "1", **variables})
+
+
+def test_memory_that_cannot_be_shared_is_refused_by_name():
+    run_program("share/refused.py", "by_name")
