@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::shared::SharedBlock;
@@ -27,6 +28,10 @@ pub(in crate::memory::share) fn add(process: i32, block: &Arc<SharedBlock>) -> R
     let held = |peer: &mut Peer| {
         peer.held.entry(block.number).or_insert_with(|| (Arc::clone(block), 0)).1 += 1;
     };
+    if has_ended(process) {
+        // Another process has its id by now.
+        end(process);
+    }
     if let Some(peer) = lock(&PEERS).get_or_insert_default().get_mut(&process) {
         held(peer);
         return Ok(());
@@ -45,6 +50,15 @@ pub(in crate::memory::share) fn add(process: i32, block: &Arc<SharedBlock>) -> R
     held(&mut peer);
     lock(&PEERS).get_or_insert_default().insert(process, peer);
     Ok(())
+}
+
+/// Returns whether a process that is known is gone.
+fn has_ended(process: i32) -> bool {
+    let Some(pidfd) = lock(&PEERS).as_ref().and_then(|peers| Some(Arc::clone(&peers.get(&process)?.pidfd))) else {
+        return false;
+    };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&*pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns a block that a process holds.
