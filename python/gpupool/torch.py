@@ -21,6 +21,7 @@ from typing import Any
 
 import gpupool
 from gpupool._frameworks import plug as _plug
+from gpupool._frameworks import sent_tensors as _sent_tensors
 from gpupool._torch import place as _place
 from gpupool._torch import pools as _pools
 
@@ -147,7 +148,7 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
     Everything that PyTorch has for its memory works and tells of gpupool's: ``torch.cuda.memory_stats`` and all that
     reads it, ``torch.cuda.memory_snapshot`` and ``torch.cuda.memory._record_memory_history``, ``torch.cuda.MemPool``,
     ``torch.cuda.graph``, the graph trees of ``torch.compile``, and ``torch.OutOfMemoryError``, whose text says who
-    holds the memory. Tensors made meanwhile cannot be shared with other processes: an error says so at once. Of
+    holds the memory. ``torch.multiprocessing`` shares tensors as it did, with processes that have called this too. Of
     ``PYTORCH_CUDA_ALLOC_CONF`` nothing is read.
 
     That takes a small library made for the version of PyTorch: it comes with gpupool for the versions that were there,
@@ -181,6 +182,8 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
         try:
             if allocator:
                 _place.take(torch)
+                if _place.way() == "full":
+                    _sent_tensors.watch(torch)
         except Exception:
             if is_new:
                 _place.give_back_pinned()

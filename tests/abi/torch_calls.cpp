@@ -155,6 +155,39 @@ CALL(get_ipc_dev_ptr, int which, void *shared, int sharer) {
     return allocator(which)->getIpcDevPtr(handle.handle).get();
   });
 }
+// As another process gets it: the handle in hexadecimal digits.
+CALL(share, int which, void *address) {
+  return answer([=] {
+    auto shared = allocator(which)->shareIpcHandle(address);
+    std::ostringstream digits;
+    for (unsigned char byte : shared.handle) digits << std::hex << std::setw(2) << std::setfill('0') << int{byte};
+    return Object().add("handle", digits.str()).add("offset", static_cast<int64_t>(shared.offset)).end();
+  });
+}
+static std::map<int, std::shared_ptr<void>> received;
+CALL(receive, int which, const char *digits) {
+  return answer([=] {
+    std::string handle;
+    for (auto *digit = digits; *digit; digit += 2)
+      handle += static_cast<char>(std::stoi(std::string(digit, 2), nullptr, 16));
+    auto pointer = allocator(which)->getIpcDevPtr(handle);
+    int number = ++last_number;
+    received[number] = pointer;
+    return Object().add("number", number).add("address", pointer.get()).end();
+  });
+}
+CALL(let_received_go, int number) {
+  return answer([=] { received.erase(number); });
+}
+// By a thread that ends with it, which Python does not know.
+CALL(let_received_go_on_thread, int number) {
+  return answer([=] {
+    std::thread([pointer = std::exchange(received[number], nullptr)]() mutable {
+      static thread_local std::shared_ptr<void> last;
+      last = std::move(pointer);
+    }).join();
+  });
+}
 // From many threads at once.
 CALL(turn_over, int which, int threads, int steps) {
   return answer([=] {

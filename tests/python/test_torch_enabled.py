@@ -26,6 +26,7 @@ def machine(request):
         "with_pinned_memory",
         "with_pinned_memory_while_threads_allocate",
         "with_pinned_memory_of_another",
+        "with_tensors_that_are_sent",
         "as_it_comes_with_gpupool",
         "for_another_version",
     ],

@@ -142,6 +142,23 @@ template <OnFailure on_failure> void free_block(void *pointer) {
 // The deleter of every DataPtr. Tensors die in destructors, out of which nothing may be thrown.
 void deallocate(void *pointer) { free_block<OnFailure::WARN>(pointer); }
 
+// Whether a handle of shareable memory is a token of gpupool's. PyTorch's own begin with the number of their version.
+bool is_token(const std::string &handle) { return handle.size() != sizeof(cudaIpcMemHandle_t) && !handle.rfind("gpsh", 0); }
+
+// Gives another process's memory up, where PyTorch's last storage of it dies.
+void detach(gpupool_attached *attached, DeviceIndex device) {
+  // Work of any stream may use it, and it is unmapped here. PyTorch's own waits for the device too. That would spoil a
+  // capture; then what the current stream and the receiving one do is waited for, later.
+  if (!has_detour(ROUTED))
+    guarded([&] {
+      auto before = c10::cuda::ExchangeDevice(device);
+      guarded([] { c10::cuda::device_synchronize(); });
+      c10::cuda::MaybeExchangeDevice(before);
+    });
+  thrown = {}; // a device that has failed does no more work
+  warned([&] { check(api.detach(attached, device, current_stream(device))); });
+}
+
 // What getCheckpointState gives.
 struct Checkpoint final : CA::AllocatorState {
   MempoolId_t id;
@@ -419,13 +436,23 @@ class Allocator final : public CUDAAllocator {
     return std::move(restored.delta);
   }
 
+  // PyTorch asks at each send, keeps the block until the receiver has let go of it, and sends an event of its own.
   CA::ShareableHandle shareIpcHandle(void *pointer) override {
-    TORCH_CHECK(!is_ours(pointer),
-                "gpupool cannot share tensors with other processes yet. Make those that are to be shared with gpupool "
-                "disabled (gpupool.torch.disable()), or send a copy that is on the CPU.");
-    return native->shareIpcHandle(pointer);
+    if (!is_ours(pointer)) return native->shareIpcHandle(pointer);
+    auto device = current_device();
+    char token[GPUPOOL_TOKEN_BYTES];
+    uint64_t bytes = sizeof token, offset = 0;
+    check(api.share(pointer, device, current_stream(device), false, token, &bytes, &offset));
+    return {static_cast<ptrdiff_t>(offset), std::string(token, bytes)};
   }
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native->getIpcDevPtr(std::move(handle)); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    if (!is_token(handle)) return native->getIpcDevPtr(std::move(handle));
+    auto device = current_device();
+    gpupool_attached *attached = nullptr;
+    void *pointer = nullptr;
+    check(api.attach(handle.data(), handle.size(), device, current_stream(device), &attached, &pointer));
+    return {pointer, [attached, device](void *) { detach(attached, device); }};
+  }
 
   bool isHistoryEnabled() override { return history_.is_recording(); }
   void recordHistory(bool enabled, CreateContextFn recorder, size_t most_events, RecordContext when, bool clear,

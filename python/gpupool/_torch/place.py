@@ -13,6 +13,8 @@ _lock = threading.RLock()
 _library: library.Library | None = None
 # How gpupool is PyTorch's allocator: None, "full", or "pluggable", which is for good.
 _way: str | None = None
+# Whether it ever was "full".
+_was_taken = False
 # Whether PyTorch's pinned memory comes from gpupool.
 _has_pinned = False
 
@@ -22,6 +24,11 @@ def way() -> str | None:
     return _way
 
 
+def was_taken() -> bool:
+    """Return True if gpupool is PyTorch's allocator, or was: its library stays, for what was made meanwhile."""
+    return _was_taken
+
+
 def take(torch: Any) -> None:
     """Make gpupool PyTorch's allocator; a second call does nothing.
 
@@ -29,7 +36,7 @@ def take(torch: Any) -> None:
         gpupool.Error: Another allocator has the place, or it is too late for the pluggable one.
         gpupool.LibraryNotFound: PyTorch lacks what is needed.
     """
-    global _way
+    global _way, _was_taken
     with _lock:
         if _way is not None:
             return
@@ -42,7 +49,7 @@ def take(torch: Any) -> None:
             warnings.warn(lost, RuntimeWarning, stacklevel=3)
             return
         loaded.install()
-        _way = "full"
+        _way, _was_taken = "full", True
 
 
 def take_pinned(torch: Any) -> bool:

@@ -12,12 +12,15 @@ import shutil
 import sys
 import tempfile
 import threading
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import gpupool
 from errors import assert_says, raised
+from gpupool._frameworks import sent_tensors
 from gpupool._torch import compiler, library, place
+from other_process import other_process
 
 MIB = 1 << 20
 NATIVE, IN_PLACE = 0, 1
@@ -28,7 +31,8 @@ calls = ctypes.CDLL(sys.argv[1])
 def call(name, *arguments):
     function = calls[name]
     function.restype = ctypes.c_char_p
-    answer = json.loads(function(*map(ctypes.c_ulonglong, arguments)).decode(errors="replace"), strict=False)
+    converted = [each if isinstance(each, bytes) else ctypes.c_ulonglong(each) for each in arguments]
+    answer = json.loads(function(*converted).decode(errors="replace"), strict=False)
     assert "error" not in answer, f"{name}: {answer}"
     return answer["is"]
 
@@ -173,6 +177,60 @@ def with_pinned_memory_of_another():
     error = raised(gpupool.Error, gpupool.torch.enable, pinned=True)
     assert_says(error, "PyTorch's allocator of pinned memory", "was changed since")
     assert place.way() is None, "the allocator of devices' memory was taken all the same"
+
+
+class Reduced:
+    """A tensor, which PyTorch reduces to a handle."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+
+def rebuild_cuda_tensor(handle):
+    return call("receive", IN_PLACE, handle.hex().encode())["address"]
+
+
+def reduce_tensor(tensor):
+    return rebuild_cuda_tensor, (tensor.handle,)
+
+
+def send_tensors(torch):
+    """Have torch.multiprocessing."""
+    reductions = SimpleNamespace(reduce_tensor=reduce_tensor, ForkingPickler=ForkingPickler)
+    ForkingPickler.register(Reduced, reduce_tensor)
+    torch.multiprocessing = SimpleNamespace(reductions=reductions)
+    return reductions
+
+
+def receive(_kept, pickled, is_enabled):
+    torch = sys.modules.get("torch") or import_torch()
+    send_tensors(torch)
+    if is_enabled:
+        gpupool.torch.enable()
+    return ForkingPickler.loads(pickled) > 0
+
+
+def with_tensors_that_are_sent():
+    reductions = send_tensors(sys.modules["torch"])
+    old = call("allocate", IN_PLACE, 4096)
+    for _ in range(2):
+        gpupool.torch.enable()
+    block = call("allocate", IN_PLACE, 4096)
+
+    def sent(address):
+        return bytes(ForkingPickler.dumps(Reduced(bytes.fromhex(call("share", IN_PLACE, address)["handle"]))))
+
+    pickled = sent(block["address"])
+    # PyTorch's own memory goes as it did, also to processes that have no gpupool.
+    assert (b"gpupool" in pickled, b"gpupool" in sent(old["address"])) == (True, False)
+    assert reductions.reduce_tensor(Reduced(b"gpsh"))[0] is sent_tensors.rebuild
+    with other_process() as other:
+        kind, why = other.refusal(receive, pickled, False)
+        assert kind == "Error", why
+        assert_says(why, "call gpupool.torch.enable() in the process that receives")
+        assert other.call(receive, pickled, True)
+    call("drop", old["block"])
+    call("drop", block["block"])
 
 
 def as_it_comes_with_gpupool():

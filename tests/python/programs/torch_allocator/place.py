@@ -78,19 +78,5 @@ def check_memory_of_before(ours):
     assert ours.device_stats(0)["reserved_bytes"]["all"]["current"] == 0
 
 
-def check_sharing(ours):
-    """Memory of gpupool's is not shared with other processes, and says so; that of before is."""
-    native = Allocator(NATIVE)
-    assert uninstall() is None
-    old = ours.allocate(4096)
-    assert install() is None
-    new = ours.allocate(4096)
-    assert ours.share_ipc_handle(old["address"]) > 0
-    assert ours.get_ipc_dev_ptr(old["address"], NATIVE) == native.base_allocation(old["address"])["base"]
-    assert ours.kind_of_error("share_ipc_handle", new["address"]) == "RuntimeError"
-    assert "gpupool cannot share tensors" in ours.text_of_error("share_ipc_handle", new["address"])
-    drop(old["block"], new["block"])
-
-
 if __name__ == "__main__":
     main(globals())

@@ -1,0 +1,60 @@
+"""PyTorch's tensors on their way to another process, which is told by name what it needs to take up gpupool's memory.
+
+PyTorch sends a handle that its allocator makes, and the receiver's allocator opens it. PyTorch's own calls one of
+gpupool's "from a future version of torch". So such a tensor is sent with a function of gpupool's around PyTorch's.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from gpupool import _native
+from gpupool._torch import place
+
+# What the handle of gpupool's memory begins with; PyTorch's own begin with the number of their version.
+_TOKEN = b"gpsh"
+
+
+def watch(torch: Any) -> None:
+    """Let tensors in gpupool's memory, which ``torch.multiprocessing`` sends, be rebuilt by :func:`rebuild`."""
+    reductions = getattr(getattr(torch, "multiprocessing", None), "reductions", None)
+    reduce = getattr(reductions, "reduce_tensor", None)
+    # A PyTorch that sends in another way says what it says.
+    if reductions is None or reduce is None or hasattr(reduce, "_is_watched"):
+        return
+
+    @functools.wraps(reduce)
+    def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        function, arguments = reduce(tensor)
+        if any(isinstance(each, bytes) and each.startswith(_TOKEN) for each in arguments):
+            return rebuild, (function, arguments)
+        return function, arguments
+
+    reduce_tensor._is_watched = True  # type: ignore[attr-defined]
+    # PyTorch's other functions look it up there, and picklers by the tensor's class.
+    reductions.reduce_tensor = reduce_tensor
+    reducers = reductions.ForkingPickler._extra_reducers
+    for kind, known in list(reducers.items()):
+        if known is reduce:
+            reducers[kind] = reduce_tensor
+
+
+def rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return the tensor that PyTorch's function makes of its arguments.
+
+    Raises:
+        gpupool.Error: gpupool is not PyTorch's allocator here.
+    """
+    if not place.was_taken():
+        pluggable = place.way() == "pluggable"
+        raise _native.Error(
+            "the tensor is in gpupool's memory of another process, and gpupool "
+            + ("is only PyTorch's pluggable allocator" if pluggable else "is not PyTorch's allocator")
+            + " in this one: "
+            + (
+                "install a gpupool made for this PyTorch (the warning of gpupool.torch.enable() says what is missing)"
+                if pluggable
+                else "call gpupool.torch.enable() in the process that receives as well, before it receives"
+            )
+        )
+    return function(*arguments)
