@@ -145,18 +145,19 @@ void deallocate(void *pointer) { free_block<OnFailure::WARN>(pointer); }
 // Whether a handle of shareable memory is a token of gpupool's. PyTorch's own begin with the number of their version.
 bool is_token(const std::string &handle) { return handle.size() != sizeof(cudaIpcMemHandle_t) && !handle.rfind("gpsh", 0); }
 
-// Gives another process's memory up, where PyTorch's last storage of it dies.
+// Gives another process's memory up, where PyTorch's last storage of it dies: on any thread, also at the process's end,
+// when the thread has no current stream any more.
 void detach(gpupool_attached *attached, DeviceIndex device) {
-  // Work of any stream may use it, and it is unmapped here. PyTorch's own waits for the device too. That would spoil a
-  // capture; then what the current stream and the receiving one do is waited for, later.
-  if (!has_detour(ROUTED))
-    guarded([&] {
+  // Work of any stream may use the memory, which is unmapped here, so the device is waited for, as by PyTorch's own. That
+  // would spoil a capture; then the current stream's work is, and the receiving stream's, by no call of the host's.
+  bool is_captured = has_detour(ROUTED);
+  if (!is_captured) try {
       auto before = c10::cuda::ExchangeDevice(device);
-      guarded([] { c10::cuda::device_synchronize(); });
+      c10::cuda::device_synchronize();
       c10::cuda::MaybeExchangeDevice(before);
-    });
-  thrown = {}; // a device that has failed does no more work
-  warned([&] { check(api.detach(attached, device, current_stream(device))); });
+    } catch (...) { // a device that has failed does no more work
+    }
+  warned([&] { check(is_captured ? api.detach(attached, device, current_stream(device)) : api.detach(attached, -1, nullptr)); });
 }
 
 // What getCheckpointState gives.
