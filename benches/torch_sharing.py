@@ -4,8 +4,8 @@
 
 Each way has two processes of its own; the ways take turns. A round puts a tensor on a queue, the other process takes
 it up, makes one of its own from it and puts that on a second queue, and the round ends when the content of that one is
-there. The first round is told apart. One JSON object a line, times in milliseconds; the last lines are gpupool's medians
-over PyTorch's own, of which no more than 1 is wanted.
+there. The first round is told apart. One JSON object a line, times in milliseconds; the last lines are gpupool's
+medians over PyTorch's own, of which no more than 1 is wanted.
 """
 
 import json

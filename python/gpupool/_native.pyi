@@ -1717,6 +1717,19 @@ def attach(
         LibraryError: The driver refuses. All is as before then.
     """
 
+def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
+    """Share the live block that an address lies in, as :meth:`DeviceBuffer.share` does, for an adapter that has no buffer.
+
+    Return the token, and how far into the block the address is.
+
+    Args:
+        ptr: The address.
+        stream: Processes that attach the block wait for its work so far.
+
+    Raises:
+        InvalidValue: No block is there, or it cannot be shared.
+    """
+
 def empty_kept(nbytes: SupportsIndex, stream: StreamLike, keeper: object | None) -> DeviceBuffer:
     """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.
 

@@ -66,6 +66,8 @@ pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_sna
 pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
+#[cfg(feature = "python")]
+pub(crate) use share::share_at;
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub use sleep::{Backup, sleep, wake};
 

@@ -92,7 +92,7 @@ mod _native {
         summarize_pinned, torch_functions, unpickle, use_mem_pool, warm_pinned,
     };
     #[pymodule_export]
-    use super::share::{PyShareToken, attach};
+    use super::share::{PyShareToken, attach, share_at};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{

@@ -90,6 +90,15 @@ pub(super) fn attach(
     Ok(PyDeviceBuffer::of(buffer))
 }
 
+#[doc = docstring!("share_at")]
+#[pyfunction]
+pub(super) fn share_at(py: Python<'_>, ptr: u64, stream: &Bound<'_, PyAny>) -> PyResult<(PyShareToken, u64)> {
+    process::refuse_forked()?;
+    let stream = stream::resolve(py, Some(stream), None)?;
+    let (token, offset) = py.detach(|| memory::share_at(ptr, &stream, false))?;
+    Ok((PyShareToken(token), offset))
+}
+
 impl PyDeviceBuffer {
     /// Shares the buffer, and keeps it until it was attached if it `is_sent`.
     pub(in crate::python) fn share_on(

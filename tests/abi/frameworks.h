@@ -38,6 +38,12 @@ Result cuCtxPopCurrent_v2(Context **context) {
 // Numba's memory is the machine's own, as gpupool's is.
 Result cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) { CALL(); memcpy((void *)to, from, bytes); return 0; }
 Result cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) { CALL(); memcpy(to, (void *)from, bytes); return 0; }
+Result cuMemcpyPeer(Address to, Context *to_context, Address from, Context *from_context, size_t bytes) {
+  CALL();
+  if (!to_context || !from_context) wrong("a copy between contexts of which one is none");
+  memcpy((void *)to, (void *)from, bytes);
+  return 0;
+}
 static Object *memory_at(Address address) {
   for (Object *object = objects; object; object = object->next)
     if ((!strcmp(object->kind, "memory") || !strcmp(object->kind, "mapping") || !strcmp(object->kind, "pinned memory")) &&

@@ -5,6 +5,8 @@ import re
 
 import pytest
 from gpu_helpers import import_or_skip, run_program, run_python
+from processes import start_python
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -57,8 +59,20 @@ def test_a_graphs_arrays_are_its_own(run):
     run("beside_cupy.py", "in_a_graph_of_their_own")
 
 
-def test_memory_of_segments_has_ipc_handles(run):
-    run("arrays.py", "of_segments_have_ipc_handles")
+def test_arrays_go_to_other_processes(run):
+    run("arrays.py", "go_to_other_processes")
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["test_ipc.TestIpcMemory", "test_ipc.TestIpcStaged", "test_context_stack.Test3rdPartyContext"],
+)
+def test_numbas_own(case):
+    import_or_skip("numba.cuda")
+    folder = "cudadrv" if "context" in case else "cudapy"
+    command = ("-m", "unittest", f"numba.cuda.tests.{folder}.{case}")
+    done = start_python(*command, timeout=110 * PATIENCE, NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("order", ["gpupool, numba, torch", "torch, numba, gpupool", "numba, gpupool, torch"])

@@ -89,8 +89,13 @@ def test_memory_info_counts_what_is_cached_as_free(run):
     run("numba/arrays.py", "that_are_cached_count_as_free")
 
 
-def test_ipc_is_for_segments(run):
-    run("numba/arrays.py", "go_to_other_processes_from_pools_of_segments_alone")
+@pytest.mark.parametrize("how", ["by_every_way", "stay_while_they_are_open", "of_other_memory"])
+def test_arrays_go_to_other_processes(run, how):
+    run("numba/shared.py", how)
+
+
+def test_contexts_that_others_made_have_gpupools_memory(run):
+    run("numba/shared.py", "of_a_context_that_others_made")
 
 
 def test_threads(run):

@@ -12,6 +12,7 @@ from numba.cuda.cudadrv import driver
 
 from gpupool._frameworks import pinned_choice
 from gpupool._frameworks.numba_mapped import MappedMemory
+from gpupool._frameworks.numba_shared import SharedHandle, ordinal
 from gpupool._native import (
     DeviceBuffer,
     Forked,
@@ -28,6 +29,7 @@ from gpupool._native import (
     on_oom,
     owns,
     runtime,
+    share_at,
 )
 
 # The managers that have a device. Pinned memory is every device's.
@@ -81,10 +83,10 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
 
         def give_up_the_dead(device: int, nbytes: int) -> bool:
             manager = this()
-            return manager is not None and device == manager.context.device.id and manager._give_up_the_dead()
+            return manager is not None and device == ordinal(manager.context) and manager._give_up_the_dead()
 
         self._callback = on_oom(give_up_the_dead)
-        self._stream = Stream(self.context.device.id)
+        self._stream = Stream(ordinal(self.context))
         _managers.append(this)
 
     def memalloc(self, size: int) -> Any:
@@ -222,22 +224,31 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     def get_memory_info(self) -> Any:
         """Return free and total bytes, as ``(free, total)``; what gpupool has cached counts as free."""
         free, total = driver.driver.cuMemGetInfo()
-        stats = memory_stats(self.context.device.id)
+        stats = memory_stats(ordinal(self.context))
         return driver.MemoryInfo(free=free + stats.reserved_bytes - stats.live_bytes, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Return a handle with which another process opens the memory; it must be of a pool made with ``segments``.
+        """Return a handle with which another process opens the memory, after all work so far on the device.
 
         Raises:
-            NotImplementedError: It is other memory, which CUDA's legacy IPC cannot share.
+            InvalidValue: The memory cannot be shared.
+            NotImplementedError: It is no memory of gpupool's, nor of a kind that CUDA's legacy IPC shares.
         """
         attribute = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        if not driver.driver.cuPointerGetAttribute(attribute, memory.device_pointer):
+        if driver.driver.cuPointerGetAttribute(attribute, memory.device_pointer):
+            return super().get_ipc_handle(memory)
+        address = int(memory.device_pointer)
+        if not owns(address):
             raise NotImplementedError(
-                "this memory is of pages that can move, which CUDA's IPC handles cannot share: allocate it in "
-                "`with gpupool.use_mem_pool(gpupool.MemPool(segments=True)):`"
+                f"{address:#x} is no memory of gpupool's, and of a kind that CUDA's IPC handles cannot share: copy it "
+                "to an array of cuda.device_array"
             )
-        return super().get_ipc_handle(memory)
+        assert self._stream is not None
+        if not self._mark():
+            raise NotImplementedError("an IPC handle cannot be made while a graph is captured: make it before or after")
+        token, offset = share_at(address, self._stream)
+        device = driver.driver.get_device(ordinal(self.context))
+        return SharedHandle(memory, token, memory.size, device.get_device_identity(), offset)
 
     def reset(self) -> None:
         """Free the memory of dead arrays that waits.

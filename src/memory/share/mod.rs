@@ -21,7 +21,8 @@ use rustix::process::geteuid;
 
 use self::sharing::{SharedBlock, parcels, peers, shared};
 use self::token::Told;
-use super::serve::Allocation;
+use super::report;
+use super::serve::{self, Allocation};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
@@ -60,6 +61,15 @@ pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: &Stream, i
         bytes,
         device: uuid,
     }))
+}
+
+/// Shares the live block that an address lies in, as [`share`] does; returns also how far into the block that is.
+///
+/// # Errors
+/// As [`share`]; `ErrorKind::InvalidValue` if there is no block.
+pub(crate) fn share_at(address: u64, stream: &Stream, is_sent: bool) -> Result<(ShareToken, u64)> {
+    let (start, bytes) = report::block_around(address)?;
+    Ok((share(serve::find(start, None)?, bytes, stream, is_sent)?, address - start))
 }
 
 /// A block that other processes hold, as a summary tells of it.

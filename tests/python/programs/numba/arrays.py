@@ -7,7 +7,6 @@ import gpupool
 import numpy as np
 from double import MIB, calls, is_capturing, live, set_capture
 from enabled import address_of, bytes_array, cuda, manager
-from errors import assert_says, raised
 
 
 def waiting():
@@ -99,16 +98,6 @@ def that_are_cached_count_as_free():
     manager().deallocations.clear()
     free = cuda.current_context().get_memory_info().free
     assert free == total, f"with nothing in use {free} of {total} bytes are free"
-
-
-def go_to_other_processes_from_pools_of_segments_alone():
-    assert_says(raised(NotImplementedError, bytes_array(100).get_ipc_handle), "segments=True")
-    with gpupool.use_mem_pool(gpupool.MemPool(segments=True)):
-        first, second = bytes_array(100), bytes_array(100)
-    handles = [cuda.current_context().get_ipc_handle(array.gpu_data) for array in (first, second)]
-    assert calls("cuIpcGetMemHandle") == 2, "the driver was not asked for two handles"
-    apart = handles[1].offset - handles[0].offset
-    assert apart == address_of(second) - address_of(first) != 0, f"the handles are {apart} bytes apart"
 
 
 def of_threads_do_not_mix():

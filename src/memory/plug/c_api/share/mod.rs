@@ -10,8 +10,6 @@ pub(super) use attached::{attach, attached_record_stream, detach};
 
 use super::call::{null, place, run, stream_of};
 use crate::error::Error;
-use crate::memory::report;
-use crate::memory::serve;
 use crate::memory::share::{self, ShareToken};
 use crate::process;
 
@@ -36,8 +34,6 @@ pub(super) unsafe extern "C" fn share(
         }
         // SAFETY: the caller promises that the stream is alive and of the device.
         let stream = unsafe { stream_of(device, stream) }?;
-        let address = pointer.addr() as u64;
-        let (start, requested) = report::block_around(address)?;
         let room = std::mem::replace(bytes, ShareToken::BYTES as u64);
         if room < ShareToken::BYTES as u64 {
             return Err(Error::invalid_value(format!(
@@ -45,10 +41,10 @@ pub(super) unsafe extern "C" fn share(
                 ShareToken::BYTES
             )));
         }
-        let shared = share::share(serve::find(start, None)?, requested, &stream, is_sent != 0)?;
+        let (shared, lead) = share::share_at(pointer.addr() as u64, &stream, is_sent != 0)?;
         // SAFETY: the caller passes room for as many bytes as it says, which are enough.
         unsafe { slice::from_raw_parts_mut(token.cast::<u8>(), ShareToken::BYTES) }.copy_from_slice(shared.as_bytes());
-        *offset = address - start;
+        *offset = lead;
         Ok(())
     })
 }
