@@ -69,6 +69,7 @@ def test_arrays_go_to_other_processes(run):
 )
 def test_numbas_own(case):
     import_or_skip("numba.cuda")
+    import_or_skip("filecheck")
     folder = "cudadrv" if "context" in case else "cudapy"
     command = ("-m", "unittest", f"numba.cuda.tests.{folder}.{case}")
     done = start_python(*command, timeout=110 * PATIENCE, NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
