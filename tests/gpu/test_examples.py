@@ -126,6 +126,12 @@ def test_training_with_and_without():
     assert float(rows["gpupool"][0]) <= 1.05 * float(rows["PyTorch"][0])
 
 
+def test_frameworks_in_processes_of_their_own_pass_an_array_on(examples):
+    import_or_skip("cupy")
+    said = run_python(str(examples / "relay_between_frameworks.py"))
+    assert said.splitlines()[-1].endswith(": every number is right"), said
+
+
 def test_two_models_take_turns(examples):
     *turns, _most, same = run_python(str(examples / "models_in_turns.py"), "--mib", "256", "--turns", "4").splitlines()
     assert len(turns) == 3

@@ -1,9 +1,12 @@
 """Buffers that other processes use."""
 
 import os
+from pathlib import Path
 
+import gpupool
 import pytest
 from machines import Machine
+from processes import start_python, succeeded
 from running import run_program
 
 # A device without room for two large buffers.
@@ -105,3 +108,11 @@ def test_memory_that_the_driver_does_not_export_is_refused(tmp_path):
 
 def test_memory_that_cannot_be_shared_is_refused_by_name():
     run_program("share/refused.py", "by_name")
+
+
+def test_the_example_has_processes_that_pass_an_array_on():
+    example = Path(__file__).parents[2] / "examples" / "relay_between_frameworks.py"
+    said = succeeded(
+        start_python(example, "--mib", "4", GPUPOOL_RUNTIME="host", folders=[Path(gpupool.__file__).parents[1]])
+    )
+    assert said.splitlines()[-1] == "NumPy -> NumPy -> NumPy: every number is right"
