@@ -51,6 +51,8 @@ OF_PYTORCH = {
     "`torch.empty` of 1 KiB and its end, ns": {"work": "empty(1024, uint8)"},
     "of 1 MiB": {"work": "empty(1048576, uint8)"},
     "of 32 MiB": {"work": "empty(33554432, uint8)"},
+    "a step of the mix in Python, ns": {"work": "mix", "threads": 1},
+    "each of 16 threads of Python": {"work": "mix", "threads": 16},
     "allocate and free 1 KiB in C++, ns": {"work": "C++ pair", "size": 1024},
     "1 MiB": {"work": "C++ pair", "size": 1 << 20},
     "32 MiB": {"work": "C++ pair", "size": 32 << 20},
