@@ -1718,7 +1718,7 @@ def attach(
     """
 
 def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
-    """Share the live block that an address lies in, as :meth:`DeviceBuffer.share` does, for an adapter that has no buffer.
+    """Share the live block that an address lies in, as :meth:`DeviceBuffer.share`, for an adapter that has no buffer.
 
     Return the token, and how far into the block the address is.
 

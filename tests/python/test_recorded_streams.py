@@ -1,4 +1,4 @@
-"""A stream that a buffer was recorded on lives until the buffer is freed: a driver that is asked about another crashes."""
+"""A stream that a buffer was recorded on lives until the buffer is freed: the driver crashes where it is gone."""
 
 import weakref
 

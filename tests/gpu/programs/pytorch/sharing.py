@@ -225,7 +225,8 @@ def are_refused_where_gpupool_is_not_enabled():
     tensor = words(0)
     with Worker(is_enabled=False) as worker:
         kind, why = worker.call("holds_words", tensor, 0)
-        assert kind == "Error" and "call gpupool.torch.enable() in the process that receives" in why, (kind, why)
+        assert kind == "Error", (kind, why)
+        assert "call gpupool.torch.enable() in the process that receives" in why, why
 
 
 def of_before_go_as_pytorchs_own():
