@@ -39,6 +39,7 @@ def other():
     yield other
     other.process.stdin.close()
     other.process.wait(60)
+    other.process.stdout.close()
     wait_until(lambda: shared() == [], "nothing is shared")
     gc.collect()
     gpupool.empty_cache()

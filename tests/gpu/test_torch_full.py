@@ -102,7 +102,7 @@ def test_with_gpupool_enabled(program, what):
     print(run_program(f"pytorch/{program}.py", what))
 
 
-@pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_shared", "are_not_touched_by_workers"])
+@pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_touched_by_workers"])
 def test_with_gpupool_enabled_where_pytorch_says_more(what):
     print(run_loud_program("pytorch/limits.py", what))
 

@@ -23,6 +23,9 @@ def watch(torch: Any) -> None:
     if reductions is None or reduce is None or hasattr(reduce, "_is_watched"):
         return
 
+    # PyTorch has imported it, and no program imports it for this.
+    from multiprocessing.reduction import ForkingPickler
+
     @functools.wraps(reduce)
     def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         function, arguments = reduce(tensor)
@@ -33,7 +36,7 @@ def watch(torch: Any) -> None:
     reduce_tensor._is_watched = True  # type: ignore[attr-defined]
     # PyTorch's other functions look it up there, and picklers by the tensor's class.
     reductions.reduce_tensor = reduce_tensor
-    reducers = reductions.ForkingPickler._extra_reducers
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     for kind, known in list(reducers.items()):
         if known is reduce:
             reducers[kind] = reduce_tensor

@@ -1,6 +1,5 @@
 """Limits, failures, addresses and settings of PyTorch's with gpupool enabled after the first tensor."""
 
-import gc
 import sys
 
 import gpupool
@@ -163,35 +162,6 @@ def are_not_touched_by_workers():
         assert total == 64 * 63 // 2, f"of {method} the workers brought {total}"
         if method == "fork":
             assert all_are(data.on_gpu, 1)
-
-
-def send(queue, done):
-    gpupool.torch.disable()
-    tensor = torch.full((1000,), 7, device="cuda")
-    queue.put(tensor)
-    done.wait(100)
-
-
-def are_not_shared():
-    """A tensor of gpupool's is refused at once by the sender; one of PyTorch's own is shared or refused at once."""
-    raised(RuntimeError, filled(1).untyped_storage()._share_cuda_)
-    error = raised(RuntimeError, torch.multiprocessing.reductions.reduce_tensor, filled(1))
-    assert_says(error, "gpupool")
-    late.before.untyped_storage()._share_cuda_()
-    context = torch.multiprocessing.get_context("spawn")
-    queue, done = context.Queue(), context.Event()
-    child = context.Process(target=send, args=(queue, done))
-    child.start()
-    try:
-        received = queue.get(timeout=100)
-        assert bool((received == 7).all())
-        del received
-    except RuntimeError as error:
-        assert_says(error, "gpupool")
-    finally:
-        done.set()
-        gc.collect()
-        child.join()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ class Worker:
         with cupy.cuda.Device(max(device, 0)):
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.buffer = gpupool.attach(bytes.fromhex(token), gpu, self.stream)
-            self.array = cupy.asarray(self.buffer).view(cupy.uint64)
+            # As memory of this GPU, whichever it is on: asarray would copy it here.
+            memory = cupy.cuda.UnownedMemory(self.buffer.ptr, self.buffer.nbytes, self.buffer, max(device, 0))
+            self.array = cupy.ndarray(self.buffer.nbytes // 8, cupy.uint64, cupy.cuda.MemoryPointer(memory, 0))
         return f"{self.buffer.nbytes} bytes"
 
     def count(self, first):

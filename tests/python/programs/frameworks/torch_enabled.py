@@ -196,7 +196,7 @@ def reduce_tensor(tensor):
 
 def send_tensors(torch):
     """Have torch.multiprocessing."""
-    reductions = SimpleNamespace(reduce_tensor=reduce_tensor, ForkingPickler=ForkingPickler)
+    reductions = SimpleNamespace(reduce_tensor=reduce_tensor)
     ForkingPickler.register(Reduced, reduce_tensor)
     torch.multiprocessing = SimpleNamespace(reductions=reductions)
     return reductions
