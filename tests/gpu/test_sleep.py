@@ -43,6 +43,8 @@ def free_bytes():
     return cupy.cuda.Device().mem_info[0]
 
 
+# It compares what the driver says is free.
+@pytest.mark.alone
 def test_contents_come_back_cycle_after_cycle(pool):
     sizes = [4096, 100_000, MIB, 20 * MIB, 600 * MIB]
     arrays = [words_in(pool, nbytes, number << 40) for number, nbytes in enumerate(sizes)]
