@@ -36,9 +36,10 @@ def registered(rank, backend):
     del late
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    # PyTorch's NCCL may hold the tensor still, so another one need not get its memory.
+    assert address in {segment["address"] for segment in pool.snapshot()}, "what is registered went by empty_cache"
     with torch.cuda.use_mem_pool(pool):
         again = torch.empty(3 * COUNT, device="cuda")
-    assert again.data_ptr() == address, "what is registered went by empty_cache"
     check_sums(rank, again)
     backend.deregister_mem_pool(pool)
     check_sums(rank, early)
