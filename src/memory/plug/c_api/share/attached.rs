@@ -10,7 +10,7 @@ use crate::memory::share::ShareToken;
 use crate::process;
 use crate::runtime::Stream;
 
-/// `gpupool_attached`: attached memory, until [`detach`] ends it.
+/// `gpupool_attached`: attached memory, until `detach` ends it.
 #[derive(Debug)]
 pub struct Attached(DeviceBuffer);
 
