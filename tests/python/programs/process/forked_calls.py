@@ -96,7 +96,7 @@ def refused_calls():
     buffer, pinned = gpupool.empty(1000, stream), gpupool.empty_pinned(1000, stream)
     mem_pool, whole_pool = gpupool.MemPool(), gpupool.MemPool(no_split=True)
     segment_callback = whole_pool.on_segment(lambda event: None)
-    token = mem_pool.token()
+    token, shared = mem_pool.token(), buffer.share()
     capture = mem_pool.capture(stream)
     gpupool._native.host_begin_capture(stream)
     with mem_pool.capture(stream) as graph_memory:
@@ -117,16 +117,19 @@ def refused_calls():
         "DeviceBuffer.__bytes__": lambda: bytes(buffer),
         "DeviceBuffer.__dlpack_device__": buffer.__dlpack_device__,
         "DeviceBuffer.__len__": lambda: len(buffer),
+        "DeviceBuffer.__reduce_ex__": lambda: buffer.__reduce_ex__(5),
         "DeviceBuffer.copy_from": lambda: buffer.copy_from(bytes(1000)),
         "DeviceBuffer.copy_from of pinned memory": lambda: buffer.copy_from(pinned),
         "DeviceBuffer.copy_to": lambda: buffer.copy_to(bytearray(1000)),
         "DeviceBuffer.device": lambda: buffer.device,
         "DeviceBuffer.fill": lambda: buffer.fill(0),
         "DeviceBuffer.free": buffer.free,
+        "DeviceBuffer.is_attached": lambda: buffer.is_attached,
         "DeviceBuffer.nbytes": lambda: buffer.nbytes,
         "DeviceBuffer.pool_id": lambda: buffer.pool_id,
         "DeviceBuffer.ptr": lambda: buffer.ptr,
         "DeviceBuffer.record_stream": lambda: buffer.record_stream(stream),
+        "DeviceBuffer.share": buffer.share,
         "DeviceBuffer.stream": lambda: buffer.stream,
         "GraphMemory.reset": graph_memory.reset,
         "HandlePool.__new__": lambda: gpupool.HandlePool("other", lambda: 1, lambda handle: None),
@@ -192,6 +195,7 @@ def refused_calls():
         "begin_allocate_to_pool": lambda: gpupool.begin_allocate_to_pool(0, mem_pool.id),
         "current_device": gpupool.current_device,
         "current_stream": gpupool.current_stream,
+        "attach": lambda: gpupool.attach(shared),
         "device_count": gpupool.device_count,
         "dump_snapshot": lambda: gpupool.dump_snapshot(os.devnull),
         "empty": lambda: gpupool.empty(1, stream),
