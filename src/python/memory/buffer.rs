@@ -247,10 +247,14 @@ impl PyDeviceBuffer {
                 drop(place);
                 let stream = stream.or_else(|| self.living_stream(&buffer));
                 let _stack = hold_stack(Purpose::Free);
-                Ok(py.detach(|| match stream {
+                let outcome = py.detach(|| match stream {
                     Some(stream) => buffer.free_on(&stream),
                     None => buffer.free(),
-                })?)
+                });
+                let keepers = std::mem::take(&mut *lock(&self.keepers));
+                // With no lock held.
+                drop(keepers);
+                Ok(outcome?)
             }
             Err(shared) => {
                 *place = Some(shared);

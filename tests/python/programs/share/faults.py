@@ -12,6 +12,18 @@ from waiting import wait_until
 PIECES = 9
 # No program makes more calls of one kind.
 MOST = 2 * PIECES + 10
+# What a process calls to attach a block.
+OF_ATTACHING = (
+    "Bind",
+    "ExchangeCaptureMode",
+    "StreamCaptureStatus",
+    "EventImport",
+    "StreamWaitEvent",
+    "AddressReserve",
+    "ExtentImport",
+    "MemoryMap",
+    "MemorySetAccess",
+)
 
 
 def inject(kept: dict, call: str, after: int) -> None:
@@ -64,17 +76,7 @@ def while_attaching() -> None:
         number = _native.host_submit(stream)
         token = buffer.share(stream)
         files = other.call(open_files)
-        for call in (
-            "Bind",
-            "ExchangeCaptureMode",
-            "StreamCaptureStatus",
-            "EventImport",
-            "StreamWaitEvent",
-            "AddressReserve",
-            "ExtentImport",
-            "MemoryMap",
-            "MemorySetAccess",
-        ):
+        for call in OF_ATTACHING:
             for after in range(MOST):
                 other.call(inject, call, after)
                 is_failed = fails_or_not(lambda token=token: other.call(attach_behind, token))
@@ -96,17 +98,7 @@ def while_attaching() -> None:
             wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
             number = _native.host_submit(stream)
             token = buffer.share(stream)
-        assert failed == {
-            "Bind",
-            "ExchangeCaptureMode",
-            "StreamCaptureStatus",
-            "EventImport",
-            "StreamWaitEvent",
-            "AddressReserve",
-            "ExtentImport",
-            "MemoryMap",
-            "MemorySetAccess",
-        }, failed
+        assert failed == set(OF_ATTACHING), failed
         _native.host_complete(stream, number)
 
 
