@@ -5,7 +5,8 @@
 Memory is CuPy's arrays in one pool of gpupool's, with a captured graph that uses them, which is replayed and checked in
 between. Each line names what it took, in milliseconds: the first sleep of the process, with nothing prepared, and then
 the median of five, with the pinned memory there. Where PyTorch and torch-memory-saver are installed, the same tensors
-sleep by that in a process of its own.
+sleep by that in a process of its own. Without a backup there are two lines of each: with half a second in between, as
+where another program has the device meanwhile, and woken at once, when the driver still clears what was given back.
 """
 
 import argparse
@@ -23,6 +24,8 @@ MIB, GIB = 1 << 20, 1 << 30
 LARGE, SMALL = 512 * MIB, 2 * MIB
 SIZES = (("large tensors", LARGE), ("small tensors", SMALL))
 ROUNDS = 5
+# Longer than the driver takes to clear what was given back, which is 0.1 s for 64 GiB on an H200.
+PAUSE = 0.5
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -38,9 +41,14 @@ def median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(firsts), statistics.median(seconds)
 
 
-def titled(name: str, backup: str | None) -> str:
+def titled(name: str, backup: str | None, pause: float) -> str:
     """Return the name of a line."""
-    return f"{name}, {'with' if backup else 'without'} backup"
+    return f"{name}, {'with' if backup else 'without'} backup{'' if backup or pause else ', woken at once'}"
+
+
+def pauses(backup: str | None) -> tuple[float, ...]:
+    """Return the seconds between sleep and waking: where much is copied they change nothing."""
+    return (0.0,) if backup else (PAUSE, 0.0)
 
 
 def plain_copies(nbytes: int) -> tuple[float, float]:
@@ -93,10 +101,12 @@ class Arrays:
             wrong = int(self._cupy.count_nonzero(array != self._cupy.uint64(expected)))
             assert not wrong, f"{wrong} words of array {place} are wrong"
 
-    def cycle(self, backup: str | None) -> tuple[float, float]:
-        """Return what a sleep takes and what waking takes."""
+    def cycle(self, backup: str | None, pause: float) -> tuple[float, float]:
+        """Return what a sleep takes and what waking takes, so many seconds after it."""
         self._cupy.cuda.Device().synchronize()
-        times = milliseconds(lambda: self.pool.sleep(backup=backup)), milliseconds(self.pool.wake)
+        asleep = milliseconds(lambda: self.pool.sleep(backup=backup))
+        time.sleep(pause)
+        times = asleep, milliseconds(self.pool.wake)
         if backup:
             self.check()
         return times
@@ -114,9 +124,10 @@ def of_gpupool(nbytes: int, backups: list[str | None]) -> Iterator[tuple[str, di
         arrays = Arrays(nbytes, size)
         for backup in backups:
             if is_first:
-                yield entry("the first of the process", arrays.cycle(backup))
+                yield entry("the first of the process", arrays.cycle(backup, 0))
                 is_first = False
-            yield entry(titled(name, backup), median([arrays.cycle(backup) for _ in range(ROUNDS)]))
+            for pause in pauses(backup):
+                yield entry(titled(name, backup, pause), median([arrays.cycle(backup, pause) for _ in range(ROUNDS)]))
         arrays.pool.close()
         del arrays
         gpupool.empty_cache()
@@ -125,7 +136,7 @@ def of_gpupool(nbytes: int, backups: list[str | None]) -> Iterator[tuple[str, di
 
 
 def of_memory_saver(nbytes: int, size: int, backup: bool) -> NoReturn:
-    """Print what torch-memory-saver takes on as many tensors, with a backup or without one, and end the process."""
+    """Print what torch-memory-saver takes on as many tensors, for each pause, and end the process."""
     import torch
     from torch_memory_saver import torch_memory_saver as saver
 
@@ -133,13 +144,16 @@ def of_memory_saver(nbytes: int, size: int, backup: bool) -> NoReturn:
     with saver.region(tag="all", enable_cpu_backup=backup):
         _tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
     torch.cuda.synchronize()
-    pairs = []
-    # With a backup of 64 GiB it takes half a minute.
-    for _ in range(1 if backup else ROUNDS):
-        pairs.append((milliseconds(lambda: saver.pause("all")), milliseconds(lambda: saver.resume("all"))))
-        torch.cuda.synchronize()
-    sleep, wake = median(pairs)
-    print(json.dumps({"sleep_ms": sleep, "wake_ms": wake}), flush=True)
+    for pause in pauses("host" if backup else None):
+        pairs = []
+        # With a backup of 64 GiB it takes half a minute.
+        for _ in range(1 if backup else ROUNDS):
+            asleep = milliseconds(lambda: saver.pause("all"))
+            time.sleep(pause)
+            pairs.append((asleep, milliseconds(lambda: saver.resume("all"))))
+            torch.cuda.synchronize()
+        sleep, wake = median(pairs)
+        print(json.dumps({"sleep_ms": sleep, "wake_ms": wake}), flush=True)
     # It ends the process where memory is freed outside of its region, as at the end of the interpreter.
     os._exit(0)
 
@@ -166,9 +180,10 @@ def main() -> None:
         command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size), *(["--backup"] if backup else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         told = done.stdout.strip().splitlines()
-        title = f"torch-memory-saver, {titled(name, backup)}"
-        results[title] = json.loads(told[-1]) if done.returncode == 0 else done.stderr[-400:]
-        print(f"{title}: {results[title]}", flush=True)
+        for pause, line in itertools.zip_longest(pauses(backup), told[-len(pauses(backup)) :]):
+            title = f"torch-memory-saver, {titled(name, backup, pause)}"
+            results[title] = json.loads(line) if done.returncode == 0 and line else done.stderr[-400:]
+            print(f"{title}: {results[title]}", flush=True)
     for name, times in of_gpupool(gib * GIB, backups):
         results[name] = times
         print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
