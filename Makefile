@@ -58,6 +58,7 @@ test: .venv/built .venv/frameworks ## all tests; those that need a GPU skip with
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
 	@echo "tests that need a GPU:"
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
+	cargo run --quiet --example cudarc_training
 	$(BIN)/python -m pytest --quiet -r '' tests/gpu
 	$(BIN)/python -m pytest tests/python
 

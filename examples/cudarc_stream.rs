@@ -1,18 +1,16 @@
 //! cuBLAS on streams of cudarc, with pooled handles and pooled memory: `cargo run --example cudarc_stream`.
 //!
-//! cudarc makes the context and the streams and copies; gpupool lends the handles, and the memory that cudarc sees as a
-//! `CudaSlice`. It needs an NVIDIA GPU and cuBLAS, and says so where they are missing.
+//! cudarc makes the context and the streams and copies; gpupool lends the handles, and the memory in place of a
+//! `CudaSlice`'s. It needs an NVIDIA GPU and cuBLAS, and says so where they are missing.
 
 use std::error::Error;
 use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::thread;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use gpupool::runtime::{self, Kind};
-use gpupool::{Cublas, DeviceBuffer, Pooled, Stream};
+use gpupool::{Cublas, Pooled, PooledSlice, Stream};
 use libloading::Library;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -24,49 +22,6 @@ const LENGTH: usize = 1 << 20;
 /// `cublasSaxpy_v2`: y = alpha x + y, the factor in CPU memory.
 type Saxpy = unsafe extern "C" fn(*mut c_void, c_int, *const f32, *const f32, c_int, *mut f32, c_int) -> c_int;
 
-/// cudarc's slice over gpupool's memory. A slice frees its memory with the driver, which never gave this, so it must not be
-/// dropped as it is.
-struct PooledSlice<T> {
-    slice: ManuallyDrop<CudaSlice<T>>,
-    /// The memory, which goes back to the pool in the order of the stream, once `drop` below has run.
-    _memory: DeviceBuffer,
-    /// The stream, which is dropped last: the memory's end needs it.
-    _stream: Arc<CudaStream>,
-}
-
-impl<T: DeviceRepr> PooledSlice<T> {
-    /// Returns memory for so many elements, with the bytes that happen to be in it.
-    fn new(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
-        // SAFETY: the stream lives as long as the memory, which keeps it.
-        let view = unsafe { Stream::from_raw(stream.cu_stream().cast()) }?;
-        let memory = gpupool::empty((length * size_of::<T>()) as u64, &view)?;
-        // SAFETY: the memory is that long and lives as long as the slice; any bytes do for what has `DeviceRepr`.
-        let slice = unsafe { stream.upgrade_device_ptr(memory.address(), length) };
-        Ok(Self { slice: ManuallyDrop::new(slice), _memory: memory, _stream: Arc::clone(stream) })
-    }
-}
-
-impl<T> Drop for PooledSlice<T> {
-    fn drop(&mut self) {
-        // SAFETY: it is taken once, here. `leak` makes the stream wait for other streams that used the slice.
-        unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
-    }
-}
-
-impl<T> Deref for PooledSlice<T> {
-    type Target = CudaSlice<T>;
-
-    fn deref(&self) -> &CudaSlice<T> {
-        &self.slice
-    }
-}
-
-impl<T> DerefMut for PooledSlice<T> {
-    fn deref_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
-    }
-}
-
 /// Computes on a stream of its own, and returns the largest error of the results.
 fn work(context: &Arc<CudaContext>, saxpy: Saxpy, number: usize) -> Result<f32> {
     context.bind_to_thread()?;
@@ -77,10 +32,8 @@ fn work(context: &Arc<CudaContext>, saxpy: Saxpy, number: usize) -> Result<f32> 
     let alpha = number as f32;
     let mut worst = 0.0_f32;
     for _ in 0..ROUNDS {
-        let mut x = PooledSlice::<f32>::new(&stream, LENGTH)?;
-        let mut y = PooledSlice::<f32>::new(&stream, LENGTH)?;
-        stream.memcpy_htod(&ones, &mut *x)?;
-        stream.memcpy_htod(&ones, &mut *y)?;
+        let x = PooledSlice::from_host(&stream, &ones)?;
+        let mut y = PooledSlice::from_host(&stream, &ones)?;
         // Asking for the handle sets its stream.
         let handle = gpupool::handle::<Cublas>(&view)?;
         {
@@ -94,7 +47,7 @@ fn work(context: &Arc<CudaContext>, saxpy: Saxpy, number: usize) -> Result<f32> 
                 return Err(format!("cublasSaxpy_v2: status {status}").into());
             }
         }
-        let result = stream.clone_dtoh(&*y)?;
+        let result = stream.clone_dtoh(&y)?;
         stream.synchronize()?;
         worst = result.iter().fold(worst, |worst, value| worst.max((value - (alpha + 1.0)).abs()));
     }

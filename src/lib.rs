@@ -40,6 +40,7 @@
 //! | allocate pinned memory of the host | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
 //! | private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
 //! | streams, also those of others | [`Stream`], [`Stream::from_raw`] |
+//! | slices for programs of cudarc | `PooledSlice`, with the feature `cudarc` |
 //!
 //! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the
 //! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile.
@@ -65,6 +66,8 @@ pub mod library;
 pub mod memory;
 mod memory_users;
 mod observe;
+#[cfg(feature = "cudarc")]
+mod pooled_slice;
 mod process;
 #[cfg(feature = "python")]
 mod python;
@@ -92,6 +95,8 @@ pub use memory::{
 };
 pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
 pub use memory::{ShareToken, attach};
+#[cfg(feature = "cudarc")]
+pub use pooled_slice::PooledSlice;
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info, synchronize};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -31,6 +31,8 @@ use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
 pub(crate) use copy::synchronize_in_any_case;
+#[cfg(feature = "cudarc")]
+pub(crate) use cuda::refused_by_driver;
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};

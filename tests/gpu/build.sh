@@ -18,10 +18,12 @@ install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/t
 install -s "$(tests/program.sh test --release --no-run --test cuda_memory)" "$out/bin/test_cuda_memory"
 install -s "$(tests/program.sh test --release --no-run --test cuda_pinned)" "$out/bin/test_cuda_pinned"
 install -s "$(tests/program.sh test --release --no-run --test cuda_dead_stream)" "$out/bin/test_cuda_dead_stream"
+install -s "$(tests/program.sh test --release --no-run --test cuda_slices)" "$out/bin/test_cuda_slices"
 install -s "$(tests/program.sh test --release --no-run --test memory_model)" "$out/bin/test_memory_model"
 install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
 install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
 install -s "$(tests/program.sh build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
+install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
 cp tests/gpu/run.sh "$out"

@@ -118,6 +118,7 @@ test_memory() {
   step memory-tests timeout 300 bin/test_cuda_memory --nocapture --test-threads 1
   step pinned-tests timeout 200 bin/test_cuda_pinned --nocapture --test-threads 1
   step dead-streams timeout 120 bin/test_cuda_dead_stream --nocapture
+  step slices timeout 120 bin/test_cuda_slices --nocapture --test-threads 1
   sanitizer=$(find_sanitizer)
   if [ -n "$sanitizer" ]; then
     # Some virtual machines do not let it reach the device; then it says so and nothing is learnt.
@@ -133,6 +134,7 @@ run_tests() {
   parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
   step rust-tests bin/test_cuda
   step cudarc_stream bin/cudarc_stream
+  step cudarc_training bin/cudarc_training
   # shellcheck disable=SC2086 # several words, or none
   step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
   step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu

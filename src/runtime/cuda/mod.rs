@@ -52,6 +52,12 @@ fn check(function: &'static str, status: sys::CUresult) -> Result<()> {
     if status == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(refused(function, status)) }
 }
 
+/// Returns the error that a status of the driver is, of a call that other code made.
+#[cfg(feature = "cudarc")]
+pub(crate) fn refused_by_driver(function: &'static str, status: sys::CUresult) -> Error {
+    refused(function, status)
+}
+
 #[cold]
 fn refused(function: &'static str, status: sys::CUresult) -> Error {
     let kind = match status {

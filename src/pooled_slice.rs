@@ -1,0 +1,196 @@
+//! Memory of the pools as cudarc's programs use it: wherever a `CudaSlice` can be given, as an argument of a kernel, in a copy,
+//! to cuBLAS.
+//!
+//! A `CudaSlice` gives its memory back to the driver, which never gave this. So it is kept inside, is never dropped as it is,
+//! and is lent for reading alone: two that were exchanged would free each other's memory.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, RangeBounds};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError, LaunchArgs,
+    PushKernelArg, SyncOnDrop, ValidAsZeroBits, sys,
+};
+
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBuffer, empty};
+use crate::runtime::{self, Kind, Stream, device};
+
+/// So many elements in device memory, for programs that use cudarc: it is given wherever a [`CudaSlice`] can be. Its memory comes
+/// from the pool that the calling thread is in a scope of, a graph's while its stream is captured in one, and goes back in the
+/// order of its stream when it is dropped, after what other streams of cudarc did with it.
+///
+/// Behind the feature `cudarc`.
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use gpupool::PooledSlice;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let mut squares = PooledSlice::<f32>::zeros(&stream, 1024)?;
+/// stream.memcpy_htod(&[1.0, 4.0, 9.0], &mut squares.slice_mut(..3))?;
+/// assert_eq!(stream.clone_dtoh(&squares)?[..4], [1.0, 4.0, 9.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct PooledSlice<T> {
+    slice: ManuallyDrop<CudaSlice<T>>,
+    /// The memory, which goes back once `drop` below has run.
+    buffer: DeviceBuffer,
+    /// The stream, which is dropped last: the memory's end needs it.
+    _stream: Arc<CudaStream>,
+}
+
+impl<T> PooledSlice<T> {
+    /// Allocates so many elements on the stream, not initialised, as cudarc's [`CudaStream::alloc`] does.
+    ///
+    /// # Errors
+    /// As [`empty`]; `ErrorKind::InvalidValue` if the process does not use CUDA, or for more bytes than there are addresses.
+    ///
+    /// # Safety
+    /// Nothing reads an element before it is written, unless any bytes are one.
+    pub unsafe fn empty(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
+        let kind = runtime::get()?.kind();
+        if kind != Kind::Cuda {
+            return Err(Error::invalid_value(format!(
+                "streams of cudarc are CUDA's, and gpupool uses runtime {kind} here: unset GPUPOOL_RUNTIME, or set it to cuda"
+            )));
+        }
+        let Some(bytes) = length.checked_mul(size_of::<T>()) else {
+            return Err(Error::invalid_value(format!("{length} elements of {} bytes are too many", size_of::<T>())));
+        };
+        let device = device(stream.context().ordinal() as i64)?;
+        // SAFETY: the stream is of the device, and lives as long as the memory, which keeps it.
+        let view = unsafe { Stream::from_raw_on(stream.cu_stream().cast(), device) };
+        let buffer = empty(bytes as u64, &view)?;
+        // It panics where the driver refuses to make the events by which it follows what streams do.
+        let slice = panic::catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: the memory is that long and lives as long as the slice, which is not read before it is written.
+            unsafe { stream.upgrade_device_ptr(buffer.address(), length) }
+        }));
+        match slice {
+            Ok(slice) => Ok(Self { slice: ManuallyDrop::new(slice), buffer, _stream: Arc::clone(stream) }),
+            Err(_) => Err(Error::unavailable(
+                "the driver refused to make the events that cudarc has for a slice: bind the context and look at its errors \
+                 (CudaContext::check_err), or turn them off (disable_event_tracking)",
+            )),
+        }
+    }
+
+    /// Allocates so many elements on the stream, and sets them to zero.
+    ///
+    /// # Errors
+    /// As [`PooledSlice::empty`]; `ErrorKind::Library` if the driver refuses.
+    pub fn zeros(stream: &Arc<CudaStream>, length: usize) -> Result<Self>
+    where
+        T: DeviceRepr + ValidAsZeroBits,
+    {
+        // SAFETY: it is written here, before any other code has it.
+        let mut slice = unsafe { Self::empty(stream, length) }?;
+        if slice.num_bytes() > 0 {
+            stream.memset_zeros(&mut slice).map_err(|error| refused("cuMemsetD8Async", error))?;
+        }
+        Ok(slice)
+    }
+
+    /// Allocates as many elements on the stream as the host's memory has, and copies them there, as cudarc's
+    /// [`CudaStream::clone_htod`] does.
+    ///
+    /// # Errors
+    /// As [`PooledSlice::empty`]; `ErrorKind::Library` if the driver refuses.
+    pub fn from_host(stream: &Arc<CudaStream>, elements: &[T]) -> Result<Self>
+    where
+        T: DeviceRepr,
+    {
+        // SAFETY: it is written here, before any other code has it.
+        let mut slice = unsafe { Self::empty(stream, elements.len()) }?;
+        if slice.num_bytes() > 0 {
+            stream.memcpy_htod(elements, &mut slice).map_err(|error| refused("cuMemcpyHtoDAsync", error))?;
+        }
+        Ok(slice)
+    }
+
+    /// Returns the memory, to record streams that cudarc does not follow, or to share it.
+    pub const fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Lends all elements for writing.
+    pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+
+    /// Lends some of the elements for writing.
+    ///
+    /// # Panics
+    /// If the slice has not got them all, as [`CudaSlice::slice_mut`] does.
+    pub fn slice_mut(&mut self, bounds: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.slice.slice_mut(bounds)
+    }
+}
+
+#[cold]
+fn refused(function: &'static str, error: DriverError) -> Error {
+    runtime::refused_by_driver(function, error.0)
+}
+
+impl<T> Drop for PooledSlice<T> {
+    fn drop(&mut self) {
+        // SAFETY: it is taken once, here. `leak` has the slice's stream wait for others that used it, and frees nothing.
+        unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
+    }
+}
+
+impl<T> Deref for PooledSlice<T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+impl<T> DeviceSlice<T> for PooledSlice<T> {
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.slice.stream()
+    }
+}
+
+impl<T> DevicePtr<T> for PooledSlice<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for PooledSlice<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr_mut(stream)
+    }
+}
+
+// SAFETY: it passes on the address that the slice inside passes, which lives as long as the borrow.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b PooledSlice<T>> for LaunchArgs<'a> {
+    fn arg(&mut self, arg: &'b PooledSlice<T>) -> &mut Self {
+        self.arg(&*arg.slice)
+    }
+}
+
+// SAFETY: it passes on the address that the slice inside passes, which lives as long as the borrow.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut PooledSlice<T>> for LaunchArgs<'a> {
+    fn arg(&mut self, arg: &'b mut PooledSlice<T>) -> &mut Self {
+        self.arg(&mut *arg.slice)
+    }
+}
+
+/// A slice is sent between threads.
+const _: fn() = || {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<PooledSlice<f32>>();
+};
