@@ -45,6 +45,12 @@ help: ## list the targets
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --features $(TEST_FEATURES) > /dev/null
 	@touch $@
 
+# The library for C and C++: the same crate, in a folder of its own, for Cargo calls both libgpupool.so.
+.venv/library: .venv/ready $(SOURCES)
+	cargo build --quiet --release --features c-api,fault-injection --target-dir target/c
+	install -D -s target/c/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+	@touch $@
+
 .PHONY: demo
 demo: .venv/built ## threads share handles and trace files are replayed, on a GPU if there is one
 	@$(BIN)/gpupool demo
@@ -52,7 +58,7 @@ demo: .venv/built ## threads share handles and trace files are replayed, on a GP
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
 
 .PHONY: test
-test: .venv/built .venv/frameworks ## all tests; those that need a GPU skip without one
+test: .venv/built .venv/library .venv/frameworks ## all tests; those that need a GPU skip without one
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
 	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
@@ -107,7 +113,7 @@ soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults
 	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
 
 .PHONY: gpu
-gpu: .venv/ready allocators ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
+gpu: .venv/ready .venv/library allocators ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu
 
 .PHONY: clean

@@ -1,5 +1,6 @@
-//! What the Python module needs of its build: a function of ours before Rust's own, see `src/python/ffi/unwinding.rs`, and
-//! its docstrings, which are those of the stubs, `python/gpupool/_native.pyi`.
+//! What the C library needs of its build: the name that programs linked against it look for. What the Python module needs:
+//! a function of ours before Rust's own, see `src/python/ffi/unwinding.rs`, and its docstrings, which are those of the
+//! stubs, `python/gpupool/_native.pyi`.
 //!
 //! Each docstring becomes a file, `OUT_DIR/docstrings/MemPool.trim`, which `docstring!("MemPool.trim")` includes.
 
@@ -12,6 +13,10 @@ const QUOTES: &str = "\"\"\"";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_C_API").is_some() {
+        // The number changes when programs that were linked before can no longer run with it.
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgpupool.so.0");
+    }
     if env::var_os("CARGO_FEATURE_PYTHON").is_none() {
         return Ok(());
     }

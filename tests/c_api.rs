@@ -169,6 +169,45 @@ fn a_recorded_stream_keeps_a_freed_block_back() {
     empty_cache().unwrap();
 }
 
+#[test]
+fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
+    let _alone = host();
+    let (own, other) = (stream(0), stream(0));
+    // SAFETY: the stream is alive and of the device; what is no block is refused.
+    let free_on = |pointer, stream: &Stream| unsafe { (C_API.deallocate_on)(pointer, 0, stream.raw().as_ptr()) };
+    for bytes in SIZES {
+        submit(&own).unwrap();
+        submit(&other).unwrap();
+        let pointer = allocate(bytes, &own).unwrap();
+        assert_eq!(free_on(pointer, &own), 0);
+        // In the order of its own stream, it may be used there again at once.
+        assert_eq!(allocate(bytes, &own).unwrap(), pointer);
+        assert_eq!(free_on(pointer, &other), 0);
+        assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 1);
+        complete_all().unwrap();
+        empty_cache().unwrap();
+        assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 0);
+    }
+    assert_eq!(free_on(ptr::null_mut(), &own), 0);
+    assert_failed(free_on((&raw const OTHERS).cast_mut().cast(), &own), INVALID_VALUE, &["0x"]);
+}
+
+/// Memory that is not gpupool's.
+static OTHERS: u64 = 0;
+
+#[test]
+fn a_stream_is_waited_for() {
+    let _alone = host();
+    let stream = stream(0);
+    // SAFETY: the stream is alive and of the device.
+    let synchronize = |device| unsafe { (C_API.synchronize)(device, stream.raw().as_ptr()) };
+    assert_eq!(synchronize(0), 0);
+    assert_failed(synchronize(99), INVALID_VALUE, &["device 99"]);
+    begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+    assert_ne!(synchronize(0), 0);
+    assert!(end_capture(&stream).is_err(), "waiting spoils a capture");
+}
+
 /// A stream of other code's, which gpupool touches only in calls that name it.
 fn foreign() -> Stream {
     let raw = create_stream(device(0)).unwrap();

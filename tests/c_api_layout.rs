@@ -59,7 +59,8 @@ fn the_structs_are_those_of_the_header() {
         declare_lasting expect_captures end_expecting_captures allocate_pinned warm_pinned empty_pinned_cache
         set_pinned_limit pinned_stats reset_peak_pinned_stats pinned_times
         pinned_snapshot pool_sleep pool_wake pool_is_asleep sleep_device wake_device pool_add_segment_callback
-        pool_remove_segment_callback share attach attached_record_stream detach);
+        pool_remove_segment_callback share attach attached_record_stream detach deallocate_on pool_enter
+        scope_leave synchronize);
     assert_eq!(compile(&text), (true, String::new()));
     assert!(!compile(&format!("{text}_Static_assert(sizeof(gpupool_block) == 1, \"\");\n")).0);
 }

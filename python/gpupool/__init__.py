@@ -154,6 +154,7 @@ __all__ = [
     "enable_peer_access",
     "end_allocate_to_pool",
     "get_include",
+    "get_library",
     "get_per_process_memory_fraction",
     "graph_pool_handle",
     "handle_stats",
@@ -213,10 +214,30 @@ _NAMES = {
 def get_include() -> str:
     """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``.
 
+    The headers for C++ are there too: ``gpupool.hpp``, and ``gpupool_mr.hpp`` and ``gpupool_rmm.hpp`` for CCCL and RMM.
+
     >>> os.path.exists(os.path.join(gpupool.get_include(), "gpupool.h"))
     True
     """
     return os.path.join(os.path.dirname(__file__), "include")
+
+
+def get_library() -> str:
+    """Return the path of ``libgpupool.so.0``, the library for programs in C and C++ that have no Python.
+
+    Beside it are ``pkgconfig`` and ``cmake/gpupool``, for those who build with pkg-config or CMake. A library that is
+    linked to it and loaded into a process that has imported gpupool shares the memory of this package.
+
+    Raises:
+        LibraryNotFound: gpupool was installed from its sources, without the library.
+    """
+    path = os.path.join(os.path.dirname(__file__), "lib", "libgpupool.so.0")
+    if not os.path.exists(path):
+        raise LibraryNotFound(
+            f"{path} is missing, which comes with gpupool's wheel: install that, or make it of gpupool's sources by "
+            "`cargo build --release --features c-api`"
+        )
+    return path
 
 
 def __getattr__(name: str) -> "Any":

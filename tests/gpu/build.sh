@@ -11,6 +11,7 @@ mkdir -p "$out/bin"
 trap 'rm -f python/gpupool/_torch/allocator-*.so' EXIT
 cp build/allocators/allocator-*.so python/gpupool/_torch
 
+# The library for C and C++ is there already: `make gpu` builds it before.
 # With the faults on demand that the tests inject, which the published wheel has not.
 .venv/bin/maturin build --release --quiet --features python,fault-injection --compatibility linux --out "$out"
 

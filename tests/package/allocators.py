@@ -1,7 +1,8 @@
 """Builds the libraries of PyTorch's allocator that come with gpupool, one for each version of PyTorch.
 
 Usage: allocators.py CACHE OUT. What PyTorch's packages have of use, and the libraries made from it, stay in CACHE, so
-that the next time takes no network and no compiler. OUT gets ``allocator-2.11.so`` and so on.
+that the next time takes no network and no compiler. OUT gets ``allocator-2.11.so`` and so on. With ``--check LIBRARY``
+the library for C and C++ is held to the same.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ from pytorch.fetch import VERSIONS, CannotFetch, fetch  # noqa: E402 # found by 
 # What wheels for manylinux_2_28 may need: https://github.com/pypa/auditwheel, of the systems that have glibc 2.28.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8,)}
 MOST_BYTES = 1 << 20
+# Of the library for C, which is all of gpupool's memory.
+MOST_BYTES_OF_C = 4 << 20
 OLD_SYSTEMS = HERE / "old_systems.cpp"
 
 
@@ -65,15 +68,15 @@ def build(version: str, cache: Path) -> Path:
     return path
 
 
-def check(path: Path) -> None:
+def check(path: Path, most: int = MOST_BYTES) -> None:
     """Check that a library is small, and needs nothing newer than gpupool's wheel says.
 
     Raises:
         WrongLibrary: It is not so.
     """
     data = path.read_bytes()
-    if len(data) > MOST_BYTES:
-        raise WrongLibrary(f"{path.name} has {len(data)} bytes, and may have {MOST_BYTES}")
+    if len(data) > most:
+        raise WrongLibrary(f"{path.name} has {len(data)} bytes, and may have {most}")
     for name, version in re.findall(rb"(?<=\0)(GLIBC|GLIBCXX|CXXABI|GCC)_([\d.]+)(?=\0)", data):
         numbers = tuple(map(int, version.decode().split(".")))
         if numbers > NEWEST[name.decode()]:
@@ -101,5 +104,17 @@ def main(cache: Path, out: Path) -> int:
     return 0
 
 
+def main_of_check(path: Path) -> int:
+    """Check the library for C; return the command's exit code."""
+    try:
+        check(path, MOST_BYTES_OF_C)
+    except WrongLibrary as error:
+        print(f"allocators.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--check":
+        sys.exit(main_of_check(Path(sys.argv[2])))
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

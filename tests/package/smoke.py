@@ -1,7 +1,7 @@
 """The first steps with an installed gpupool, on simulated devices: a handle, a lease, an allocation, a command.
 
-Usage: smoke.py LIBRARY..., in the virtual environment that it is installed in. The libraries are those for PyTorch that
-must have come along, and no others.
+Usage: smoke.py LIBRARY..., in the virtual environment that it is installed in. The libraries are those for PyTorch and
+for C that must have come along, and no others.
 """
 
 import os
@@ -37,7 +37,11 @@ def is_whole() -> None:
     for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", *sources):
         assert (package / name).is_file(), name
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
-    libraries = sorted(path.name for path in (package / "_torch").glob("*.so"))
+    for name in ("gpupool.hpp", "gpupool_mr.hpp", "gpupool_rmm.hpp"):
+        assert (Path(gpupool.get_include()) / name).is_file(), name
+    for name in ("pkgconfig/gpupool.pc", "cmake/gpupool/gpupool-config.cmake"):
+        assert (package / "lib" / name).is_file(), name
+    libraries = sorted(path.name for folder in ("_torch", "lib") for path in (package / folder).glob("*.so*"))
     assert libraries == sorted(Path(path).name for path in sys.argv[1:]), libraries
     told = metadata("gpupool")
     assert told["Version"] == gpupool.__version__
@@ -49,6 +53,21 @@ def has_no_faults() -> None:
     """See that nothing of the tests' came along: faults on demand and the controls of the simulation."""
     controls = [name for name in dir(gpupool._native) if name.startswith("host_")]
     assert not controls, controls
+
+
+# The table of the library for C, in a process without gpupool's module.
+TAKES_THE_TABLE = """
+import ctypes, sys
+get = ctypes.CDLL(sys.argv[1]).gpupool_get_api
+get.restype, get.argtypes = ctypes.POINTER(ctypes.c_uint64), [ctypes.c_uint64]
+assert get(2)[0] == 2 and get(2)[1] > 8 * 70
+"""
+
+
+def c_has_a_library() -> None:
+    """See that the library for C loads without Python's module, if it came along."""
+    if any(Path(path).name.startswith("libgpupool") for path in sys.argv[1:]):
+        subprocess.run([sys.executable, "-c", TAKES_THE_TABLE, gpupool.get_library()], check=True)
 
 
 # A process that ends with a daemon thread in a callable of gpupool's, whose Rust frames Python before 3.14 unwinds.
@@ -87,6 +106,7 @@ if __name__ == "__main__":
     use()
     is_whole()
     has_no_faults()
+    c_has_a_library()
     ends_quietly()
     commands_run()
     print(f"gpupool {gpupool.__version__} works from {Path(gpupool.__file__).parent}")

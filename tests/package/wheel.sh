@@ -10,12 +10,18 @@ mkdir -p "$out"
 
 # The libraries of PyTorch's allocator, beside the sources only while the wheel is built, where they could be older than
 # these.
-trap 'rm -f python/gpupool/_torch/allocator-*.so' EXIT
+trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/lib/*.so.* .venv/library' EXIT
 cp build/allocators/allocator-*.so python/gpupool/_torch
+
+# The library for C and C++, without the faults on demand that the one for tests has.
+target=x86_64-unknown-linux-gnu
+PATH=$PWD/.venv/bin:$PATH cargo zigbuild --quiet --release --features c-api --target $target.2.28 --target-dir target/c
+install -D -s target/c/$target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+.venv/bin/python tests/package/allocators.py --check python/gpupool/lib/libgpupool.so.0
 
 # zig links against the glibc that is asked for; maturin then checks the symbols. It looks for `python3 -m ziglang`.
 PATH=$PWD/.venv/bin:$PATH .venv/bin/maturin build --release --quiet --zig --compatibility manylinux_2_28 --out "$out"
-rm python/gpupool/_torch/allocator-*.so
+rm python/gpupool/_torch/allocator-*.so python/gpupool/lib/libgpupool.so.0
 .venv/bin/maturin sdist --out "$out"
 "$python" -m twine check --strict "$out"/*
 wheel=$(ls "$out"/*.whl)
@@ -29,14 +35,14 @@ esac
 export CARGO_TARGET_DIR=$PWD/target/sdist
 cargo clean --quiet --release --package gpupool
 
-# attempt NAME FILE LIBRARIES: installs it and uses it; these libraries for PyTorch must be there.
+# attempt NAME FILE LIBRARIES: installs it and uses it; these libraries must be there.
 attempt() {
   "$python" -m venv "$out/$1"
   "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check "$2"
   "$out/$1/bin/python" tests/package/smoke.py "${@:3}"
   rm -rf "${out:?}/$1"
 }
-attempt from-wheel "$wheel" build/allocators/*.so
+attempt from-wheel "$wheel" build/allocators/*.so libgpupool.so.0
 attempt from-sdist "$out"/*.tar.gz
 
 # The extras name packages that are there and fit together. Nothing of them is installed.

@@ -1,7 +1,8 @@
 /* gpupool.h: gpupool's device memory, and pinned memory of the host, for C and C++.
  *
- * All functions are in one table, whose address gpupool.c_api gives. Its layout only grows: `version` is 2 for what is
- * here, `size` is the table's bytes in the gpupool that runs, so a program may use what lies within `size`.
+ * All functions are in one table. gpupool_get_api, of the library libgpupool.so, returns it, and in a Python process it is
+ * behind gpupool.c_api.capsule. Its layout only grows: `version` is 2 for what is here, `size` is the table's bytes in the
+ * gpupool that runs, so a program may use what lies within `size`.
  *
  * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
  * GPUPOOL_SUCCESS or another gpupool_status; after a failure `last_error` says what failed, and what to do. Devices are
@@ -344,7 +345,22 @@ typedef struct gpupool_api {
   /* Gives attached memory up, after the work so far on the stream and on the one that it was attached for; for device -1 on
    * that alone, which need not be alive. */
   int (*detach)(gpupool_attached *attached, int device, void *stream);
+  /* As deallocate, in the order of this stream of the device, which is alive: work that it has now is done before the block
+   * is used again, by whichever stream. Pinned memory is used again once the stream's work so far is done. */
+  int (*deallocate_on)(void *pointer, int device, void *stream);
+  /* Sends what the calling thread allocates on the pool's device to the pool, until scope_leave on the same thread. Scopes
+   * nest, and the innermost counts. A scope that is never left ends with its thread. `scope` is never 0; where it fails it
+   * is. */
+  int (*pool_enter)(const gpupool_pool *pool, uint64_t *scope);
+  int (*scope_leave)(uint64_t scope);
+  /* Waits for the work so far on a stream of the device, which is alive and not captured. */
+  int (*synchronize)(int device, void *stream);
 } gpupool_api;
+
+/* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass
+ * GPUPOOL_API_VERSION. Programs that take the table from Python's gpupool.c_api.capsule need neither this nor the
+ * library. */
+const gpupool_api *gpupool_get_api(uint64_t version);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,8 @@
 //! How other programs take memory from here: C functions, feeds of other allocators, libraries' handles, PyTorch.
 
 pub mod c_api;
+#[cfg(feature = "c-api")]
+mod exports;
 mod feed;
 #[cfg(feature = "python")]
 mod fence;

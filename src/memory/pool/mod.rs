@@ -25,7 +25,8 @@ pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use route::{
-    Destination, Given, Purpose, changes, destination, ending, enter_by_id, leave_by_id, next_ticket, only_in, supply,
+    Destination, Given, Purpose, changes, destination, ending, enter_by_id, enter_by_ticket, leave_by_id,
+    leave_by_ticket, next_ticket, only_in, supply,
 };
 #[cfg(feature = "python")]
 pub(crate) use scope::EnteredScope;

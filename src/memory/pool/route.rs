@@ -271,6 +271,11 @@ pub(super) fn enter(in_use: PoolUse, all_threads: bool) -> Result<u64> {
     add(Route { pool, kind: RouteKind::Scope, uses: vec![in_use], ticket, _all_threads: all_threads })
 }
 
+/// As [`enter`], until [`leave_by_ticket`], for callers that keep no guard.
+pub(in crate::memory) fn enter_by_ticket(in_use: PoolUse) -> Result<u64> {
+    enter(in_use, false)
+}
+
 fn add_new(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
     add(Route { pool, kind, uses, ticket: next_ticket(), _all_threads: None })
 }
@@ -299,6 +304,11 @@ fn add(route: Route) -> Result<u64> {
 /// such route.
 pub(super) fn leave(ticket: u64) -> Option<Vec<PoolUse>> {
     take_last(|route| route.ticket == ticket).map(|route| route.uses)
+}
+
+/// Ends a scope of this thread that was entered by ticket, and returns its use; none if this thread has no such scope.
+pub(in crate::memory) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
+    take_last(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
 }
 
 /// Ends this thread's innermost route that was entered by this id; false if there is none.

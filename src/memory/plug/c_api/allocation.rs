@@ -35,6 +35,21 @@ pub(super) unsafe extern "C" fn deallocate(pointer: *mut c_void) -> c_int {
     run(|| serve::free(serve::find(pointer.addr() as u64, None)?, None))
 }
 
+/// Frees a block in the order of a stream, which need not be the one that it was allocated on.
+pub(super) unsafe extern "C" fn deallocate_on(pointer: *mut c_void, device: c_int, stream: *mut c_void) -> c_int {
+    if pointer.is_null() {
+        return SUCCESS;
+    }
+    run(|| {
+        // SAFETY: the caller names a stream of the device, which is alive.
+        let stream = unsafe { stream_on(device, stream) }?;
+        let block = serve::find(pointer.addr() as u64, None)?;
+        // The order of its own stream it has without being told.
+        let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
+        serve::free(block, on)
+    })
+}
+
 /// Keeps a block, once freed, from being used again before the stream's work at that time is done.
 pub(super) unsafe extern "C" fn record_stream(pointer: *mut c_void, device: c_int, stream: *mut c_void) -> c_int {
     run(|| {

@@ -59,6 +59,15 @@ pub(super) unsafe extern "C" fn enable_peer_access(device: c_int, peer: c_int) -
     run(|| serve::enable_peer(device_of(peer)?, device_of(device)?))
 }
 
+/// Waits for the work of a stream.
+pub(super) unsafe extern "C" fn synchronize(device: c_int, stream: *mut c_void) -> c_int {
+    run(|| {
+        device_of(device)?;
+        // SAFETY: the caller names a stream that is alive, of this device.
+        unsafe { stream_on(device, stream) }?.synchronize()
+    })
+}
+
 /// Says that a stream is never destroyed.
 pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_void) -> c_int {
     run(|| {

@@ -171,11 +171,22 @@ pub struct Api {
     pub attached_record_stream: unsafe extern "C" fn(*const Attached, c_int, *mut c_void) -> c_int,
     /// Gives attached memory up.
     pub detach: unsafe extern "C" fn(*mut Attached, c_int, *mut c_void) -> c_int,
+    /// Frees a block in the order of a stream.
+    pub deallocate_on: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    /// Sends the calling thread's requests to a pool.
+    pub pool_enter: unsafe extern "C" fn(*const PoolHandle, *mut u64) -> c_int,
+    /// Ends that.
+    pub scope_leave: unsafe extern "C" fn(u64) -> c_int,
+    /// Waits for the work of a stream.
+    pub synchronize: unsafe extern "C" fn(c_int, *mut c_void) -> c_int,
 }
+
+/// `GPUPOOL_API_VERSION`.
+pub(super) const VERSION: u64 = 2;
 
 /// The functions.
 pub static C_API: Api = Api {
-    version: 2,
+    version: VERSION,
     size: size_of::<Api>() as u64,
     malloc: allocators::malloc,
     free: allocators::free,
@@ -236,4 +247,8 @@ pub static C_API: Api = Api {
     attach: share::attach,
     attached_record_stream: share::attached_record_stream,
     detach: share::detach,
+    deallocate_on: allocation::deallocate_on,
+    pool_enter: pools::pool_enter,
+    scope_leave: pools::scope_leave,
+    synchronize: device::synchronize,
 };

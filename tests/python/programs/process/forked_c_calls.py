@@ -60,6 +60,9 @@ def calls(address: int) -> dict[str, tuple]:
         "attach": (pointer, ctypes.c_uint64(0), 0, none, place, place),
         "attached_record_stream": (none, 0, none),
         "detach": (none, 0, none),
+        "deallocate_on": (pointer, 0, none),
+        "scope_leave": (ctypes.c_uint64(1),),
+        "synchronize": (0, none),
     }
 
 

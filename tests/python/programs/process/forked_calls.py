@@ -64,6 +64,7 @@ ANSWERED = {
     "StreamScope.__exit__": ENDS_A_BLOCK,
     "typing": "has types alone",
     "get_include": "is the name of a folder",
+    "get_library": "is the name of a file",
     "info": "tells that the process was forked",
     "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
     **dict.fromkeys(

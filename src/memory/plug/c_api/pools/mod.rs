@@ -2,6 +2,7 @@
 
 mod handle;
 mod options;
+mod scope;
 mod segment_callbacks;
 mod sleep;
 mod source;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 pub use handle::PoolHandle;
 use handle::{end, held, make, slot};
 pub use options::{PoolOptions, PoolSource};
+pub(super) use scope::{pool_enter, scope_leave};
 pub(super) use segment_callbacks::{pool_add_segment_callback, pool_remove_segment_callback};
 pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake_device};
 

@@ -1,0 +1,287 @@
+// gpupool.hpp: gpupool's memory for C++17, as objects that give back what they hold. Header only, over gpupool.h.
+//
+//   gpupool::device_buffer buffer(1 << 20, stream);       // freed in the stream's order
+//   gpupool::pool pool(0);
+//   gpupool::scope scope(pool);                           // this thread's requests go to the pool
+//
+// Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. What fails throws: out_of_memory, a
+// std::bad_alloc, where there is no memory, else an error with its status. Nothing throws that a destructor calls.
+//
+// Link libgpupool.so. A program that takes the table from Python's gpupool.c_api.capsule defines GPUPOOL_NO_LIBRARY
+// before it includes this, calls gpupool::set_api first, and needs no library.
+#ifndef GPUPOOL_HPP
+#define GPUPOOL_HPP
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "gpupool.h"
+
+namespace gpupool {
+
+// A call that failed; what() says what failed, and what to do.
+class error : public std::runtime_error {
+ public:
+  error(int status, const std::string &what) : std::runtime_error(what), status_(status) {}
+
+  // A gpupool_status.
+  int status() const noexcept { return status_; }
+
+ private:
+  int status_;
+};
+
+// There is no memory; what() says who has it.
+class out_of_memory : public std::bad_alloc {
+ public:
+  explicit out_of_memory(const std::string &what) : what_(GPUPOOL_ERROR_OUT_OF_MEMORY, what) {}
+
+  const char *what() const noexcept override { return what_.what(); }
+
+ private:
+  error what_; // whose text can be copied without memory, as that of exceptions must
+};
+
+namespace detail {
+
+inline std::atomic<const gpupool_api *> table{nullptr};
+
+} // namespace detail
+
+// Takes the table of functions from here on. Throws an error for one that lacks what this header knows.
+inline void set_api(const gpupool_api *api) {
+  if (!api || api->version < GPUPOOL_API_VERSION || api->size < sizeof(gpupool_api))
+    throw error(GPUPOOL_ERROR_INVALID_VALUE,
+                "the gpupool that runs is older than the gpupool.hpp that this program was compiled with: install the "
+                "same version, or a newer one");
+  detail::table.store(api, std::memory_order_release);
+}
+
+// The table of functions.
+inline const gpupool_api &api() {
+  auto *known = detail::table.load(std::memory_order_acquire);
+  if (!known) {
+#ifdef GPUPOOL_NO_LIBRARY
+    throw error(GPUPOOL_ERROR_INVALID_VALUE, "gpupool::set_api was not called, with the table of gpupool.c_api.capsule");
+#else
+    set_api(gpupool_get_api(GPUPOOL_API_VERSION));
+    known = detail::table.load(std::memory_order_acquire);
+#endif
+  }
+  return *known;
+}
+
+// Throws unless a call succeeded.
+inline void check(int status) {
+  if (status == GPUPOOL_SUCCESS) return;
+  const char *why = api().last_error();
+  if (status == GPUPOOL_ERROR_OUT_OF_MEMORY) throw out_of_memory(why);
+  throw error(status, why);
+}
+
+// Waits for the work so far on a stream of the device.
+inline void synchronize(void *stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
+
+// Gives back to the driver what is free, of one device, or of all for -1. Returns how many bytes.
+inline std::uint64_t empty_cache(int device = -1) {
+  std::uint64_t bytes = 0;
+  check(api().empty_cache(device, &bytes));
+  return bytes;
+}
+
+inline gpupool_device_stats device_stats(int device = 0) {
+  gpupool_device_stats stats{};
+  stats.size = sizeof stats;
+  check(api().device_stats(device, &stats));
+  return stats;
+}
+
+// How a pool behaves; see gpupool_pool_options.
+struct pool_options {
+  bool for_graphs = false;
+  bool use_on_oom = false;
+  bool no_split = false;
+  const char *name = nullptr;
+  const gpupool_source *source = nullptr;
+};
+
+// A private pool of a device's memory. It ends with its last use, and blocks that are live stay.
+class pool {
+ public:
+  explicit pool(int device = 0, const pool_options &options = {}) : device_(device) {
+    gpupool_pool_options own{};
+    own.size = sizeof own;
+    own.for_graphs = options.for_graphs;
+    own.use_on_oom = options.use_on_oom;
+    own.no_split = options.no_split;
+    own.name = options.name;
+    own.source = options.source;
+    check(api().pool_create(device, &own, &handle_));
+  }
+  // One more use of a pool that is there, such as one of Python's.
+  pool(int device, gpupool_pool_id id) : device_(device) { check(api().pool_by_id(device, &id, &handle_)); }
+
+  pool(pool &&other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
+  pool &operator=(pool &&other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  pool(const pool &) = delete;
+  pool &operator=(const pool &) = delete;
+  ~pool() {
+    if (handle_) api().pool_release(handle_);
+  }
+
+  int device() const noexcept { return device_; }
+  gpupool_pool *handle() const noexcept { return handle_; }
+
+  gpupool_pool_id id() const {
+    gpupool_pool_id id{};
+    check(api().pool_id(handle_, &id));
+    return id;
+  }
+  // Memory of this pool, whatever scopes the thread is in; to be given to deallocate.
+  void *allocate(std::size_t bytes, void *stream = nullptr) const {
+    void *pointer = nullptr;
+    check(api().pool_allocate(handle_, UINT64_MAX, bytes, stream, &pointer));
+    return pointer;
+  }
+  void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle_, use_on_oom)); }
+  // Gives back to the driver what it has free; returns how many bytes.
+  std::uint64_t trim() {
+    std::uint64_t bytes = 0;
+    check(api().pool_trim(handle_, &bytes));
+    return bytes;
+  }
+  // Gives its device memory back while its addresses stay, and takes it again; both return how many bytes.
+  std::uint64_t sleep(gpupool_backup backup = GPUPOOL_BACKUP_HOST) {
+    std::uint64_t bytes = 0;
+    check(api().pool_sleep(handle_, backup, &bytes));
+    return bytes;
+  }
+  std::uint64_t wake() {
+    std::uint64_t bytes = 0;
+    check(api().pool_wake(handle_, &bytes));
+    return bytes;
+  }
+  bool is_asleep() const {
+    int is_asleep = 0;
+    check(api().pool_is_asleep(handle_, &is_asleep));
+    return is_asleep != 0;
+  }
+
+ private:
+  int device_;
+  gpupool_pool *handle_ = nullptr;
+};
+
+// While it lives, what its thread allocates on the pool's device comes from the pool. Scopes nest. It ends on the thread
+// that made it.
+class scope {
+ public:
+  explicit scope(const pool &pool) { check(api().pool_enter(pool.handle(), &number_)); }
+  scope(const scope &) = delete;
+  scope &operator=(const scope &) = delete;
+  ~scope() { api().scope_leave(number_); }
+
+ private:
+  std::uint64_t number_ = 0;
+};
+
+// Frees a block; a null pointer does nothing. On the stream that it was allocated on, or on another one of the device.
+inline void deallocate(void *pointer) { check(api().deallocate(pointer)); }
+inline void deallocate(void *pointer, void *stream, int device = 0) {
+  check(api().deallocate_on(pointer, device, stream));
+}
+
+namespace detail {
+
+// A block that is freed with its holder.
+class block {
+ public:
+  block(const block &) = delete;
+  block &operator=(const block &) = delete;
+
+  void *data() const noexcept { return pointer_; }
+  std::size_t size() const noexcept { return size_; }
+  explicit operator bool() const noexcept { return pointer_; }
+
+  // Keeps the block, once freed, from use before the stream's work at that time is done.
+  void record_stream(void *stream, int device = 0) const { check(api().record_stream(pointer_, device, stream)); }
+
+  // Frees it now, in the order of its own stream; or of another one.
+  void free() { deallocate(release()); }
+  void free(void *stream, int device = 0) { deallocate(release(), stream, device); }
+
+  // Gives the block up to a caller that frees it.
+  void *release() noexcept {
+    size_ = 0;
+    return std::exchange(pointer_, nullptr);
+  }
+
+ protected:
+  block() = default;
+  block(block &&other) noexcept : size_(other.size_), pointer_(other.release()) {}
+  block &operator=(block &&other) noexcept {
+    std::swap(size_, other.size_);
+    std::swap(pointer_, other.pointer_);
+    return *this;
+  }
+  ~block() {
+    // Refused in a forked child.
+    if (pointer_) api().deallocate(pointer_);
+  }
+
+  std::size_t size_ = 0;
+  void *pointer_ = nullptr;
+};
+
+} // namespace detail
+
+// Device memory, freed in its stream's order. Of 0 bytes it is null.
+class device_buffer : public detail::block {
+ public:
+  device_buffer() = default;
+  // Of the pool that the thread's scope says.
+  explicit device_buffer(std::size_t bytes, void *stream = nullptr, int device = 0) : device_(device), stream_(stream) {
+    check(api().allocate(bytes, device, stream, &pointer_));
+    size_ = bytes;
+  }
+  // Of this pool, whatever the scope.
+  device_buffer(const pool &pool, std::size_t bytes, void *stream = nullptr) : device_(pool.device()), stream_(stream) {
+    pointer_ = pool.allocate(bytes, stream);
+    size_ = bytes;
+  }
+  device_buffer(device_buffer &&) = default;
+  device_buffer &operator=(device_buffer &&) = default;
+
+  int device() const noexcept { return device_; }
+  void *stream() const noexcept { return stream_; }
+
+ private:
+  int device_ = 0;
+  void *stream_ = nullptr;
+};
+
+// Pinned memory of the host, which the host and every device read and write: on this NUMA node, or for -1 on the one
+// nearest to the thread's current device. Freed, it waits for the streams that were recorded.
+class pinned_buffer : public detail::block {
+ public:
+  pinned_buffer() = default;
+  explicit pinned_buffer(std::size_t bytes, int numa = -1) {
+    check(api().allocate_pinned(bytes, numa, &pointer_));
+    size_ = bytes;
+  }
+  pinned_buffer(pinned_buffer &&) = default;
+  pinned_buffer &operator=(pinned_buffer &&) = default;
+};
+
+} // namespace gpupool
+
+#endif

@@ -1,0 +1,154 @@
+// gpupool_mr.hpp: memory resources of CCCL, cuda::mr::resource, over gpupool. Header only, over gpupool.hpp.
+//
+//   gpupool::memory_resource resource(0);   // device 0
+//   cuda::mr::any_resource<cuda::mr::device_accessible> any = resource;
+//
+// CCCL 3.1 or later, in which a resource has allocate(stream, bytes, alignment) and allocate_sync(bytes, alignment), and
+// CUDA's headers. Resources are cheap to copy, and equal ones may free each other's memory. RMM's exceptions are thrown
+// by those of gpupool_rmm.hpp.
+#ifndef GPUPOOL_MR_HPP
+#define GPUPOOL_MR_HPP
+
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+
+#include <memory>
+
+#include "gpupool.hpp"
+
+#if CCCL_VERSION < 3001000
+#error "gpupool_mr.hpp needs CCCL 3.1 or later: before, resources have other functions"
+#endif
+
+namespace gpupool {
+
+// Throws gpupool's own exceptions.
+struct own_errors {
+  [[noreturn]] static void out_of_memory(const char *why) { throw gpupool::out_of_memory(why); }
+};
+
+namespace detail {
+
+// gpupool's blocks begin at multiples of this.
+inline constexpr std::size_t ALIGNMENT = 512;
+
+template <class Errors> void check_resource(int status) {
+  if (status == GPUPOOL_SUCCESS) return;
+  if (status == GPUPOOL_ERROR_OUT_OF_MEMORY) Errors::out_of_memory(api().last_error());
+  check(status);
+}
+
+template <class Errors> void check_alignment(std::size_t alignment) {
+  if (alignment > ALIGNMENT || (alignment & (alignment - 1)))
+    throw error(GPUPOOL_ERROR_INVALID_VALUE,
+                "alignment must be a power of two up to 512, and is " + std::to_string(alignment));
+}
+
+} // namespace detail
+
+// Memory of a device: of the pool that the calling thread's scope says, or of one pool, which is kept.
+template <class Errors> class basic_memory_resource {
+ public:
+  explicit basic_memory_resource(int device) : device_(device) {}
+  explicit basic_memory_resource(std::shared_ptr<const pool> pool) : device_(pool->device()), pool_(std::move(pool)) {}
+
+  int device() const noexcept { return device_; }
+
+  void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
+    detail::check_alignment<Errors>(alignment);
+    return allocate_on(stream.get(), bytes);
+  }
+  void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
+    deallocate_on(stream.get(), pointer);
+  }
+
+  // The memory may be used on any stream at once; it is freed once the work so far on the legacy default stream is done.
+  void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
+    detail::check_alignment<Errors>(alignment);
+    auto *pointer = allocate_on(nullptr, bytes);
+    if (int status = api().synchronize(device_, nullptr)) {
+      std::string why = api().last_error();
+      deallocate_on(nullptr, pointer);
+      throw error(status, why);
+    }
+    return pointer;
+  }
+  void deallocate_sync(void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
+    deallocate_on(nullptr, pointer);
+  }
+
+  friend bool operator==(const basic_memory_resource &one, const basic_memory_resource &other) noexcept {
+    return one.device_ == other.device_ && one.pool_ == other.pool_;
+  }
+  friend bool operator!=(const basic_memory_resource &one, const basic_memory_resource &other) noexcept {
+    return !(one == other);
+  }
+  friend void get_property(const basic_memory_resource &, cuda::mr::device_accessible) noexcept {}
+
+ private:
+  int device_;
+  std::shared_ptr<const pool> pool_;
+
+  void *allocate_on(void *stream, std::size_t bytes) {
+    void *pointer = nullptr;
+    detail::check_resource<Errors>(
+        pool_ ? api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, stream, &pointer)
+              : api().allocate(bytes, device_, stream, &pointer));
+    return pointer;
+  }
+  // A stream that is gone cannot be named: then the block goes in the order of its own.
+  void deallocate_on(void *stream, void *pointer) noexcept {
+    if (api().deallocate_on(pointer, device_, stream)) api().deallocate(pointer);
+  }
+};
+
+// Pinned memory of the host, which the host and the device use. What is deallocated is used again once the stream is
+// done with it.
+template <class Errors> class basic_pinned_memory_resource {
+ public:
+  // The device whose streams are named; the memory is on the NUMA node nearest to the thread's current device.
+  explicit basic_pinned_memory_resource(int device) : device_(device) {}
+
+  int device() const noexcept { return device_; }
+
+  void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
+    detail::check_alignment<Errors>(alignment);
+    void *pointer = nullptr;
+    detail::check_resource<Errors>(api().allocate_pinned(bytes, -1, &pointer));
+    return pointer;
+  }
+  // Without a stream all work with it must be done.
+  void deallocate_sync(void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
+    api().deallocate(pointer);
+  }
+  // On whichever stream: no work is left with what it gives.
+  void *allocate(cuda::stream_ref, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
+    return allocate_sync(bytes, alignment);
+  }
+  void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
+    if (api().deallocate_on(pointer, device_, stream.get())) api().deallocate(pointer);
+  }
+
+  friend bool operator==(const basic_pinned_memory_resource &one, const basic_pinned_memory_resource &other) noexcept {
+    return one.device_ == other.device_;
+  }
+  friend bool operator!=(const basic_pinned_memory_resource &one, const basic_pinned_memory_resource &other) noexcept {
+    return !(one == other);
+  }
+  friend void get_property(const basic_pinned_memory_resource &, cuda::mr::device_accessible) noexcept {}
+  friend void get_property(const basic_pinned_memory_resource &, cuda::mr::host_accessible) noexcept {}
+
+ private:
+  int device_;
+};
+
+using memory_resource = basic_memory_resource<own_errors>;
+using pinned_memory_resource = basic_pinned_memory_resource<own_errors>;
+
+static_assert(cuda::mr::resource_with<memory_resource, cuda::mr::device_accessible>);
+static_assert(
+    cuda::mr::resource_with<pinned_memory_resource, cuda::mr::device_accessible, cuda::mr::host_accessible>);
+
+} // namespace gpupool
+
+#endif

@@ -1,0 +1,159 @@
+// What gpupool.hpp's objects do, over simulated devices. Prints nothing and returns 0 where all is right.
+
+#include <gpupool.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#define EXPECT(condition) \
+  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+
+namespace {
+
+constexpr std::size_t MIB = 1 << 20;
+
+gpupool_block block_at(const void *pointer) {
+  gpupool_block block{};
+  block.size = sizeof block;
+  gpupool::check(gpupool::api().find_block(pointer, &block));
+  return block;
+}
+
+bool is_of(const void *pointer, const gpupool::pool &pool) {
+  auto id = pool.id(), found = block_at(pointer).pool;
+  return id.first == found.first && id.second == found.second;
+}
+
+std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
+
+void buffers_free_what_they_hold() {
+  auto before = live();
+  {
+    gpupool::device_buffer buffer(MIB);
+    EXPECT(buffer && buffer.size() == MIB && buffer.device() == 0 && buffer.stream() == nullptr);
+    std::memset(buffer.data(), 7, MIB);
+    EXPECT(live() == before + std::int64_t(MIB));
+    auto moved = std::move(buffer);
+    EXPECT(!buffer && buffer.size() == 0 && moved.size() == MIB);
+    gpupool::device_buffer other(2 * MIB);
+    other = std::move(moved);
+    EXPECT(other.size() == MIB);
+    void *given_up = other.release();
+    EXPECT(!other && gpupool::api().owns(given_up));
+    gpupool::deallocate(given_up);
+    gpupool::device_buffer on_another(1000, nullptr, 1);
+    EXPECT(block_at(on_another.data()).device == 1);
+  }
+  EXPECT(live() == before);
+  gpupool::device_buffer nothing(0);
+  EXPECT(!nothing);
+  gpupool::device_buffer freed(MIB);
+  freed.record_stream(nullptr);
+  freed.free(nullptr, 0);
+  EXPECT(!freed && live() == before);
+  freed.free();
+}
+
+void pinned_memory_is_the_hosts() {
+  gpupool::pinned_buffer buffer(32 * MIB);
+  std::memset(buffer.data(), 7, MIB);
+  EXPECT(block_at(buffer.data()).device < 0);
+  buffer.record_stream(nullptr);
+  auto *address = buffer.data();
+  buffer.free(nullptr, 0);
+  EXPECT(gpupool::pinned_buffer(32 * MIB).data() == address);
+}
+
+void scopes_lead_into_pools() {
+  gpupool::pool outer, inner(0, {false, true, false, "inner", nullptr});
+  EXPECT(inner.device() == 0 && gpupool::pool(0, inner.id()).handle() != inner.handle());
+  {
+    gpupool::scope one(outer);
+    gpupool::device_buffer first(MIB);
+    {
+      gpupool::scope two(inner);
+      EXPECT(is_of(gpupool::device_buffer(MIB).data(), inner));
+      EXPECT(is_of(gpupool::device_buffer(outer, MIB).data(), outer));
+    }
+    EXPECT(is_of(first.data(), outer) && is_of(gpupool::device_buffer(MIB).data(), outer));
+    // A scope is its thread's own.
+    std::thread([&] { EXPECT(!is_of(gpupool::device_buffer(MIB).data(), outer)); }).join();
+  }
+  EXPECT(!is_of(gpupool::device_buffer(MIB).data(), outer));
+  EXPECT(outer.trim() > 0);
+  auto kept = std::move(outer);
+  EXPECT(outer.handle() == nullptr && kept.handle() != nullptr);
+}
+
+void a_scope_is_left_once_on_its_thread() {
+  gpupool::pool pool;
+  std::uint64_t number = 0;
+  gpupool::check(gpupool::api().pool_enter(pool.handle(), &number));
+  std::thread([&] { EXPECT(gpupool::api().scope_leave(number) == GPUPOOL_ERROR_INVALID_VALUE); }).join();
+  EXPECT(gpupool::api().scope_leave(number) == GPUPOOL_SUCCESS);
+  EXPECT(gpupool::api().scope_leave(number) == GPUPOOL_ERROR_INVALID_VALUE);
+  EXPECT(std::strstr(gpupool::api().last_error(), "leave each scope once"));
+  EXPECT(gpupool::api().scope_leave(0) == GPUPOOL_ERROR_INVALID_VALUE);
+}
+
+void pools_sleep() {
+  gpupool::pool pool;
+  gpupool::device_buffer buffer(pool, MIB);
+  std::memset(buffer.data(), 7, MIB);
+  EXPECT(!pool.is_asleep() && pool.sleep() > 0 && pool.is_asleep());
+  try {
+    gpupool::device_buffer(pool, MIB);
+    EXPECT(!"a pool that sleeps serves");
+  } catch (const gpupool::error &error) {
+    EXPECT(error.status() == GPUPOOL_ERROR_ASLEEP);
+  }
+  EXPECT(pool.wake() > 0 && static_cast<char *>(buffer.data())[MIB - 1] == 7);
+}
+
+void what_fails_throws() {
+  try {
+    gpupool::device_buffer(std::size_t{1} << 50);
+    EXPECT(!"there is so much memory");
+  } catch (const std::bad_alloc &error) {
+    EXPECT(std::strstr(error.what(), "tried to allocate"));
+    auto copy = dynamic_cast<const gpupool::out_of_memory &>(error);
+    EXPECT(std::strcmp(copy.what(), error.what()) == 0);
+  }
+  try {
+    gpupool::pool(99);
+    EXPECT(!"there are so many devices");
+  } catch (const gpupool::error &error) {
+    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "99"));
+  }
+  gpupool::synchronize();
+  EXPECT(gpupool::empty_cache() > 0);
+  gpupool_api older = gpupool::api();
+  older.size = offsetof(gpupool_api, synchronize);
+  try {
+    gpupool::set_api(&older);
+    EXPECT(!"an older table is taken");
+  } catch (const gpupool::error &error) {
+    EXPECT(std::strstr(error.what(), "older"));
+  }
+}
+
+static_assert(!std::is_copy_constructible_v<gpupool::device_buffer>);
+static_assert(std::is_nothrow_move_constructible_v<gpupool::device_buffer>);
+static_assert(std::is_nothrow_move_assignable_v<gpupool::pinned_buffer>);
+static_assert(std::is_nothrow_move_constructible_v<gpupool::pool> && !std::is_copy_constructible_v<gpupool::pool>);
+static_assert(!std::is_move_constructible_v<gpupool::scope>);
+
+} // namespace
+
+int main() {
+  buffers_free_what_they_hold();
+  pinned_memory_is_the_hosts();
+  scopes_lead_into_pools();
+  a_scope_is_left_once_on_its_thread();
+  pools_sleep();
+  what_fails_throws();
+}

@@ -1,0 +1,194 @@
+"""The headers and the library for C and C++: what a program in either does with them, and the samples of the guide."""
+
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import gpupool
+import pytest
+from running import run_program
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "c-and-cpp.md"
+INCLUDE = Path(gpupool.get_include())
+PACKAGE = INCLUDE.parent
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+# CCCL before 3.2 asks for it.
+EXPERIMENTAL = "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
+
+
+@pytest.fixture(scope="session")
+def library():
+    """Return the C library, which `make .venv/library` builds."""
+    try:
+        return Path(gpupool.get_library())
+    except gpupool.LibraryNotFound:
+        pytest.skip("needs the C library: make .venv/library")
+
+
+def folder_of(package, *parts):
+    """Return a folder of an installed package, or skip the test where it is missing."""
+    found = importlib.util.find_spec(package)
+    places = [Path(place, *parts) for place in (found.submodule_search_locations or [])] if found else []
+    for place in places:
+        if place.is_dir():
+            return place
+    pytest.skip(f"needs {'/'.join((package, *parts))}, of a wheel")
+
+
+def cuda_headers():
+    """Return the options for the headers of CUDA, CCCL and RMM, and for RMM's libraries."""
+    rmm = folder_of("librmm", "include")
+    logger = folder_of("rapids_logger", "include")
+    cuda = folder_of("nvidia", "cu13")
+    if not (cuda / "include" / "crt" / "host_defines.h").is_file():
+        pytest.skip("needs nvidia-cuda-crt")
+    headers = [option for path in (rmm / "rapids", rmm, logger, cuda / "include") for option in ("-isystem", str(path))]
+    folders = [rmm.parent / "lib64", logger.parent / "lib64", cuda / "lib"]
+    links = [option for path in folders for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    return [EXPERIMENTAL, *headers, *links, "-lrmm", "-lrapids_logger", "-l:libcudart.so.13"]
+
+
+def build(compiler, source, out, *options):
+    """Compile a program, or skip the test where there is no compiler."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs a compiler, {compiler}")
+    done = subprocess.run(
+        [compiler, str(source), "-o", str(out), f"-I{INCLUDE}", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def link(library):
+    return [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}", "-pthread"]
+
+
+def run(program, **variables):
+    environment = {**os.environ, "GPUPOOL_RUNTIME": "host", "GPUPOOL_HOST_DEVICES": "2", **variables}
+    done = subprocess.run([program], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_wrappers_give_back_what_they_hold(library, tmp_path, standard):
+    source = ROOT / "tests" / "cpp" / "wrappers.cpp"
+    assert run(build("c++", source, tmp_path / "program", f"-std={standard}", *STRICT, *link(library))) == ""
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+@pytest.mark.parametrize("rmm", [False, True], ids=["CCCL", "RMM"])
+def test_resources_serve_cccl_and_rmm(library, tmp_path, standard, rmm):
+    source = ROOT / "tests" / "cpp" / "resources.cpp"
+    options = [f"-std={standard}", *STRICT, *link(library), *cuda_headers(), *(["-DWITH_RMM"] if rmm else [])]
+    assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+def samples():
+    """Return the programs of the page by their heading: the language and the text."""
+    text = PAGE.read_text()
+    headings = [*re.finditer(r"^## (.*)$", text, re.MULTILINE), re.search(r"\Z", text)]
+    found = {}
+    for heading, end in pairwise(headings):
+        for block in re.finditer(
+            r"^```(c|cpp)\n(.*?)^```$", text[heading.end() : end.start()], re.MULTILINE | re.DOTALL
+        ):
+            if "int main" in block[2]:
+                found[heading[1]] = (block[1], block[2])
+    return found
+
+
+def test_the_page_has_a_program_of_each_kind():
+    assert list(samples()) == ["C", "C++", "CCCL", "RMM"]
+
+
+@pytest.mark.parametrize(
+    ("name", "standard"),
+    [("C", "c99"), ("C", "c11"), ("C++", "c++17"), ("C++", "c++20"), ("CCCL", "c++17"), ("RMM", "c++17")],
+)
+def test_samples_of_the_page_run(library, tmp_path, name, standard):
+    language, text = samples()[name]
+    source = tmp_path / f"program.{language}"
+    source.write_text(text)
+    options = [f"-std={standard}", *STRICT, *link(library), *(cuda_headers() if name in ("CCCL", "RMM") else [])]
+    told = run(build("cc" if language == "c" else "c++", source, tmp_path / "program", *options))
+    assert "tried to allocate" in told if name == "C++" else told == ""
+
+
+def test_pkg_config_finds_it(library, tmp_path):
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(library.parent / "pkgconfig")}
+
+    def ask(option):
+        command = ["pkg-config", option, "gpupool"]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.split()
+
+    assert ask("--modversion") == [gpupool.__version__]
+    source = tmp_path / "program.c"
+    source.write_text(samples()["C"][1])
+    flags = [*ask("--cflags"), *ask("--libs"), f"-Wl,-rpath,{ask('--variable=libdir')[0]}"]
+    run(build("cc", source, tmp_path / "program", *flags))
+
+
+def test_cmake_finds_it(library, tmp_path):
+    # Its wheel's command is beside the interpreter.
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake and a compiler")
+    (tmp_path / "program.cpp").write_text(samples()["C++"][1])
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(user CXX)\nset(CMAKE_CXX_STANDARD 17)\n"
+        f"find_package(gpupool {gpupool.__version__} REQUIRED)\nadd_executable(program program.cpp)\n"
+        "target_link_libraries(program PRIVATE gpupool::gpupool)\n"
+    )
+    build_folder = tmp_path / "build"
+    for command in (
+        [cmake, "-S", str(tmp_path), "-B", str(build_folder), f"-Dgpupool_DIR={library.parent}/cmake/gpupool"],
+        [cmake, "--build", str(build_folder)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "tried to allocate" in run(build_folder / "program")
+
+
+def test_versions_are_the_packages():
+    cmake = PACKAGE / "lib" / "cmake" / "gpupool" / "gpupool-config-version.cmake"
+    pkg_config = PACKAGE / "lib" / "pkgconfig" / "gpupool.pc"
+    assert f'PACKAGE_VERSION "{gpupool.__version__}"' in cmake.read_text()
+    assert f"\nVersion: {gpupool.__version__}\n" in pkg_config.read_text()
+
+
+def test_the_library_exports_its_table_alone(library):
+    told = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
+    if told.returncode:
+        pytest.skip("needs nm")
+    assert [line.split()[-1] for line in told.stdout.splitlines()] == ["gpupool_get_api"]
+
+
+def test_what_is_linked_to_the_library_shares_memory_with_python(library, tmp_path):
+    source = tmp_path / "user.c"
+    source.write_text("#include <gpupool.h>\nconst gpupool_api *table(void) { return gpupool_get_api(2); }\n")
+    # Without a path to the library: the module that is in memory goes by its name.
+    options = ["-shared", "-fPIC", f"-L{library.parent}", f"-l:{library.name}"]
+    run_program("c_api/linked_library.py", build("cc", source, tmp_path / "user.so", *options))
+
+
+def test_an_unknown_version_has_no_table(library):
+    get = ctypes.CDLL(str(library)).gpupool_get_api
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
+    assert get(2)
+    assert get(3) is None
+
+
+def test_without_the_library_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpupool, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(gpupool.LibraryNotFound, match="cargo build --release --features c-api"):
+        gpupool.get_library()
