@@ -95,8 +95,12 @@ docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fail
 allocators: .venv/ready ## build/allocators: the library of PyTorch's allocator for each version of PyTorch, as the wheel has them
 	$(BIN)/python tests/package/allocators.py build/pytorch build/allocators
 
+.PHONY: resources
+resources: .venv/ready ## build/resources: the module with RMM's resources for each version of RMM, as the wheel has them
+	$(BIN)/python tests/package/resources.py build/rmm build/resources
+
 .PHONY: wheel
-wheel: .venv/package allocators ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
+wheel: .venv/package allocators resources ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
 	bash tests/package/wheel.sh build/dist
 
 .PHONY: package
@@ -113,7 +117,7 @@ soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults
 	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
 
 .PHONY: gpu
-gpu: .venv/ready .venv/library allocators ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
+gpu: .venv/ready .venv/library allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu
 
 .PHONY: clean

@@ -9,20 +9,22 @@
 
 >>> pinned = gpupool.rmm.pinned_resource()  # in place of rmm.mr.PinnedHostMemoryResource()
 
-RMM names the stream of every allocation and deallocation, and gpupool keeps to it. Only C++ programs can give RMM a
-resource that is not written in Python, so each request takes the GIL and runs a function: a microsecond or two. Where
-that counts, ``rmm.mr.BinningMemoryResource`` on top serves small requests without it.
+RMM names the stream of every allocation and deallocation, and gpupool keeps to it. With RMM 26.06 and later requests
+run no Python: a module for each version comes with gpupool's wheel, or is compiled at first use. Where there is none,
+each request takes the GIL and runs a function, and a warning says what is missing.
 
 RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
 """
 
 import importlib
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from gpupool._compiled.cache import NoLibrary
 from gpupool._frameworks import plug as _plug
 from gpupool._native import DeviceBuffer, Error, PinnedBuffer, current_device, device_count, empty, empty_pinned
 
@@ -64,37 +66,76 @@ _allocate, _deallocate = _functions(empty)
 _allocate_pinned, _deallocate_pinned = _functions(empty_pinned)
 
 
-def resource() -> Any:
-    """Return an ``rmm.mr.CallbackMemoryResource`` that allocates from gpupool, on the streams that callers name.
+_lock = threading.RLock()
+# The module of _rmm/resource.pyx, once it was imported, for it stays in the process; False where there is none.
+_module: Any = None
 
-    It serves the device that is current when it is called, as RMM requires of resources, and follows the calling
-    thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. The resource can be the
-    upstream of RMM's adaptors and pools.
+
+def _native_module() -> Any:
+    """Return the module with resources in C++, or None; the first time it warns if there is none."""
+    global _module
+    with _lock:
+        if _module is None:
+            rmm = _rmm()
+            try:
+                _module = importlib.import_module("gpupool._rmm.library").load(rmm)
+            except NoLibrary as reason:
+                _module = False
+                warnings.warn(
+                    f"gpupool has no resource in C++ for RMM {rmm.__version__}: {reason}. Each request of RMM's runs "
+                    "Python, which takes microseconds",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+        return _module or None
+
+
+def resource(device: int | None = None) -> Any:
+    """Return a resource of RMM's that allocates from gpupool, on the streams that callers name.
+
+    It follows the calling thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. The
+    resource can be the upstream of RMM's adaptors and pools. Requests run no Python, or there was a warning that says
+    why: then it is an ``rmm.mr.CallbackMemoryResource``.
+
+    Args:
+        device: The device, which must be current when the resource is used, as RMM requires; by default the one that is
+            current now.
 
     Raises:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
 
-    See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
+    See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
-    return _rmm().mr.CallbackMemoryResource(_allocate, _deallocate)
+    mr = _rmm().mr
+    native = _native_module()
+    if native is None:
+        return mr.CallbackMemoryResource(_allocate, _deallocate)
+    return native.MemoryResource(current_device() if device is None else device)
 
 
-def pinned_resource() -> Any:
-    """Return an ``rmm.mr.CallbackMemoryResource`` of pinned memory, in place of ``rmm.mr.PinnedHostMemoryResource()``.
+def pinned_resource(device: int | None = None) -> Any:
+    """Return a resource of RMM's with pinned memory, in place of ``rmm.mr.PinnedHostMemoryResource()``.
 
-    The memory is on the NUMA node nearest to the stream's device, and is used again once the streams are done with it
-    that it was allocated and deallocated on. When it runs out RMM raises MemoryError with gpupool's message. RMM tells
-    C++ code of any resource made of functions that it is for devices, and not that the host can use its memory.
+    The memory is on the NUMA node nearest to the device that is current when it is allocated, and is used again once
+    the streams are done with it that it was allocated and deallocated on. When it runs out RMM raises MemoryError with
+    gpupool's message. RMM tells C++ code of a resource from Python that it is for devices, and not that the host can
+    use its memory.
+
+    Args:
+        device: The device whose streams are named; by default the current one.
 
     Raises:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
 
-    See https://docs.rapids.ai/api/rmm/stable/python_api/#rmm.mr.CallbackMemoryResource
+    See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
-    return _rmm().mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
+    mr = _rmm().mr
+    native = _native_module()
+    if native is None:
+        return mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
+    return native.PinnedMemoryResource(current_device() if device is None else device)
 
 
-_lock = threading.Lock()
 # The resource of each device that is enabled, and the one before it.
 _enabled: dict[int, tuple[Any, Any]] = {}
 
@@ -109,12 +150,13 @@ def enable() -> None:
         gpupool.RuntimeUnavailable: There is no GPU.
     """
     mr = _rmm().mr
+    _native_module()
     with _lock:
         for device in range(device_count()):
             former = mr.get_per_device_resource(device)
             if device in _enabled and former is _enabled[device][0]:
                 continue
-            _enabled[device] = (resource(), former)
+            _enabled[device] = (resource(device), former)
             mr.set_per_device_resource(device, _enabled[device][0])
 
 

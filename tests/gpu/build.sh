@@ -8,8 +8,9 @@ rm -rf "$out"
 mkdir -p "$out/bin"
 
 # Beside the sources only while the wheel is built, where they could be older than these.
-trap 'rm -f python/gpupool/_torch/allocator-*.so' EXIT
+trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so' EXIT
 cp build/allocators/allocator-*.so python/gpupool/_torch
+cp build/resources/resource-*.so python/gpupool/_rmm
 
 # The library for C and C++ is there already: `make gpu` builds it before.
 # With the faults on demand that the tests inject, which the published wheel has not.

@@ -1,7 +1,7 @@
 """The first steps with an installed gpupool, on simulated devices: a handle, a lease, an allocation, a command.
 
-Usage: smoke.py LIBRARY..., in the virtual environment that it is installed in. The libraries are those for PyTorch and
-for C that must have come along, and no others.
+Usage: smoke.py LIBRARY..., in the virtual environment that it is installed in. The libraries are those for PyTorch, RMM
+and C that must have come along, and no others.
 """
 
 import os
@@ -33,7 +33,7 @@ def is_whole() -> None:
     """Check that all came along: types for checkers, licences, the modules for frameworks."""
     package = Path(gpupool.__file__).parent
     assert "site-packages" in package.parts, f"{package} is not the installed one"
-    sources = ("_torch/allocator.cpp", "_torch/host_allocator.cpp")
+    sources = ("_rmm/resource.pyx", "_torch/allocator.cpp", "_torch/host_allocator.cpp")
     for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", *sources):
         assert (package / name).is_file(), name
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
@@ -41,7 +41,7 @@ def is_whole() -> None:
         assert (Path(gpupool.get_include()) / name).is_file(), name
     for name in ("pkgconfig/gpupool.pc", "cmake/gpupool/gpupool-config.cmake"):
         assert (package / "lib" / name).is_file(), name
-    libraries = sorted(path.name for folder in ("_torch", "lib") for path in (package / folder).glob("*.so*"))
+    libraries = sorted(path.name for folder in ("_rmm", "_torch", "lib") for path in (package / folder).glob("*.so*"))
     assert libraries == sorted(Path(path).name for path in sys.argv[1:]), libraries
     told = metadata("gpupool")
     assert told["Version"] == gpupool.__version__

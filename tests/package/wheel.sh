@@ -8,10 +8,11 @@ python=$PWD/.venv/bin/python
 rm -rf "$out"
 mkdir -p "$out"
 
-# The libraries of PyTorch's allocator, beside the sources only while the wheel is built, where they could be older than
+# The libraries of PyTorch's allocator and the modules for RMM, beside the sources only while the wheel is built, where they could be older than
 # these.
-trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/lib/*.so.* .venv/library' EXIT
+trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so.* .venv/library' EXIT
 cp build/allocators/allocator-*.so python/gpupool/_torch
+cp build/resources/resource-*.so python/gpupool/_rmm
 
 # The library for C and C++, without the faults on demand that the one for tests has.
 target=x86_64-unknown-linux-gnu
@@ -21,7 +22,7 @@ install -D -s target/c/$target/release/libgpupool.so python/gpupool/lib/libgpupo
 
 # zig links against the glibc that is asked for; maturin then checks the symbols. It looks for `python3 -m ziglang`.
 PATH=$PWD/.venv/bin:$PATH .venv/bin/maturin build --release --quiet --zig --compatibility manylinux_2_28 --out "$out"
-rm python/gpupool/_torch/allocator-*.so python/gpupool/lib/libgpupool.so.0
+rm python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/libgpupool.so.0
 .venv/bin/maturin sdist --out "$out"
 "$python" -m twine check --strict "$out"/*
 wheel=$(ls "$out"/*.whl)
@@ -42,7 +43,7 @@ attempt() {
   "$out/$1/bin/python" tests/package/smoke.py "${@:3}"
   rm -rf "${out:?}/$1"
 }
-attempt from-wheel "$wheel" build/allocators/*.so libgpupool.so.0
+attempt from-wheel "$wheel" build/allocators/*.so build/resources/*.so libgpupool.so.0
 attempt from-sdist "$out"/*.tar.gz
 
 # The extras name packages that are there and fit together. Nothing of them is installed.

@@ -3,17 +3,43 @@
 import ctypes
 import gc
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import gpupool
 import pytest
 from gpupool import _native
+from gpupool._rmm import library
 from own_memory import MIB, allocate_in, leave
 from running import run_bare_program, run_program
 
 rmm = pytest.importorskip("rmm")
 adapter = gpupool.rmm
 streams = pytest.importorskip("rmm.pylibrmm.stream")
+
+# Where what is compiled here stays for the next run.
+CACHE = Path(__file__).parents[2] / "build" / "cache"
+
+
+@pytest.fixture(scope="session")
+def module():
+    """Return the module with resources in C++, compiled for this RMM; None where it cannot be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(CACHE))
+        try:
+            return library.load(rmm)
+        except library.NoLibrary:
+            return None
+
+
+@pytest.fixture(params=["native", "callback"], autouse=True)
+def way(request, module, monkeypatch):
+    """Run each test with resources in C++, and with those that run Python."""
+    if request.param == "native" and module is None:
+        pytest.skip("needs a C++ compiler, Cython and the headers of CUDA and Python")
+    monkeypatch.setattr(adapter, "_module", module if request.param == "native" else False)
+    return request.param
+
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -96,8 +122,8 @@ def test_rmms_adaptors_stand_on_pinned_memory():
     assert gpupool.pinned_stats().live_blocks == 0
 
 
-def test_a_deallocation_never_raises():
-    run_program("frameworks/rmm_deallocation.py")
+def test_a_deallocation_never_raises(way):
+    run_program("frameworks/rmm_deallocation.py", way, XDG_CACHE_HOME=str(CACHE))
 
 
 def test_threads_allocate_at_once():
@@ -121,6 +147,50 @@ def test_threads_allocate_at_once():
         thread.join()
     assert len(set(addresses)) == 8 * 200
     assert gpupool.memory_stats().live_blocks == before
+
+
+def test_requests_run_no_python(way):
+    if way == "callback":
+        assert isinstance(adapter.resource(), rmm.mr.CallbackMemoryResource)
+        return
+    for resource, told in ((adapter.resource(), "Memory"), (adapter.pinned_resource(1), "PinnedMemory")):
+        assert isinstance(resource, rmm.mr.DeviceMemoryResource)
+        assert repr(resource) == f"<gpupool.rmm.{told}Resource device={resource.device}>"
+    assert (adapter.resource().device, adapter.resource(1).device, resource.device) == (0, 1, 1)
+
+
+def test_what_calls_from_outside_python_serves_callbacks_of_python(way):
+    if way == "callback":
+        pytest.skip("RMM's callbacks hold the GIL")
+    asked = []
+
+    def free(device, nbytes):
+        asked.append((device, nbytes))
+        return False
+
+    leave(MIB)
+    # From a call that holds no GIL.
+    callback = gpupool.on_oom(free)
+    with pytest.raises(MemoryError):
+        adapter.resource().allocate(16 * MIB)
+    callback.remove()
+    assert asked == [(0, 16 * MIB)]
+
+
+def test_a_captured_stream_gets_memory_that_is_its_graphs(way):
+    resource, stream = adapter.resource(), gpupool.Stream()
+    pool = gpupool.MemPool()
+    _native.host_begin_capture(stream)
+    with pool.capture(stream) as memory:
+        address = resource.allocate(4 * MIB, rmm_stream(stream))
+        resource.deallocate(address, 4 * MIB, rmm_stream(stream))
+        again = resource.allocate(4 * MIB, rmm_stream(stream))
+        resource.deallocate(again, 4 * MIB, rmm_stream(stream))
+    _native.host_end_capture(stream)
+    assert again == address
+    pool.trim()
+    assert pool.stats().reserved_bytes > 0, "the graph's memory is gone"
+    memory.reset()
 
 
 @pytest.fixture
@@ -236,8 +306,8 @@ def test_the_pools_device_is_current_in_a_resource(monkeypatch):
 
 
 @pytest.mark.parametrize("order", [("rmm", "gpupool"), ("gpupool", "rmm")])
-def test_exits_cleanly_with_live_buffers(order):
-    run_program("frameworks/rmm_exit.py", *order)
+def test_exits_cleanly_with_live_buffers(order, way):
+    run_program("frameworks/rmm_exit.py", way, *order, XDG_CACHE_HOME=str(CACHE))
 
 
 def test_without_rmm_that_is_said():

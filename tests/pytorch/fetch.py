@@ -28,7 +28,7 @@ _TORCH = re.compile(
     r"torch/(include/c10/|include/torch/headeronly/|" + re.escape(_HOST_ALLOCATOR) + r"$|"
     r"lib/libc10(_cuda)?\.so$|version\.py$)"
 )
-_CUDA = re.compile(r"nvidia/cu\d+/include/")
+CUDA = re.compile(r"nvidia/cu\d+/include/")
 # Wheels of the platforms that gpupool's own are for, whatever Python runs this.
 _PLATFORMS = [f"--platform=manylinux{glibc}_x86_64" for glibc in ("_2_28", "_2_27", "_2_17", "2014")]
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--python-version=3.12", *_PLATFORMS)
@@ -57,14 +57,14 @@ def fetch(version: str, folder: Path) -> Fetched:
     # What was fetched before may lack what was not needed then.
     if not (torch / _HOST_ALLOCATOR).is_file():
         shutil.rmtree(torch.parent, ignore_errors=True)
-        _extract(f"torch=={version}.*", _TORCH, folder / version)
+        extract(f"torch=={version}.*", _TORCH, folder / version)
     told = re.search(r"^cuda.*= '([\d.]+)'$", (torch / "version.py").read_text(), re.MULTILINE)
     if told is None:
         raise CannotFetch(f"torch {version} of the package index is not built for CUDA")
     cuda = folder / f"cuda-{told[1]}"
     for name in ("runtime", "crt"):
         if not (cuda / name).is_dir():
-            _extract(f"nvidia-cuda-{name}=={told[1]}.*", _CUDA, cuda / name)
+            extract(f"nvidia-cuda-{name}=={told[1]}.*", CUDA, cuda / name)
     return Fetched(torch, _headers(cuda, f"cu{told[1].split('.')[0]}"))
 
 
@@ -79,7 +79,7 @@ def _headers(cuda: Path, name: str) -> Path:
     return both
 
 
-def _extract(requirement: str, wanted: re.Pattern[str], out: Path) -> None:
+def extract(requirement: str, wanted: re.Pattern[str], out: Path) -> None:
     """Extract files of a wheel into a folder, which is there once it is whole."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as name:

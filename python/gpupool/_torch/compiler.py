@@ -146,15 +146,24 @@ def compile_library(
         *(f"-L{torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so", "-Wl,--no-undefined", "-s"),
         *options,
     ]
+    run(arguments, SOURCES)
+
+
+def run(arguments: Sequence[str], sources: Path) -> None:
+    """Run a command that compiles these sources.
+
+    Raises:
+        CompilationFailed: It fails, or cannot be run.
+    """
     try:
         done = subprocess.run(
             arguments, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilationFailed(f"{arguments[0]} could not compile {SOURCES}: {error}") from error
+        raise CompilationFailed(f"{arguments[0]} could not compile {sources}: {error}") from error
     if done.returncode:
         raise CompilationFailed(
-            f"{arguments[0]} could not compile {SOURCES} (exit code {done.returncode}): {_first_error(done.stderr)}"
+            f"{arguments[0]} could not compile {sources} (exit code {done.returncode}): {_first_error(done.stderr)}"
         )
 
 

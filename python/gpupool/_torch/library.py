@@ -6,13 +6,13 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpupool import _native
+from gpupool._compiled import cache
+from gpupool._compiled.cache import NoLibrary as NoLibrary
 from gpupool._torch import compiler
 
 # The headers that the allocators' own classes are made from; a library is of use for these alone.
@@ -29,10 +29,6 @@ _OF_TORCH_CPU = (
     "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE",
     "_ZN2at16setHostAllocatorEN3c1010DeviceTypeEPNS_13HostAllocatorEh",
 )
-
-
-class NoLibrary(Exception):
-    """No library for this PyTorch is there, and none could be made; the message says why, and what mends it."""
 
 
 class _PoolId(ctypes.Structure):
@@ -77,7 +73,7 @@ class Library:
         Raises:
             gpupool.Error: It refuses.
         """
-        _check(self._install(_table()), f"{self.path} could not become PyTorch's allocator")
+        _check(self._install(table()), f"{self.path} could not become PyTorch's allocator")
 
     def uninstall(self) -> None:
         """Give the place back to the allocator that was there.
@@ -94,7 +90,7 @@ class Library:
             gpupool.LibraryNotFound: PyTorch lacks the functions by which that is set.
             gpupool.Error: It refuses.
         """
-        answer = self._install_pinned(_table(), *_functions_of_torch_cpu())
+        answer = self._install_pinned(table(), *_functions_of_torch_cpu())
         _check(answer, f"{self.path} could not become PyTorch's allocator of pinned memory")
 
     def uninstall_pinned(self) -> None:
@@ -123,7 +119,7 @@ def _check(answer: bytes | None, what: str) -> None:
         raise _native.Error(f"{what}: {_text(answer)}")
 
 
-def _table() -> int:
+def table() -> int:
     """Return the address of gpupool's table of C functions."""
     point = ctypes.pythonapi.PyCapsule_GetPointer
     point.restype, point.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -189,7 +185,7 @@ def _compiled(torch: Any, version: str) -> Path:
     path, began = cache_path(torch), time.monotonic()
     cuda = compiler.cuda_headers(str(torch.version.cuda))
     options = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
-    with _replacing(path) as made:
+    with cache.replacing(path) as made:
         compiler.compile_library(Path(torch.__file__).parent, cuda, made, options=options)
         # A library that cannot be used is not kept.
         Library(made, version)
@@ -201,27 +197,10 @@ def _compiled(torch: Any, version: str) -> Path:
 
 def cache_path(torch: Any) -> Path:
     """Return the file that a library compiled for this PyTorch has: another for each that could differ."""
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    # The variable counts only if it is an absolute path, as its specification says.
-    base = Path(caches) if os.path.isabs(caches) else Path("~/.cache").expanduser()
     versions = (torch.__version__, torch.version.cuda, _native.__version__, torch._C._GLIBCXX_USE_CXX11_ABI)
     digest = hashlib.sha256(repr(versions).encode())
     headers = Path(torch.__file__).parent / "include"
     for file in (*compiler.sources(), *(headers / name for name in _INTERFACE)):
         with contextlib.suppress(OSError):
             digest.update(file.read_bytes())
-    return base / "gpupool" / "torch" / f"allocator-{torch.__version__}-{digest.hexdigest()[:16]}.so"
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to make, which becomes the one of this path at once: another process never sees half of it."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=path.parent)
-    except OSError as error:
-        raise NoLibrary(f"{path.parent} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
-    with folder as name:
-        made = Path(name) / path.name
-        yield made
-        made.replace(path)
+    return cache.folder() / "torch" / f"allocator-{torch.__version__}-{digest.hexdigest()[:16]}.so"

@@ -67,7 +67,7 @@ template <class Errors> class basic_memory_resource {
     detail::check_alignment<Errors>(alignment);
     auto *pointer = allocate_on(nullptr, bytes);
     if (int status = api().synchronize(device_, nullptr)) {
-      std::string why = api().last_error();
+      std::string why = api().last_error(); // before what comes next fails too
       deallocate_on(nullptr, pointer);
       throw error(status, why);
     }
@@ -102,8 +102,7 @@ template <class Errors> class basic_memory_resource {
   }
 };
 
-// Pinned memory of the host, which the host and the device use. What is deallocated is used again once the stream is
-// done with it.
+// Pinned memory of the host, which the host and the device use.
 template <class Errors> class basic_pinned_memory_resource {
  public:
   // The device whose streams are named; the memory is on the NUMA node nearest to the thread's current device.
@@ -121,9 +120,16 @@ template <class Errors> class basic_pinned_memory_resource {
   void deallocate_sync(void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
     api().deallocate(pointer);
   }
-  // On whichever stream: no work is left with what it gives.
-  void *allocate(cuda::stream_ref, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
-    return allocate_sync(bytes, alignment);
+  // No work is left with what it gives, on any stream. It is used again once the streams are done with it that it was
+  // allocated and deallocated on.
+  void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
+    auto *pointer = allocate_sync(bytes, alignment);
+    if (int status = pointer ? api().record_stream(pointer, device_, stream.get()) : GPUPOOL_SUCCESS) {
+      std::string why = api().last_error(); // before what comes next fails too
+      api().deallocate(pointer);
+      throw error(status, why);
+    }
+    return pointer;
   }
   void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
     if (api().deallocate_on(pointer, device_, stream.get())) api().deallocate(pointer);

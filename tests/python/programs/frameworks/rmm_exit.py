@@ -7,9 +7,11 @@ import sys
 alive = []
 
 
-def main(*order):
+def main(way, *order):
     packages = {name: importlib.import_module(name) for name in order}
     rmm, gpupool = packages["rmm"], packages["gpupool"]
+    if way == "callback":
+        gpupool.rmm._module = False
     gpupool.rmm.enable()
     own = rmm.mr.get_per_device_resource(0)
     cycle = [rmm.DeviceBuffer(size=1000, mr=own)]
