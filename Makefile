@@ -117,7 +117,7 @@ soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults
 	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
 
 .PHONY: gpu
-gpu: .venv/ready .venv/library allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
+gpu: .venv/ready .venv/library .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu
 
 .PHONY: clean

@@ -27,6 +27,8 @@ install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_m
 install -s "$(tests/program.sh build --release --example cudarc_stream)" "$out/bin/cudarc_stream"
 install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
 
+bash benches/rmm_peers.sh "$out/rmm_peers"
+
 cp -r tests examples benches docs pyproject.toml README.md "$out"
 cp tests/gpu/run.sh "$out"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
