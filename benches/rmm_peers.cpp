@@ -1,8 +1,9 @@
 // gpupool's resource against RMM's own, in C++, by what RMM's benchmarks random_allocations and multi_stream_allocations
 // do, https://github.com/rapidsai/rmm/tree/main/cpp/benchmarks: the same sizes, probabilities and streams, written anew.
 //
-//     rmm_peers [random|streams] [ROUNDS] [ALLOCATIONS...]
+//     rmm_peers [all|random|streams] [ROUNDS] [ALLOCATIONS...]
 //
+// RMM's random_allocations makes 1000, 10000 and 100000 allocations; by default this makes 1000.
 // Prints one JSON object a line. Each resource is made, used and ended by itself, for RMM's pool takes half of the device
 // and its arena all; the resources take turns for so many rounds, 3 by default, and each figure is the median of them.
 // RMM's benchmarks have one thread. With more, each has a stream of its own, and they share what may be in use at once.
@@ -287,7 +288,7 @@ int main(int count, char **words) {
   int rounds = count > 2 ? std::max(1, std::atoi(words[2])) : 3;
   std::vector<std::size_t> counts;
   for (int index = 3; index < count; index++) counts.push_back(std::strtoull(words[index], nullptr, 10));
-  if (counts.empty()) counts = {1000, 10000};
+  if (counts.empty()) counts = {1000};
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   std::printf("{\"device\": \"%s\", \"rmm\": \"%d.%02d\", \"rounds\": %d}\n", device.name, RMM_VERSION_MAJOR,

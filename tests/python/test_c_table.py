@@ -1,16 +1,24 @@
 """Programs in C and C++ over the table of functions that gpupool.h declares."""
 
 import ctypes
+import re
 from pathlib import Path
 
 import gpupool
 import pytest
 from abi import compile_double
+from c_table import HEADER, addresses
 
 
 def test_the_header_is_where_it_says():
     header = Path(gpupool.get_include()) / "gpupool.h"
     assert "typedef struct gpupool_api" in header.read_text()
+
+
+def test_the_header_tells_of_every_function():
+    table = re.search(r"typedef struct gpupool_api \{(.*?)\} gpupool_api;", HEADER.read_text(), re.DOTALL)
+    told = re.findall(r"\*/\n  \S.*?\(\*(\w+)\)\(", table[1])
+    assert told == list(addresses())
 
 
 @pytest.mark.parametrize(

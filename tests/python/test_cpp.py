@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from pytorch.fetch import CannotFetch, extract
 from running import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,29 @@ def test_resources_serve_cccl_and_rmm(library, tmp_path, standard, rmm):
     source = ROOT / "tests" / "cpp" / "resources.cpp"
     options = [f"-std={standard}", *STRICT, *link(library), *cuda_headers(), *(["-DWITH_RMM"] if rmm else [])]
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+@pytest.mark.parametrize("version", ["25.12", "26.4"])
+def test_older_rmms_headers_take_the_resource(tmp_path, version):
+    folder = ROOT / "build" / "rmm" / f"headers-{version}"
+    try:
+        if not folder.is_dir():
+            extract(f"librmm-cu13=={version}.*", re.compile("librmm/include/"), folder / "librmm")
+            extract("rapids-logger==0.2.*", re.compile("rapids_logger/include/"), folder / "logger")
+    except CannotFetch as error:
+        pytest.skip(str(error))
+    rmm = folder / "librmm" / "librmm" / "include"
+    places = (rmm / "rapids", rmm, folder / "logger" / "rapids_logger" / "include")
+    headers = [option for path in places for option in ("-isystem", str(path))]
+    source = tmp_path / "program.cpp"
+    source.write_text(
+        "#include <gpupool_rmm.hpp>\n#include <rmm/device_buffer.hpp>\n"
+        "std::size_t size_of(rmm::cuda_stream_view stream) {\n"
+        "  gpupool::rmm_resource resource(0);\n"
+        "  return rmm::device_buffer(8, stream, rmm::device_async_resource_ref{resource}).size();\n}\n"
+    )
+    options = ["-std=c++17", "-fsyntax-only", *STRICT, *headers, *cuda_headers()]
+    build("c++", source, tmp_path / "program", *options)
 
 
 def samples():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gpupool
 import pytest
 from gpupool import _native
+from gpupool._report.info import frameworks
 from gpupool._rmm import library
 from own_memory import MIB, allocate_in, leave
 from running import run_bare_program, run_program
@@ -191,6 +192,16 @@ def test_a_captured_stream_gets_memory_that_is_its_graphs(way):
     pool.trim()
     assert pool.stats().reserved_bytes > 0, "the graph's memory is gone"
     memory.reset()
+
+
+def test_info_tells_resources_of_gpupools(way, disabled):
+    rmm.mr.set_per_device_resource(0, rmm.mr.StatisticsResourceAdaptor(adapter.resource()))
+    try:
+        told = frameworks._ask_rmm(rmm, range(1))
+    finally:
+        rmm.mr.set_per_device_resource(0, disabled[0])
+    name = "gpupool" if way == "native" else "CallbackMemoryResource"
+    assert told == (f"StatisticsResourceAdaptor over {name}", way == "native")
 
 
 @pytest.fixture

@@ -196,12 +196,15 @@ typedef struct gpupool_api {
 
   /* For PyTorch's pluggable allocators: null where there is no memory. */
   void *(*malloc)(ptrdiff_t bytes, int device, void *stream);
+  /* Frees on this stream, which may be another than the one of before; what it cannot free it leaves. */
   void (*free)(void *pointer, ptrdiff_t bytes, int device, void *stream);
   /* For cupy.cuda.CFunctionAllocator, on gpupool's current stream. */
   void *(*cupy_malloc)(void *unused, size_t bytes, int device);
+  /* Frees in the order of the stream that the memory was allocated on. */
   void (*cupy_free)(void *unused, void *pointer, int device);
   /* For handlers of device memory, as cuDSS and cuQuantum take them: 0 on success. */
   int (*handler_alloc)(void *unused, void **pointer, size_t bytes, void *stream);
+  /* Frees in the order of this stream, which is of the memory's device. */
   int (*handler_free)(void *unused, void *pointer, size_t bytes, void *stream);
 
   /* Why the calling thread's last call failed. Valid until its next one that fails; never null. */
@@ -220,7 +223,9 @@ typedef struct gpupool_api {
   int (*find_block)(const void *pointer, gpupool_block *block);
   /* Gives back to the driver what is free, of one device, or of all for -1; `bytes` may be null. */
   int (*empty_cache)(int device, uint64_t *bytes);
+  /* The part of the device's memory that this process may reserve, 1 for all of it. */
   int (*get_memory_fraction)(int device, double *fraction);
+  /* Sets it, from 0 to 1. What is reserved beyond stays, and no more is until it is less. */
   int (*set_memory_fraction)(int device, double fraction);
   /* The largest block that could be had without giving anything back, as far as is known: what is free of the default
    * pool, and what the driver has. */
@@ -228,15 +233,19 @@ typedef struct gpupool_api {
   /* Lets the device read and write the memory of the peer, what there is and what comes. */
   int (*enable_peer_access)(int device, int peer);
   /* Asks this for memory before a request fails, whatever else was tried: returns whether any was freed. Called with no
-   * lock held, on the requesting thread. `remove_oom_callback` with the same two ends it. */
+   * lock held, on the requesting thread. */
   int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
+  /* Ends what add_oom_callback began with the same two. */
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
 
-  /* Makes a pool with one use, which pool_release ends. The pool ends with its last use; blocks that are live stay. A
-   * pool that was released is refused by every call. */
+  /* Makes a pool with one use, which pool_release ends. `pool` becomes null where that fails. */
   int (*pool_create)(int device, const gpupool_pool_options *options, gpupool_pool **pool);
+  /* Ends the use. The pool ends with its last one; blocks that are live stay. What was released is refused by every
+   * call. */
   int (*pool_release)(gpupool_pool *pool);
+  /* The id by which statistics, blocks and Python's MemPool.id name the pool. */
   int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
+  /* Whether what the pool has free serves other pools when memory is short, from now on. */
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
   /* Refused once memory of the pool was cut into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
@@ -247,19 +256,21 @@ typedef struct gpupool_api {
   /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket.
    * What a captured stream gets is a graph's, and serves nothing else until the pool is released. */
   int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
-  /* Which blocks are live, once those that were freed and waited for streams are free; and to make exactly those live
-   * again, at the same addresses, of a pool made for graphs on which nothing else works meanwhile: all others are
-   * freed. What other streams were recorded to do with blocks is waited for; both calls are refused while such a stream
-   * is captured. `freed` is called for each block that was live before, `allocated` for each that is after; either may
-   * be null. Nothing has changed where it fails. */
+  /* Notes which blocks are live, once those that were freed and waited for streams are free. What other streams were
+   * recorded to do with blocks is waited for; refused while such a stream is captured. checkpoint_release ends it. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
+  /* Makes exactly those blocks live again, at the same addresses, of a pool made for graphs on which nothing else works
+   * meanwhile: all others are freed. Waits and is refused as pool_checkpoint. `freed` is called for each block that was
+   * live before, `allocated` for each that is after; either may be null. Nothing has changed where it fails. */
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
                       void (*allocated)(void *context, void *pointer, uint64_t requested));
+  /* Forgets a checkpoint; a null pointer does nothing. */
   void (*checkpoint_release)(gpupool_checkpoint *checkpoint);
 
-  /* The caller sets `size`. */
+  /* What the device's memory holds and has done. The caller sets `size`. */
   int (*device_stats)(int device, gpupool_device_stats *stats);
+  /* Begins the peaks of device_stats anew, from what there is now. */
   int (*reset_peak_stats)(int device);
   /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations
    * wait while it is taken, not while the visitor is called. */
@@ -280,9 +291,10 @@ typedef struct gpupool_api {
   /* Says that a stream is never destroyed, so that gpupool may ask about it and record its work at any time. Others it
    * touches only in calls that name them. */
   int (*declare_lasting)(int device, void *stream);
-  /* Between the two a stream of the device may be captured that gpupool was not told of, so that it records no work of
-   * the whole device, which would spoil the capture. They count. */
+  /* Until end_expecting_captures a stream of the device may be captured that gpupool was not told of, so that it records
+   * no work of the whole device, which would spoil the capture. Calls count. */
   int (*expect_captures)(int device);
+  /* Ends what one call of expect_captures began. */
   int (*end_expecting_captures)(int device);
 
   /* Pinned memory of the host, which the host and every device read and write at the same address: on the NUMA node with
@@ -301,6 +313,7 @@ typedef struct gpupool_api {
   /* Of a node, or of all for -1. The caller sets `size`. `device_allocs` and `device_frees` are of pieces that the driver
    * gave, whichever way they were made. */
   int (*pinned_stats)(int numa, gpupool_device_stats *stats);
+  /* Begins the peaks of pinned_stats anew, from what there is now; of a node, or of all for -1. */
   int (*reset_peak_pinned_stats)(int numa);
   /* How long pieces of pinned memory took to come, and to go, on all nodes. The caller sets `size`; either may be null. */
   int (*pinned_times)(gpupool_durations *made, gpupool_durations *given_back);
@@ -316,10 +329,12 @@ typedef struct gpupool_api {
    * or the driver refuses a call, the pool is as asleep as before. `bytes` are those that were taken, 0 for a pool that is
    * awake; it may be null. */
   int (*pool_wake)(gpupool_pool *pool, uint64_t *bytes);
+  /* Whether it sleeps, 0 or 1. */
   int (*pool_is_asleep)(const gpupool_pool *pool, int *is_asleep);
-  /* The same of all memory of a device: its default pool and all others, those of graphs too. Pools that cannot sleep stay
+  /* As pool_sleep, of all memory of a device: its default pool and all others, those of graphs too. Pools that cannot sleep stay
    * awake, and idle handles are destroyed. */
   int (*sleep_device)(int device, int backup, uint64_t *bytes);
+  /* As pool_wake, of all that sleeps on the device. */
   int (*wake_device)(int device, uint64_t *bytes);
   /* Calls `callback` for each segment of a pool with no_split or a source of its own, whose segments stay where they are:
    * with GPUPOOL_SEGMENT_ALLOC at once for those that are there, then for each before anything uses it, and with
@@ -329,6 +344,7 @@ typedef struct gpupool_api {
    * on other threads. Refused for other pools. */
   int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
+  /* Ends what pool_add_segment_callback began with the same two. */
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                       void *context);
   /* Shares the live block that a pointer lies in with other processes of the same user, after the work so far on the stream.
@@ -348,10 +364,10 @@ typedef struct gpupool_api {
   /* As deallocate, in the order of this stream of the device, which is alive: work that it has now is done before the block
    * is used again, by whichever stream. Pinned memory is used again once the stream's work so far is done. */
   int (*deallocate_on)(void *pointer, int device, void *stream);
-  /* Sends what the calling thread allocates on the pool's device to the pool, until scope_leave on the same thread. Scopes
-   * nest, and the innermost counts. A scope that is never left ends with its thread. `scope` is never 0; where it fails it
-   * is. */
+  /* Sends what the calling thread allocates on the pool's device to the pool, until scope_leave. Scopes nest, and the
+   * innermost counts. A scope that is never left ends with its thread. `scope` is 0 where it fails, and else never. */
   int (*pool_enter)(const gpupool_pool *pool, uint64_t *scope);
+  /* Ends a scope, wherever it stands among the others, on the thread that entered it. */
   int (*scope_leave)(uint64_t scope);
   /* Waits for the work so far on a stream of the device, which is alive and not captured. */
   int (*synchronize)(int device, void *stream);

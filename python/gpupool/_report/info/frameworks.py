@@ -98,6 +98,11 @@ def _ask_cupy(cupy: Any, devices: range) -> _Allocator:
     return (_name(allocator), False)
 
 
+def _is_ours(resource: object) -> bool:
+    """Return whether a resource of RMM's is one in C++ of gpupool's."""
+    return type(resource).__module__.startswith("gpupool.")
+
+
 def _ask_rmm(rmm: Any, devices: range) -> _Allocator:
     adapter = _adapter("rmm")
     found = []
@@ -107,7 +112,7 @@ def _ask_rmm(rmm: Any, devices: range) -> _Allocator:
         chain = [resource]
         while (upstream := getattr(chain[-1], "upstream_mr", None)) is not None:
             chain.append(upstream)
-        names = ["gpupool" if ours is not None and each is ours else type(each).__name__ for each in chain]
+        names = ["gpupool" if each is ours or _is_ours(each) else type(each).__name__ for each in chain]
         found.append((" over ".join(names), names[-1] == "gpupool"))
     return _each(devices, found)
 
