@@ -168,10 +168,16 @@ def test_cmake_finds_it(library, tmp_path):
     if cmake is None or shutil.which("c++") is None:
         pytest.skip("needs cmake and a compiler")
     (tmp_path / "program.cpp").write_text(samples()["C++"][1])
+    (tmp_path / "extension.cpp").write_text(
+        "#include <gpupool.hpp>\n"
+        "void start(const gpupool_api *api) { gpupool::set_api(api); gpupool::synchronize(); }\n"
+    )
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.20)\nproject(user CXX)\nset(CMAKE_CXX_STANDARD 17)\n"
         f"find_package(gpupool {gpupool.__version__} REQUIRED)\nadd_executable(program program.cpp)\n"
         "target_link_libraries(program PRIVATE gpupool::gpupool)\n"
+        "add_library(extension MODULE extension.cpp)\n"
+        "target_link_libraries(extension PRIVATE gpupool::headers -Wl,--no-undefined)\n"
     )
     build_folder = tmp_path / "build"
     for command in (

@@ -7,8 +7,8 @@
 // Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. What fails throws: out_of_memory, a
 // std::bad_alloc, where there is no memory, else an error with its status. Nothing throws that a destructor calls.
 //
-// Link libgpupool.so. A program that takes the table from Python's gpupool.c_api.capsule defines GPUPOOL_NO_LIBRARY
-// before it includes this, calls gpupool::set_api first, and needs no library.
+// Link libgpupool.so.0. What takes the table from Python's gpupool.c_api.capsule defines GPUPOOL_NO_LIBRARY in all its
+// files, before it includes this, calls gpupool::set_api first, and needs no library.
 #ifndef GPUPOOL_HPP
 #define GPUPOOL_HPP
 

@@ -7,6 +7,7 @@ get_filename_component(_gpupool_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLU
 if(NOT TARGET gpupool::headers)
   add_library(gpupool::headers INTERFACE IMPORTED)
   set_target_properties(gpupool::headers PROPERTIES
+    INTERFACE_COMPILE_DEFINITIONS GPUPOOL_NO_LIBRARY
     INTERFACE_INCLUDE_DIRECTORIES "${_gpupool_root}/include")
 endif()
 
