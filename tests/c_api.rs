@@ -8,11 +8,12 @@ use std::ptr;
 use common::{MEMORY, device, host, on_thread, stream};
 use gpupool::memory::C_API;
 use gpupool::memory::c_api::Block;
-use gpupool::runtime::host::{begin_capture, complete_all, create_stream, end_capture, submit};
-use gpupool::{CaptureMode, Stream, empty_cache, memory_stats};
+use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, create_stream, end_capture, inject, submit};
+use gpupool::{CaptureMode, StatusKind, Stream, empty_cache, memory_stats};
 
 const OUT_OF_MEMORY: c_int = 1;
 const INVALID_VALUE: c_int = 2;
+const DRIVER: c_int = 3;
 const MIB: u64 = 1 << 20;
 /// A slot of a slab, a block cut to size in a page, one of several pages.
 const SIZES: [u64; 3] = [700, 100 << 10, 5 << 20];
@@ -203,6 +204,8 @@ fn a_stream_is_waited_for() {
     let synchronize = |device| unsafe { (C_API.synchronize)(device, stream.raw().as_ptr()) };
     assert_eq!(synchronize(0), 0);
     assert_failed(synchronize(99), INVALID_VALUE, &["device 99"]);
+    inject(Fault { call: Call::StreamSynchronize, kind: StatusKind::Other, after: 0, times: 1 });
+    assert_failed(synchronize(0), DRIVER, &["device 0"]);
     begin_capture(&stream, CaptureMode::Relaxed).unwrap();
     assert_ne!(synchronize(0), 0);
     assert!(end_capture(&stream).is_err(), "waiting spoils a capture");
