@@ -9,6 +9,8 @@ CUDNN := nvidia-cudnn-jit-cu12==9.27.0.42
 TEST_FEATURES := python,fault-injection
 # How long `make fuzz` tries; what it finds stays in build/fuzz, where the next run begins.
 FUZZ_SECONDS ?= 60
+# What `make free-threaded` builds for and runs on; tests/package/build_python.sh builds one from its sources.
+FREE_THREADED ?= python3.14t
 # What the installed module is built from.
 SOURCES := Cargo.toml Cargo.lock build.rs pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
@@ -102,6 +104,10 @@ resources: .venv/ready ## build/resources: the module with RMM's resources for e
 .PHONY: wheel
 wheel: .venv/package allocators resources ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
 	bash tests/package/wheel.sh build/dist
+
+.PHONY: free-threaded
+free-threaded: .venv/ready ## build/free-threaded: the wheel for free-threaded Python, and all Python tests on it; not in CI
+	bash tests/package/free_threaded.sh "$(FREE_THREADED)" build/free-threaded
 
 .PHONY: package
 package: ## target/package: the crate as it would be published, built from its own files

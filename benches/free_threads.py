@@ -1,0 +1,81 @@
+"""What gpupool's calls take on several threads of a free-threaded Python, each as JSON, one object a line.
+
+    python3.14t benches/free_threads.py [ROUNDS]
+
+Every thread allocates 1 KiB and frees it, or asks for a handle, over and over, on a stream of its own or on one that
+all share. Times are nanoseconds for a pair, or a handle, on the slowest thread, the median of the rounds; the last
+lines are the ratios of 16 threads to one, of which no more than 2.5 is wanted. With the GIL every thread waits for the
+others.
+"""
+
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import gpupool
+
+THREADS = 1, 2, 4, 8, 16
+CALLS = 200_000
+ROUNDS = 5
+
+
+def pair(stream: gpupool.Stream) -> Callable[[], object]:
+    """Return what allocates, and frees at once."""
+    empty = gpupool.empty
+    return lambda: empty(1024, stream)
+
+
+def handle(stream: gpupool.Stream) -> Callable[[], object]:
+    """Return what asks for a handle."""
+    pool = gpupool.host if gpupool.runtime() == "host" else gpupool.cublas
+    get = pool.handle
+    return lambda: get(stream)
+
+
+def slowest(call: Callable[[gpupool.Stream], Callable[[], object]], streams: list[gpupool.Stream]) -> float:
+    """Return the nanoseconds of a call on the slowest thread, with a thread for each stream."""
+    barrier = threading.Barrier(len(streams))
+    times = []
+
+    def work(stream: gpupool.Stream) -> None:
+        run = call(stream)
+        for _ in range(1000):
+            run()
+        barrier.wait()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            run()
+        times.append((time.perf_counter() - start) / CALLS * 1e9)
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(times)
+
+
+def main() -> None:
+    """Measure, and print."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    is_enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
+    print(json.dumps({"python": sys.version.split()[0], "gil": is_enabled, "runtime": gpupool.runtime()}))
+    shared = gpupool.Stream()
+    own = [gpupool.Stream() for _ in range(max(THREADS))]
+    for name, call in (("pair", pair), ("handle", handle)):
+        for whose in ("own", "shared"):
+            figures = {}
+            for count in THREADS:
+                streams = own[:count] if whose == "own" else [shared] * count
+                figures[count] = statistics.median(slowest(call, streams) for _ in range(rounds))
+                line = {"work": name, "streams": whose, "threads": count, "ns": round(figures[count], 1)}
+                print(json.dumps(line), flush=True)
+            ratio = round(figures[max(THREADS)] / figures[1], 3)
+            print(json.dumps({"work": name, "streams": whose, "16 threads over 1": ratio}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
