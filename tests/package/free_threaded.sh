@@ -19,10 +19,11 @@ grep -E '^(maturin|numpy|pytest|pytest-timeout)==' requirements-dev.txt >"$out/r
 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -r "$out/requirements.txt" \
   matplotlib prometheus-client
 
-# A folder of its own: what is built for the other interpreters stays.
-CARGO_TARGET_DIR=$PWD/target/free-threaded "$environment/bin/maturin" build --release --quiet \
-  --features python,fault-injection --compatibility linux --interpreter "$environment/bin/python" --out "$out"
-"$environment/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps "$out"/*.whl
+# A folder of its own: what is built for the other interpreters stays. As tests need it: beside its sources, with faults.
+CARGO_TARGET_DIR=$PWD/target/free-threaded VIRTUAL_ENV=$environment "$environment/bin/maturin" develop --release --quiet \
+  --features python,fault-injection
+CARGO_TARGET_DIR=$PWD/target/free-threaded "$environment/bin/maturin" build --release --quiet --compatibility linux \
+  --interpreter "$environment/bin/python" --out "$out"
 "$environment/bin/python" -c 'import sys, gpupool; assert not sys._is_gil_enabled(), "gpupool has turned the GIL on"'
 
 "$environment/bin/python" -m pytest -q -p no:cacheprovider tests/python

@@ -22,7 +22,16 @@ ORDINARY = {
     *("__annotations__", "__buffer__", "__dataclass_fields__", "__dataclass_params__", "__delattr__", "__dict__"),
     *("__doc__", "__eq__", "__ge__", "__gt__", "__hash__", "__index__", "__init__", "__int__", "__le__", "__len__"),
     *("__lt__", "__match_args__", "__module__", "__ne__", "__new__", "__release_buffer__", "__repr__", "__setattr__"),
-    *("__abstractmethods__", "__parameters__", "__post_init__", "__str__", "__subclasshook__", "__weakref__"),
+    *("__annotate__", "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__replace__"),
+    *(
+        "__static_attributes__",
+        "__abstractmethods__",
+        "__parameters__",
+        "__post_init__",
+        "__str__",
+        "__subclasshook__",
+        "__weakref__",
+    ),
 }
 
 
@@ -100,7 +109,11 @@ def test_the_modules_docstrings_are_those_of_the_stubs():
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_pydoc_shows_it(name):
-    shown = pydoc.plain(pydoc.render_doc("gpupool" if name == "gpupool" else f"gpupool.{name}"))
+    try:
+        shown = pydoc.plain(pydoc.render_doc("gpupool" if name == "gpupool" else f"gpupool.{name}"))
+    except gpupool.LibraryNotFound as error:
+        # pydoc looks at all that a module has, also at what is derived from a framework's classes.
+        pytest.skip(str(error))
     lines = text_of(OBJECTS[name]).splitlines()
     if name in DOCUMENTED and lines and name.split(".")[0] not in NEED_A_FRAMEWORK:
         assert lines[0] in shown

@@ -284,7 +284,8 @@ def test_a_pool_stands_in_while_another_thread_is_in_it():
     own = Allocator()
     pool = own.pool(use_on_oom=True)
     with entered_elsewhere(gpupool.use_mem_pool(pool)) as run:
-        address = run(gpupool.empty, 8 * MIB).ptr
+        # Freed in its own thread: free-threaded Python has an object's end wait for the thread that made it.
+        address = run(lambda: gpupool.empty(8 * MIB).ptr)
         leave(0)
         served = gpupool.empty(8 * MIB)
         assert (served.ptr, served.pool_id) == (address, pool.id)

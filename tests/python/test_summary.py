@@ -253,6 +253,7 @@ def test_nothing_is_imported_nor_started_by_the_summary_of_nothing():
     run_program("telling/summaries.py", "of_nothing_imports_and_starts_nothing", GPUPOOL_RUNTIME="nothing")
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="logging imports dataclasses")
 def test_importing_gpupool_does_not_import_dataclasses():
     run_program("importing/leaves_alone.py", "these_modules", "", "dataclasses")
 

@@ -1,13 +1,18 @@
 """Each public call is refused in a forked child of a process that used gpupool, or told here why it is not."""
 
 import os
+import warnings
 
 import gpupool
 from errors import assert_says
 from forking import exit_code_of
 
+# From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
+warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+
 # What Python gives every class, and what tells of an object without asking for anything.
 ORDINARY = {
+    *("__annotate_func__", "__annotations_cache__", "__firstlineno__", "__replace__", "__static_attributes__"),
     *("__annotations__", "__dataclass_fields__", "__dataclass_params__", "__delattr__", "__dict__", "__doc__"),
     *("__eq__", "__ge__", "__gt__", "__hash__", "__init__", "__le__", "__lt__", "__match_args__", "__module__"),
     *("__ne__", "__repr__", "__setattr__", "__str__", "__weakref__"),

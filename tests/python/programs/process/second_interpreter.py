@@ -19,6 +19,7 @@ def main():
         failed = error
     assert "subinterpreter" in str(failed), f"the import in a second interpreter ended with: {failed}"
     assert gpupool.host.handle() != 0, "the first interpreter gets no handle"
+    interpreters.destroy(other)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,15 @@ import secrets
 import socket
 import struct
 import sys
+import warnings
 
 import gpupool
 from errors import assert_says, raised
 from other_process import MIB, attach, content, free, other_process, shared_blocks
 from waiting import wait_until
+
+# From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
+warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 
 # Where a token has what.
 FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK = 4, 6, 9, 12, 28, 32, 36, 52, 68
