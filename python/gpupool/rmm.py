@@ -19,7 +19,7 @@ RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
 import importlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -149,10 +149,16 @@ def enable() -> None:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
         gpupool.RuntimeUnavailable: There is no GPU.
     """
+    _rmm()
+    _enable_on(range(device_count()))
+
+
+def _enable_on(devices: Iterable[int]) -> None:
+    """Let RMM allocate from gpupool on these devices. No driver is started, and RMM takes numbers of no device too."""
     mr = _rmm().mr
     _native_module()
     with _lock:
-        for device in range(device_count()):
+        for device in devices:
             former = mr.get_per_device_resource(device)
             if device in _enabled and former is _enabled[device][0]:
                 continue

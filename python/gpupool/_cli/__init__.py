@@ -1,1 +1,1 @@
-"""The command line: ``gpupool info``, ``demo``, ``replay`` and ``plot``."""
+"""The command line: ``gpupool info``, ``demo``, ``replay``, ``plot`` and ``run``."""

@@ -1,23 +1,27 @@
 """The commands, their options and their exit codes."""
 
 import argparse
+from collections.abc import Callable
 
 import gpupool
 from gpupool._cli import demo as _demo
 from gpupool._cli import ending as _ending
 from gpupool._cli import plot as _plot
 from gpupool._cli import replay as _replay
+from gpupool._cli import run as _run_program
 from gpupool._cli.output import say
 from gpupool._traces.bounds import MAX_TIME
 from gpupool._traces.replay import ALLOCATORS, MAX_THREADS
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code."""
-    return _ending.end(lambda: _run(arguments))
+def main(arguments: list[str] | None = None) -> int | Callable[[], int]:
+    """Run one command and return the exit code, or what runs a program that is to end as it likes."""
+    programs: list[Callable[[], int]] = []
+    code = _ending.end(lambda: _run(arguments, programs))
+    return programs[0] if programs else code
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     parser = argparse.ArgumentParser(prog="gpupool", description="Handle pools and device memory for GPU programs.")
     parser.add_argument("--version", action="version", version=f"gpupool {gpupool.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -84,6 +88,7 @@ def _run(arguments: list[str] | None) -> int:
         metavar="MOMENT",
         help="the address map's moment: end, peak, or seconds from the start (default: a snapshot's end, a log's peak)",
     )
+    run = _run_program.add(commands)
     options = parser.parse_args(arguments)
     if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
@@ -100,7 +105,9 @@ def _run(arguments: list[str] | None) -> int:
         found = gpupool.info(smoke_test=not options.no_smoke_test)
         say(found.to_json() if options.json else str(found))
         return 0 if found.ok else 1
-    if options.command == "demo":
+    if options.command == "run":
+        programs.append(_run_program.prepare(run, options))
+    elif options.command == "demo":
         _demo.run(threads=options.threads, waves=options.waves)
     elif options.command == "plot":
         _plot.run(options.file, options.output, options.device, options.at)

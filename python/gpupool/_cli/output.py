@@ -37,6 +37,12 @@ def flush() -> None:
             sys.stdout.flush()
 
 
+def flush_quietly() -> None:
+    """Write what others have printed, if that can be."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+
+
 def complain(line: str) -> None:
     """Print a line on standard error, if there is any."""
     if sys.stderr is not None:

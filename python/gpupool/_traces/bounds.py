@@ -24,7 +24,7 @@ MAX_NAME = 200
 # What an event takes of memory, about, also to be drawn.
 EVENT_MEMORY = 128
 
-_LEAST_MEMORY, _MOST_MEMORY = 64 << 20, 8 << 30
+_LEAST_MEMORY, MOST_MEMORY = 64 << 20, 8 << 30
 # A byte of a file that is packed well makes two hundred bytes of objects.
 _MEMORY_OF_A_BYTE = 512
 
@@ -33,8 +33,8 @@ def memory_limit(descriptor: int) -> int:
     """Return the most bytes of memory that reading a file may take, for one that seems made to take all there is."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        return _MOST_MEMORY
-    return min(_LEAST_MEMORY + _MEMORY_OF_A_BYTE * found.st_size, _MOST_MEMORY)
+        return MOST_MEMORY
+    return min(_LEAST_MEMORY + _MEMORY_OF_A_BYTE * found.st_size, MOST_MEMORY)
 
 
 def first_of(numbers: Sequence[int], separator: str = ", ") -> str:

@@ -8,6 +8,7 @@ import zlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpupool._report.printable import printable
 from gpupool._report.units import size as _size
@@ -17,7 +18,7 @@ from gpupool._traces import snapshot as _trace_snapshot
 from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
 from gpupool._traces.snapshot import HandleEvent, OutOfMemory, Segment
 
-__all__ = ["FREE", "Trace", "TraceError", "TraceFile", "read", "read_file"]
+__all__ = ["FREE", "Trace", "TraceError", "TraceFile", "of_snapshot", "read", "read_file"]
 
 # The bit of an event's slot number that is set if the event is a free.
 FREE = 1 << 31
@@ -121,6 +122,16 @@ def read_file(path: str, device: int | None = None, watch: Watch | None = None) 
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:
         raise TraceError(f"{path}: damaged or cut off, copy it again: {error}") from error
+
+
+def of_snapshot(content: dict[str, Any], device: int, name: str) -> Trace | None:
+    """Return a device's trace from a snapshot of this process; None if no byte was allocated in it.
+
+    Raises:
+        TraceError: The snapshot cannot be right.
+    """
+    snapshot = _trace_snapshot.Snapshot(name, content["device_traces"], content["segments"], [])
+    return _pack(name, _bounds.MOST_MEMORY, snapshot.events(device), "{}", snapshot.stacks, device)
 
 
 class _Watched(io.RawIOBase):

@@ -1,0 +1,72 @@
+"""The command ``gpupool run``: its options, and what it prepares before the program begins."""
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import _gpupool_enable
+from gpupool._run import ending as _ending
+from gpupool._run import program as _program
+
+# How many events are kept unless told otherwise, as by `record_memory_history`.
+_MAX_ENTRIES = 1_000_000
+_MOST_ENTRIES = 100_000_000
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Add the command's options, and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="run a program on gpupool that does not know of it, and report what that saves",
+        usage="gpupool run [options] SCRIPT [ARGUMENT ...]\n       gpupool run [options] -m MODULE [ARGUMENT ...]",
+        description="Run a Python program as Python does, with gpupool enabled for frameworks as the program imports "
+        "them; none is imported for it. Without an option that names frameworks, that is every framework.",
+        epilog=f"Python programs that this one starts are on gpupool too, by {_gpupool_enable.VARIABLE}; report and "
+        "snapshot are of the program's own process, as it ends with or without an error. The exit code is the "
+        "program's. PyTorch's own allocator is simulated over what was recorded, and tells what the program's "
+        "requests would have taken there.",
+    )
+    parser.add_argument("--all", action="store_true", help="enable every framework (default)")
+    for name in sorted(_gpupool_enable.FRAMEWORKS.values()):
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=f"enable {name}")
+    parser.add_argument("--report", action="store_true", help="report on standard error, at the end")
+    parser.add_argument("--snapshot", metavar="FILE", help="record from the start, and write a snapshot at the end")
+    parser.add_argument(
+        "--max-entries",
+        type=int,
+        default=_MAX_ENTRIES,
+        metavar="N",
+        help="how many of the newest events --report and --snapshot have; 64 bytes each, at the end some 500 (default: "
+        f"{_MAX_ENTRIES})",
+    )
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script, or - for standard input, and its arguments"
+    )
+    return parser
+
+
+def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Callable[[], int]:
+    """Check the options and make everything ready; return what runs the program, and raises what that raises."""
+    is_module = options.module is not None
+    target, *arguments = (options.module if is_module else options.program) or [None]
+    if target is None:
+        parser.error("name a script, or a module after -m")
+    if not 1 <= options.max_entries <= _MOST_ENTRIES:
+        parser.error(f"--max-entries must be at least 1 and at most {_MOST_ENTRIES}")
+    every = set(_gpupool_enable.FRAMEWORKS.values())
+    names = every if options.all else {name for name in every if getattr(options, name)} or every
+    _ending.prepare(
+        target, names, has_report=options.report, snapshot=options.snapshot, max_entries=options.max_entries
+    )
+    inherited = os.environ.get(_gpupool_enable.VARIABLE)
+    wanted = sorted(names | _gpupool_enable.parse(inherited or "")[0])
+    os.environ[_gpupool_enable.VARIABLE] = ",".join(wanted)
+    _gpupool_enable.install(names)
+
+    def run() -> int:
+        _program.run(target, arguments, is_module=is_module)
+        return 0
+
+    return run

@@ -1,0 +1,86 @@
+"""The report at the end of ``gpupool run --report``, as text: peaks, what they would have been, and where time went."""
+
+from collections.abc import Iterable, Iterator
+
+import _gpupool_enable
+import gpupool
+from gpupool import _native
+from gpupool._report.printable import printable
+from gpupool._report.units import duration, size
+from gpupool._run import counts as _counts
+from gpupool._run import enabling as _enabling
+from gpupool._run import simulated as _simulated
+
+# The width of the names of figures.
+_WIDTH = 34
+
+
+def report(program: str, names: Iterable[str], seconds: float) -> str:
+    """Return the report on this process.
+
+    Args:
+        program: What ran.
+        names: The frameworks that were to be enabled.
+        seconds: How long it ran.
+    """
+    return "\n".join(_lines(program, sorted(names), seconds))
+
+
+def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
+    yield f"gpupool run: {printable(program)}, {duration(round(seconds * 1e6))}"
+    enabled = [name for name in names if name in _enabling.enabled]
+    yield _line("enabled", ", ".join(enabled) or "nothing")
+    if missed := [name for name in names if name in _gpupool_enable.failed]:
+        yield _line("could not be enabled", ", ".join(missed))
+    devices = _native.devices_in_use()
+    if not devices:
+        yield "gpupool was asked for no memory and for no handle"
+        return
+    for device in devices:
+        yield from _device(device)
+    yield from _handles()
+    pinned = gpupool.pinned_stats()
+    if pinned.allocations:
+        yield "pinned memory of the host"
+        yield _line("  reserved at most", size(pinned.peak_reserved_bytes))
+        yield _line("  allocations, driver calls", f"{pinned.allocations}, {pinned.driver_calls}")
+        yield _line("  time in the driver", duration(round(_counts.pinned_seconds() * 1e6)))
+
+
+def _device(device: int) -> Iterator[str]:
+    stats = gpupool.memory_stats(device)
+    found = _native.device_info(device)
+    yield f"device {device}, {found['name'] or 'of an unknown name'}"
+    if not stats.allocations:
+        yield _line("  memory", "none was requested")
+        return
+    counts = _counts.of_device(device)
+    simulated = _simulated.simulate(device, found["total_bytes"])
+    if isinstance(simulated, str):
+        yield _line("  requested at most", size(counts.peak_requested))
+        yield _line("  reserved at most", size(stats.peak_reserved_bytes))
+        yield _line("  PyTorch's own allocator, simulated", simulated)
+    else:
+        requested = simulated.peak_requested
+        reserved = simulated.peak_reserved or stats.peak_reserved_bytes
+        yield _line("  requested at most", size(requested))
+        yield _line("  reserved at most", f"{size(reserved)} ({reserved / requested:.2f} of what was requested)")
+        yield _line("  PyTorch's own allocator, simulated", _simulated.text(simulated.plain, requested))
+        yield _line("    with expandable segments", _simulated.text(simulated.expandable, requested))
+    yield _line("  allocations, driver calls", f"{stats.allocations}, {stats.driver_calls}")
+    yield _line("  pages of 2 MiB moved", str(stats.moved_pages))
+    yield _line("  memory ran out", f"{counts.retries} requests tried again, {counts.failures} failed")
+
+
+def _handles() -> Iterator[str]:
+    made = {name: stats for name, stats in gpupool.handle_stats().items() if stats.created}
+    if made:
+        yield "handles"
+    for name, stats in made.items():
+        time = duration(round(stats.create_seconds * 1e6))
+        uses = f"{stats.hits + stats.misses} requests"
+        yield _line(f"  {name}", f"{stats.created} made in {time}, {size(stats.peak_device_bytes)}, {uses}")
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<{_WIDTH}}  {value}"
