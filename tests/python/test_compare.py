@@ -47,10 +47,17 @@ def test_table(snapshot, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert " ".join(lines[0]) == "runtime host (simulated device), allocators compared, 1 thread"
     assert " ".join(lines[1]) == "the driver's own allocators need a GPU, and are left out"
-    assert lines[2][:3] == ["trace", "allocator", "events"]
-    assert lines[3][:5] == ["torch.pickle", "gpupool", "5", "6.00", "MiB"]
-    assert lines[4] == ["torch.pickle", "recorded", "5", "6.00", "MiB", "40.0", "MiB", "6.667", "-", "-", "-", "-"]
-    assert len(lines) == 5
+    assert lines[2][:3] == ["torch", "and", "torch-exp:"]
+    assert lines[2][-4:] == ["simulated", "by", "its", "rules"]
+    assert lines[3][:3] == ["trace", "allocator", "events"]
+    assert lines[4][:5] == ["torch.pickle", "gpupool", "5", "6.00", "MiB"]
+    # PyTorch takes 20 MiB for requests of 1 to 10 MiB, and 2 MiB for those of up to 1 MiB.
+    for line, name, figures in zip(
+        lines[5:], ["torch", "torch-exp", "recorded"], ["22.0 3.667", "22.0 3.667", "40.0 6.667"], strict=True
+    ):
+        reserved, ratio = figures.split()
+        unknown = ["-"] * 4
+        assert line == ["torch.pickle", name, "5", "6.00", "MiB", reserved, "MiB", ratio, *unknown]
 
 
 def test_json(snapshot, capsys):
@@ -59,11 +66,15 @@ def test_json(snapshot, capsys):
     # A log does not tell what was reserved when it was recorded.
     assert [(line["trace"], line["allocator"]) for line in lines] == [
         ("torch.pickle", "gpupool"),
+        ("torch.pickle", "torch"),
+        ("torch.pickle", "torch-exp"),
         ("torch.pickle", "recorded"),
         ("two_streams-1.csv.gz", "gpupool"),
+        ("two_streams-1.csv.gz", "torch"),
+        ("two_streams-1.csv.gz", "torch-exp"),
     ]
-    assert lines[1]["peak_reserved"] == 40 * MIB
-    assert lines[1]["cold_ns"] is lines[1]["driver_calls"] is None
+    assert lines[3]["peak_reserved"] == 40 * MIB
+    assert lines[3]["cold_ns"] is lines[3]["driver_calls"] is None
     assert lines[0]["cold_ns"] > 0
 
 
@@ -102,7 +113,8 @@ def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
     assert main(["replay", "--compare", snapshot, "-o", str(output)]) == 0
     table = capsys.readouterr().out
     assert "left out" not in table
-    assert [line.split()[1] for line in table.splitlines()[2:-1]] == ["gpupool", "driver", "async", "recorded"]
+    told = [line.split()[1] for line in table.splitlines()[3:-1]]
+    assert told == ["gpupool", "driver", "async", "torch", "torch-exp", "recorded"]
     assert asked == ["gpupool", "driver", "async"]
     lines = page(output)["panels"][0]["lines"]
     assert [line["label"].split(":")[0] for line in lines] == [

@@ -67,7 +67,8 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     replay.add_argument(
         "--compare",
         action="store_true",
-        help="replay with every allocator that can be had here, and show what a snapshot tells of the program's own",
+        help="replay with every allocator that can be had here, simulate PyTorch's, and show what a snapshot tells of the "
+        "program's own",
     )
     replay.add_argument("-o", "--output", metavar="FILE", help="draw it too: a .html or a .png file")
     plot = commands.add_parser(

@@ -53,6 +53,8 @@ def run(
         say(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
         if compare and runtime == "host":
             say("the driver's own allocators need a GPU, and are left out")
+        if compare and threads == 1:
+            say("torch and torch-exp: PyTorch's own, by default and with expandable segments, simulated by its rules")
         say(
             f"{'trace':<{width}} {'allocator ' if compare else ''}{'events':>8} {'peak live':>10} {'peak reserved':>13}"
             f" {'ratio':>6} {'driver calls':>12} {'moved pages':>11} {'cold ns':>8} {'warm ns':>8}"

@@ -19,8 +19,8 @@ _MIB = 1 << 20
 _ROUNDING, _SMALL, _SMALL_SEGMENT = 512, _MIB, 2 * _MIB
 # Requests below the first are served from segments of the second; others have one of their own, rounded up to these.
 _OWN_SEGMENT, _LARGE_SEGMENT, _OWN_ROUNDING = 10 * _MIB, 20 * _MIB, 2 * _MIB
-# The addresses of a segment that grows: more than any device has.
-_ADDRESSES = 1 << 48
+# The addresses of a segment that grows: more than any device has, and whole chunks.
+_ADDRESSES = _LARGE_SEGMENT << 23
 # The events between two calls of the watcher.
 _STEP = 1 << 14
 
@@ -211,10 +211,6 @@ class _Allocator:
             assert block.after is not None
             self._unmapped(block.after)
         block.is_mapped = True
-        before = block.before
-        if before is not None and before.is_free and before.is_mapped and before.start not in arena.blocks:
-            # It was taken out already, for the request that grows.
-            return _join(before, block)
         return self._joined(block)
 
     def _unmapped(self, block: _Block) -> None:
@@ -265,7 +261,9 @@ class _Allocator:
         """Return a block together with the free neighbours that have memory, which are taken out of the free ones."""
         before, after = block.before, block.after
         if before is not None and before.is_free and before.is_mapped:
-            block.arena.take(before)
+            # One that grows for a request was taken out already.
+            if before.start in block.arena.blocks:
+                block.arena.take(before)
             block = _join(before, block)
         if after is not None and after.is_free and after.is_mapped:
             block.arena.take(after)

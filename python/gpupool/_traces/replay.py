@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpupool import _native
+from gpupool._traces import pytorch
 from gpupool._traces.progress import Progress
 from gpupool._traces.trace import Trace
 
@@ -16,6 +17,8 @@ MAX_THREADS = 1024
 ALLOCATORS = ("gpupool", "driver", "async")
 # The allocator that the program ran with, of which only the memory is known.
 RECORDED = "recorded"
+# PyTorch's own allocator, by default and with expandable segments, of which the memory is simulated.
+SIMULATED = {"torch": False, "torch-exp": True}
 # The most changes of what is reserved that `reserved` returns.
 _MOST_CHANGES = 8000
 
@@ -39,7 +42,7 @@ class Row:
 def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -> Iterator[Row]:
     """Replay the trace in every one of the threads at once, with each allocator, and yield a row as soon as it is done.
 
-    To compare is to tell of the program's own allocator as well, if the trace does.
+    To compare is to tell of PyTorch's allocator as well, simulated, and of the program's own, if the trace does.
     """
     # No more can be live than if the threads reached their peaks at the same moment.
     peak_live = threads * trace.peak_live
@@ -61,9 +64,19 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -
             warm_ns=result.warm_ns,
         )
     # The program ran once, whatever the number of threads that replay its trace.
-    if compare and trace.reserved and threads == 1:
-        peak = max(trace.reserved)
-        yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)
+    if compare and threads == 1:
+        for allocator in SIMULATED:
+            peak = simulated(trace, allocator).peak_reserved
+            yield Row(trace.name, allocator, trace.events, peak_live, peak, peak / peak_live)
+        if trace.reserved:
+            peak = max(trace.reserved)
+            yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)
+
+
+def simulated(trace: Trace, allocator: str) -> pytorch.Simulation:
+    """Return what PyTorch's own allocator would have reserved, by the name of its kind in `SIMULATED`."""
+    with Progress(f"simulating {trace.name} with {allocator}") as progress:
+        return pytorch.simulate(trace, expandable=SIMULATED[allocator], watch=progress)
 
 
 def reserved(trace: Trace, allocator: str) -> list[tuple[int, int]]:
