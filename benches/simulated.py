@@ -2,8 +2,8 @@
 
     python benches/simulated.py FOLDER > benches/results/pytorch-simulated/peaks.json
 
-FOLDER has logs of allocations, `<workload>-<seed>.csv.gz`, and `peaks-h200.jsonl`: a line for each run of PyTorch 2.11 on
-an H200, with its `workload`, `seed`, `conf` (that of PYTORCH_CUDA_ALLOC_CONF) and `peak_reserved`.
+FOLDER has logs of allocations, `<workload>-<seed>.csv.gz`, and `peaks-h200.jsonl`: a line for each run of PyTorch 2.11
+on an H200, with its `workload`, `seed`, `conf` (that of PYTORCH_CUDA_ALLOC_CONF) and `peak_reserved`.
 """
 
 import json

@@ -7,7 +7,9 @@ the package itself is loaded only once a framework is there. ``gpupool_enable.pt
 
 import os
 import sys
-import threading
+
+# The module threading takes longer to import than all of this.
+from _thread import _local as _Local
 
 VARIABLE = "GPUPOOL_ENABLE"
 
@@ -32,7 +34,7 @@ class Finder:
     def __init__(self) -> None:
         self.names: set[str] = set()
         # The modules that this thread is looking for by the other finders.
-        self._local = threading.local()
+        self._local = _Local()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -74,8 +76,9 @@ class _Loader:
 
     def exec_module(self, module: "ModuleType") -> None:
         # What others ask of the module's loader, they ask of its own.
-        if module.__spec__ is not None and module.__spec__.loader is self:
-            module.__spec__.loader = self._own
+        spec: Any = module.__spec__
+        if spec is not None and spec.loader is self:
+            spec.loader = self._own
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._own
         self._own.exec_module(module)
@@ -84,6 +87,7 @@ class _Loader:
 
 
 _finder = Finder()
+_is_started = False
 
 
 def install(names: "Iterable[str]") -> None:
@@ -95,7 +99,7 @@ def install(names: "Iterable[str]") -> None:
     new = set(names) - _finder.names
     _finder.names |= new
     if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _finder)
     for module, name in FRAMEWORKS.items():
         if name in new and module in sys.modules:
             enable(name)
@@ -106,6 +110,11 @@ def start() -> None:
 
     A wrong name is told by a warning: the variable may be set for every Python of a machine.
     """
+    global _is_started
+    # Python reads the file twice where lib64 leads to lib.
+    if _is_started:
+        return
+    _is_started = True
     names, wrong = parse(os.environ.get(VARIABLE, ""))
     if wrong:
         known = ", ".join(sorted(FRAMEWORKS.values()))
@@ -116,7 +125,8 @@ def start() -> None:
 
 def parse(text: str) -> "tuple[set[str], list[str]]":
     """Return the frameworks that a value of the variable names, and what in it names none."""
-    found, wrong = set(), []
+    found: set[str] = set()
+    wrong = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if name == "all":
             found.update(FRAMEWORKS.values())
@@ -143,7 +153,7 @@ def warn(text: str) -> None:
     import warnings
 
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn_explicit(text, RuntimeWarning, "gpupool", 1)
     except RuntimeWarning:
         if sys.stderr is not None:
             print(f"gpupool: {text}", file=sys.stderr)

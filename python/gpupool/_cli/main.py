@@ -1,6 +1,7 @@
 """The commands, their options and their exit codes."""
 
 import argparse
+import sys
 from collections.abc import Callable
 
 import gpupool
@@ -67,8 +68,8 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     replay.add_argument(
         "--compare",
         action="store_true",
-        help="replay with every allocator that can be had here, simulate PyTorch's, and show what a snapshot tells of the "
-        "program's own",
+        help="replay with every allocator that can be had here, simulate PyTorch's, and show what a snapshot tells of "
+        "the program's own",
     )
     replay.add_argument("-o", "--output", metavar="FILE", help="draw it too: a .html or a .png file")
     plot = commands.add_parser(
@@ -90,6 +91,10 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         help="the address map's moment: end, peak, or seconds from the start (default: a snapshot's end, a log's peak)",
     )
     run = _run_program.add(commands)
+    arguments, program = list(sys.argv[1:] if arguments is None else arguments), None
+    if arguments[:1] == ["run"]:
+        own, program = _run_program.split(arguments[1:])
+        arguments[1:] = own
     options = parser.parse_args(arguments)
     if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
@@ -107,7 +112,7 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         say(found.to_json() if options.json else str(found))
         return 0 if found.ok else 1
     if options.command == "run":
-        programs.append(_run_program.prepare(run, options))
+        programs.append(_run_program.prepare(run, options, program))
     elif options.command == "demo":
         _demo.run(threads=options.threads, waves=options.waves)
     elif options.command == "plot":

@@ -3,21 +3,33 @@
 import argparse
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import _gpupool_enable
+
 from gpupool._run import ending as _ending
 from gpupool._run import program as _program
 
 # How many events are kept unless told otherwise, as by `record_memory_history`.
 _MAX_ENTRIES = 1_000_000
 _MOST_ENTRIES = 100_000_000
+# The options that the next argument belongs to.
+_WITH_VALUES = ("--max-entries", "--snapshot")
+
+
+class Command(NamedTuple):
+    """The program to run."""
+
+    target: str
+    arguments: list[str]
+    is_module: bool
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command's options, and return its parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
+        allow_abbrev=False,
         help="run a program on gpupool that does not know of it, and report what that saves",
         usage="gpupool run [options] SCRIPT [ARGUMENT ...]\n       gpupool run [options] -m MODULE [ARGUMENT ...]",
         description="Run a Python program as Python does, with gpupool enabled for frameworks as the program imports "
@@ -40,33 +52,44 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="how many of the newest events --report and --snapshot have; 64 bytes each, at the end some 500 (default: "
         f"{_MAX_ENTRIES})",
     )
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script, or - for standard input, and its arguments"
-    )
+    parser.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
     return parser
 
 
-def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Callable[[], int]:
+def split(arguments: list[str]) -> tuple[list[str], Command | None]:
+    """Split the command line into the command's own part and the program's: all from its name on, whatever it is."""
+    at = 0
+    while at < len(arguments):
+        one, rest = arguments[at], arguments[at + 1 :]
+        if one == "-m":
+            return arguments[:at], Command(rest[0], rest[1:], True) if rest else None
+        if one.startswith("-m"):
+            return arguments[:at], Command(one[2:], rest, True)
+        if one == "--":
+            return arguments[:at], Command(rest[0], rest[1:], False) if rest else None
+        if one == "-" or not one.startswith("-"):
+            return arguments[:at], Command(one, rest, False)
+        at += 2 if one in _WITH_VALUES else 1
+    return arguments, None
+
+
+def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, command: Command | None) -> Callable[[], int]:
     """Check the options and make everything ready; return what runs the program, and raises what that raises."""
-    is_module = options.module is not None
-    target, *arguments = (options.module if is_module else options.program) or [None]
-    if target is None:
+    if command is None:
         parser.error("name a script, or a module after -m")
     if not 1 <= options.max_entries <= _MOST_ENTRIES:
         parser.error(f"--max-entries must be at least 1 and at most {_MOST_ENTRIES}")
     every = set(_gpupool_enable.FRAMEWORKS.values())
     names = every if options.all else {name for name in every if getattr(options, name)} or every
     _ending.prepare(
-        target, names, has_report=options.report, snapshot=options.snapshot, max_entries=options.max_entries
+        command.target, names, has_report=options.report, snapshot=options.snapshot, max_entries=options.max_entries
     )
-    inherited = os.environ.get(_gpupool_enable.VARIABLE)
-    wanted = sorted(names | _gpupool_enable.parse(inherited or "")[0])
-    os.environ[_gpupool_enable.VARIABLE] = ",".join(wanted)
+    inherited = _gpupool_enable.parse(os.environ.get(_gpupool_enable.VARIABLE, ""))[0]
+    os.environ[_gpupool_enable.VARIABLE] = ",".join(sorted(names | inherited))
     _gpupool_enable.install(names)
 
     def run() -> int:
-        _program.run(target, arguments, is_module=is_module)
+        _program.run(command.target, command.arguments, is_module=command.is_module)
         return 0
 
     return run

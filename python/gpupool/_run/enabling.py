@@ -34,7 +34,7 @@ def _plainly(name: str) -> None:
 
 
 def _cuda_core(name: str) -> None:
-    importlib.import_module("gpupool._frameworks.cuda_core_default").install()
+    importlib.import_module("gpupool._run.cuda_core_devices").install()
 
 
 def _rmm(name: str) -> None:

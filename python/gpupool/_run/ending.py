@@ -14,9 +14,7 @@ from gpupool._cli import output as _output
 from gpupool._report.printable import printable
 
 
-def prepare(
-    program: str, names: Iterable[str], *, has_report: bool, snapshot: str | None, max_entries: int
-) -> None:
+def prepare(program: str, names: Iterable[str], *, has_report: bool, snapshot: str | None, max_entries: int) -> None:
     """Begin to record, and have the rest done at the end of this process; not of its forked children.
 
     Args:

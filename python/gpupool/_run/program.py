@@ -34,9 +34,9 @@ def run(target: str, arguments: Sequence[str], *, is_module: bool = False) -> No
     # Our own module stays alive: functions of it are still to run.
     _kept.append(sys.modules["__main__"])
     main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    vars(main)["__builtins__"] = builtins
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     sys.argv[:] = ["-m" if is_module else target, *arguments]
     try:
@@ -90,7 +90,7 @@ def _read(path: str) -> tuple[bytes, CodeType | None]:
         if sys.stderr is not None:
             print(f"gpupool: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
         sys.exit(_NO_FILE)
-    return content, pkgutil.read_code(io.BytesIO(content))  # type: ignore[attr-defined]
+    return content, pkgutil.read_code(io.BytesIO(content))
 
 
 def _hide_our_frames() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import _gpupool_enable
+
 import gpupool
 from gpupool import _native
 from gpupool._report.printable import printable

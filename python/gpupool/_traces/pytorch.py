@@ -162,7 +162,7 @@ class _Allocator:
         return block
 
     def _expanded(self, arena: _Arena, size: int) -> _Block:
-        """Return a free block of the arena's expandable segment, after memory was mapped behind it, or where it ends."""
+        """Return a free block of the arena's expandable segment, which has grown to this size."""
         block = self._growing(arena, size)
         if block.is_mapped:
             arena.take(block)

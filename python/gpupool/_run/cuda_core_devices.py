@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import _gpupool_enable
+
 from gpupool import cuda_core
 from gpupool._native import Error
 

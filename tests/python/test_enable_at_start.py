@@ -1,0 +1,135 @@
+"""GPUPOOL_ENABLE, in an environment where gpupool's wheel has put its file that Python reads as it starts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gpupool
+import pytest
+
+SOURCES = Path(gpupool.__file__).parents[1]
+# What a program says of gpupool, and of a module in the place of a framework.
+TELL = "import sys; print('gpupool' in sys.modules, '_gpupool_enable' in sys.modules)"
+USE = "import rmm; import _gpupool_enable as hook, gpupool._run.enabling as done; print(done.enabled, hook.failed)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Make the environment: gpupool is there by its files, and a stand-in for RMM."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (place,) = folder.glob("lib/*/site-packages")
+    (place / "gpupool").symlink_to(SOURCES / "gpupool")
+    for name in ("_gpupool_enable.py", "gpupool_enable.pth"):
+        shutil.copy(SOURCES / name, place)
+    (place / "rmm.py").write_text(
+        "__version__ = '25.12'\n\n\n"
+        "class mr:\n"
+        "    found = {}\n"
+        "    CallbackMemoryResource = staticmethod(lambda allocate, deallocate: (allocate, deallocate))\n"
+        "    get_per_device_resource = staticmethod(lambda device: mr.found.get(device))\n"
+        "    set_per_device_resource = staticmethod(lambda device, resource: mr.found.update({device: resource}))\n"
+    )
+    return place
+
+
+def start(site, *arguments, folder=None, **variables):
+    """Run the environment's Python."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GPUPOOL_ENABLE")}
+    return subprocess.run(
+        [str(site.parents[2] / "bin" / "python"), *map(str, arguments)],
+        env={**inherited, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def told(site, *arguments, **options):
+    """Return what a program printed, which must have complained of nothing."""
+    done = start(site, *arguments, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_without_the_variable_nothing_of_gpupools_is_loaded(site):
+    assert told(site, "-c", TELL) == "False False"
+    assert told(site, "-c", TELL, GPUPOOL_ENABLE="") == "False False"
+
+
+def test_a_program_that_imports_no_framework_loads_the_hook_alone(site):
+    assert told(site, "-c", TELL, GPUPOOL_ENABLE="all") == "False True"
+
+
+@pytest.mark.parametrize("value", ["rmm", "torch, rmm", "all"])
+def test_frameworks_are_enabled(site, value):
+    assert told(site, "-c", USE, GPUPOOL_ENABLE=value) == "{'rmm'} set()"
+
+
+def test_others_are_not(site):
+    assert told(site, "-c", USE, GPUPOOL_ENABLE="torch") == "set() set()"
+
+
+def test_a_wrong_name_is_a_warning(site):
+    done = start(site, "-c", USE, GPUPOOL_ENABLE="rmm,pytorch,nvmath")
+    assert (done.returncode, done.stdout.strip()) == (0, "{'rmm'} set()")
+    said = (
+        "GPUPOOL_ENABLE names 'pytorch', 'nvmath', which gpupool cannot enable; "
+        "there are: cuda_core, cupy, numba, rmm, torch, all"
+    )
+    assert done.stderr == f"gpupool:1: RuntimeWarning: {said}\n"
+    # Nor does it end a Python whose warnings are errors, or one without standard error.
+    done = start(site, "-W", "error", "-c", USE, GPUPOOL_ENABLE="rmm,pytorch,nvmath")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "{'rmm'} set()", f"gpupool: {said}\n")
+
+
+def test_a_framework_that_cannot_be_enabled_is_a_warning(site, tmp_path):
+    (tmp_path / "torch.py").write_text("__version__ = '1.0'\n")
+    done = start(site, "-c", "import torch; print(torch.__version__)", GPUPOOL_ENABLE="torch", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "1.0\n")
+    assert done.stderr.count("\n") == 1
+    assert "torch stays on its own memory" in done.stderr
+    assert "pip install 'torch>=2.11'" in done.stderr
+
+
+def test_a_gpupool_that_is_gone_is_a_warning(site, tmp_path):
+    (tmp_path / "gpupool").mkdir()
+    (tmp_path / "gpupool" / "__init__.py").write_text("raise ImportError('half of it is gone')\n")
+    done = start(site, "-c", "import rmm; print(rmm.__version__)", GPUPOOL_ENABLE="rmm", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "25.12\n")
+    assert "half of it is gone" in done.stderr
+
+
+CHILDREN = """
+import multiprocessing, subprocess, sys
+
+def use(_):
+    import rmm
+    import gpupool._run.enabling as done
+    return done.enabled
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(use, [0]))
+    subprocess.run([sys.executable, "-c", {use!r}], check=True)
+"""
+
+
+def test_what_a_program_starts_has_it_too(site, tmp_path):
+    (tmp_path / "program.py").write_text(CHILDREN.format(use=USE))
+    said = told(site, "-m", "gpupool", "run", "--rmm", "program.py", folder=tmp_path)
+    assert said.splitlines() == ["[{'rmm'}]", "{'rmm'} set()"]
+    # What was named before stays.
+    (tmp_path / "tell.py").write_text("import os; print(os.environ['GPUPOOL_ENABLE'])")
+    said = told(site, "-m", "gpupool", "run", "--rmm", "tell.py", folder=tmp_path, GPUPOOL_ENABLE="torch")
+    assert said == "rmm,torch"
+
+
+def test_the_line_is_whole():
+    """A line of such a file that does not begin with import is a folder."""
+    (line,) = (SOURCES / "gpupool_enable.pth").read_text().splitlines()
+    assert line.startswith("import ")

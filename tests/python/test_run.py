@@ -1,0 +1,166 @@
+"""``gpupool run`` runs a program as Python does."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from running import PROGRAMS, SHARED
+
+FOLDER = PROGRAMS / "run"
+ENDS, TOLD = FOLDER / "ends.py", FOLDER / "told.py"
+
+
+def start(*command, given="", folder=None, **variables):
+    """Run this interpreter, with gpupool where it can be found; return how it ended."""
+    places = [str(SHARED.parents[3] / "python"), *filter(None, [variables.pop("PYTHONPATH", None)])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), **variables}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        input=given,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def both(*command, **options):
+    """Run a program by Python itself and by ``gpupool run``: what it wrote, and how it ended."""
+    ended = [start(*first, *command, **options) for first in ((), ("-m", "gpupool", "run"))]
+    return [(one.returncode, one.stdout, one.stderr) for one in ended]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "well",
+        "by_an_error",
+        "by_a_number",
+        "by_a_text",
+        "by_nothing",
+        "by_ctrl_c",
+        "by_its_own_hook",
+        "after_its_threads",
+        "at_once",
+        "with_an_error_in_a_thread",
+    ],
+)
+def test_it_ends_as_the_program_does(way):
+    own, ours = both(ENDS, way)
+    assert ours == own
+    assert own[1] or own[2] or own[0] == 7 or way == "by_nothing"
+
+
+def test_a_module_ends_as_the_module_does():
+    for way in ("by_an_error", "by_a_number", "by_ctrl_c"):
+        own, ours = both("-m", "ends", way, folder=FOLDER)
+        assert ours == own
+        assert own[0] not in (0, 2)
+
+
+def test_a_hook_that_fails_is_told():
+    own, ours = both(ENDS, "by_a_hook_that_fails")
+    end = "Original exception was:"
+    assert ours[2].split(end)[1] == own[2].split(end)[1]
+    assert ours[2].startswith("Error in sys.excepthook:")
+    assert ours[0] == own[0] == 1
+
+
+def test_recursion_ends_with_the_programs_frames_alone():
+    _, ours = both(ENDS, "by_too_many_calls")
+    assert ours[0] == 1
+    assert "gpupool" not in ours[2].replace(str(SHARED.parents[3]), "")
+    assert ours[2].rstrip().startswith("Traceback (most recent call last):")
+    assert "RecursionError" in ours[2]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--report", "-m", "--", "a b", "--torch")])
+def test_it_is_told_what_it_would_be(arguments, tmp_path):
+    assert len({tuple(one) for one in both(TOLD, *arguments)}) == 1
+    # A name that is relative, and a link, whose folder is that of what it leads to.
+    assert len({tuple(one) for one in both("told.py", *arguments, folder=FOLDER)}) == 1
+    (tmp_path / "link.py").symlink_to(TOLD)
+    own, ours = both("link.py", *arguments, folder=tmp_path)
+    assert ours == own
+    assert own[0] == 0
+    own, ours = both("-m", "told", *arguments, folder=FOLDER)
+    assert ours == own
+    assert own[0] == 0
+
+
+def test_folders_and_zip_files_run_too(tmp_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("import sys, part\nprint(__name__, sys.argv, sys.path[0], part)\n")
+    (folder / "part.py").touch()
+    with zipfile.ZipFile(tmp_path / "program.zip", "w") as packed:
+        for file in folder.glob("*.py"):
+            packed.write(file, file.name)
+    for target in (folder, tmp_path / "program.zip"):
+        own, ours = both(target, "x")
+        assert ours == own
+        assert "__main__" in own[1]
+
+
+def test_compiled_files_and_standard_input_run_too(tmp_path):
+    (tmp_path / "a.py").write_text("import sys\nprint(__name__, sys.argv, __file__, type(__loader__).__name__)\n")
+    start("-m", "compileall", "-b", "-q", tmp_path)
+    own, ours = both(tmp_path / "a.pyc", "x")
+    assert ours == own
+    assert "SourcelessFileLoader" in own[1]
+    own, ours = both("-", "x", given="import sys\nprint(__name__, sys.argv, sys.path[0])\n")
+    assert ours == own
+    assert own[1] == "__main__ ['-', 'x'] \n"
+
+
+def test_text_that_is_no_program_is_pythons_error(tmp_path):
+    (tmp_path / "a.py").write_text("print('before')\nif\n")
+    own, ours = both(tmp_path / "a.py")
+    assert ours == own
+    assert "SyntaxError" in own[2]
+    # Settings of ours for the compiler are not the program's.
+    (tmp_path / "b.py").write_text("# coding: latin-1\nprint(ascii('\xe9'))\n", encoding="latin-1")
+    own, ours = both(tmp_path / "b.py")
+    assert ours == own == (0, "'\\xe9'\n", "")
+
+
+def test_what_is_not_there_is_told_as_python_does(tmp_path):
+    own, ours = both(tmp_path / "none.py")
+    assert (own[0], ours[0]) == (2, 2)
+    assert ours[2] == f"gpupool: can't open file '{tmp_path / 'none.py'}': [Errno 2] No such file or directory\n"
+    own, ours = both("-m", "no_such_module_at_all")
+    assert ours == own
+    assert own[0] == 1
+
+
+def test_a_python_that_is_to_be_safe_adds_no_folder_to_the_path():
+    for command in ((TOLD,), ("-m", "told")):
+        own, ours = both(*command, PYTHONSAFEPATH="1", PYTHONPATH=str(FOLDER))
+        assert ours == own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a script, or a module after -m"),
+        (("-m",), "name a script, or a module after -m"),
+        (("--max-entries", "0", "x.py"), "--max-entries must be at least 1"),
+        (("--nvmath", "x.py"), "--nvmath"),
+        (("--snapshot",), "--snapshot"),
+    ],
+)
+def test_wrong_options(arguments, said):
+    done = start("-m", "gpupool", "run", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(tmp_path):
+    path = tmp_path / "none" / "snapshot.pickle"
+    done = start("-m", "gpupool", "run", "--snapshot", path, ENDS, "well")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"gpupool: {path}: No such file or directory\n"
