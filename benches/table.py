@@ -161,6 +161,17 @@ def waste(lines: list[dict]) -> str:
     return table(head, *rows)
 
 
+def simulated(results: dict) -> str:
+    """Return the table of PyTorch's peaks as they were measured, and as the simulation of its allocator has them."""
+    head = ["PyTorch's peak reserved, simulated over measured", "events", "by default", "with expandable segments"]
+    found: dict[str, dict] = {}
+    for row in results["rows"]:
+        events = number(row["events"])
+        found.setdefault(row["trace"], {"events": events})[row["conf"]] = f"{1 + row['deviation']:.4f}"
+    rows = [[f"`{name}`", each["events"], each[""], each[EXPANDABLE]] for name, each in found.items()]
+    return table(head, *rows)
+
+
 def allocations(lines: list[dict]) -> str:
     """Return the table of what an allocation costs, alone and among threads."""
 
@@ -283,6 +294,7 @@ TABLES = {
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
     "threads": lambda: threads(of_lines(MEMORY_FILE)),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
+    "simulated": lambda: simulated(of_json("pytorch-simulated/peaks.json")),
     "pytorch": lambda: pytorch(of_lines("h100-pytorch/pytorch_peers.json")),
 }
 

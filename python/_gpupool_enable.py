@@ -117,8 +117,7 @@ def start() -> None:
     _is_started = True
     names, wrong = parse(os.environ.get(VARIABLE, ""))
     if wrong:
-        known = ", ".join(sorted(FRAMEWORKS.values()))
-        warn(f"{VARIABLE} names {', '.join(map(ascii, wrong))}, which gpupool cannot enable; there are: {known}, all")
+        warn(told_wrong(wrong))
     if names:
         install(names)
 
@@ -135,6 +134,12 @@ def parse(text: str) -> "tuple[set[str], list[str]]":
         else:
             wrong.append(name)
     return found, wrong
+
+
+def told_wrong(names: "list[str]") -> str:
+    """Return what is said of names in the variable that are no framework's."""
+    known = ", ".join(sorted(FRAMEWORKS.values()))
+    return f"{VARIABLE} names {', '.join(map(ascii, names))}, which gpupool cannot enable; there are: {known}, all"
 
 
 def enable(name: str) -> None:

@@ -37,6 +37,8 @@ def is_whole() -> None:
     for name in ("py.typed", "_native.pyi", "torch.py", "worker.py", *sources):
         assert (package / name).is_file(), name
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
+    for name in ("_gpupool_enable.py", "gpupool_enable.pth"):
+        assert (package.parent / name).is_file(), name
     for name in ("gpupool.hpp", "gpupool_mr.hpp", "gpupool_rmm.hpp"):
         assert (Path(gpupool.get_include()) / name).is_file(), name
     for name in ("pkgconfig/gpupool.pc", "cmake/gpupool/gpupool-config.cmake"):
@@ -47,6 +49,20 @@ def is_whole() -> None:
     assert told["Version"] == gpupool.__version__
     assert told.get_all("License-File") == ["LICENSE-APACHE", "LICENSE-MIT"]
     assert {"cuda12", "cuda13"} <= set(told.get_all("Provides-Extra") or [])
+
+
+def is_enabled_at_start() -> None:
+    """See that Python reads the file beside the package, and enables a stand-in for a framework as it is imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "torch.py").touch()
+        done = subprocess.run(
+            [sys.executable, "-c", "import torch"],
+            env={**os.environ, "GPUPOOL_ENABLE": "torch", "PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert "torch stays on its own memory" in done.stderr, done.stderr
 
 
 def has_no_faults() -> None:
@@ -98,6 +114,7 @@ def commands_run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.csv"
         log.write_text("Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,1024,0\n1,1,free,0x10,1024,0\n")
+        subprocess.run([command, "run", "--report", "-m", "json.tool", "--help"], check=True, capture_output=True)
         subprocess.run([command, "plot", log], check=True, stdout=subprocess.DEVNULL, cwd=folder)
         assert "<html" in (log.parent / "log.html").read_text()
 
@@ -105,6 +122,7 @@ def commands_run() -> None:
 if __name__ == "__main__":
     use()
     is_whole()
+    is_enabled_at_start()
     has_no_faults()
     c_has_a_library()
     ends_quietly()

@@ -13,7 +13,7 @@ from gpupool._run import enabling as _enabling
 from gpupool._run import simulated as _simulated
 
 # The width of the names of figures.
-_WIDTH = 34
+_WIDTH = 36
 
 
 def report(program: str, names: Iterable[str], seconds: float) -> str:
@@ -30,8 +30,10 @@ def report(program: str, names: Iterable[str], seconds: float) -> str:
 def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
     yield f"gpupool run: {printable(program)}, {duration(round(seconds * 1e6))}"
     enabled = [name for name in names if name in _enabling.enabled]
-    yield _line("enabled", ", ".join(enabled) or "nothing")
-    if missed := [name for name in names if name in _gpupool_enable.failed]:
+    missed = [name for name in names if name in _gpupool_enable.failed]
+    if enabled or not missed:
+        yield _line("enabled", ", ".join(enabled) or "nothing: none of the frameworks was imported")
+    if missed:
         yield _line("could not be enabled", ", ".join(missed))
     devices = _native.devices_in_use()
     if not devices:
@@ -79,7 +81,8 @@ def _handles() -> Iterator[str]:
         yield "handles"
     for name, stats in made.items():
         time = duration(round(stats.create_seconds * 1e6))
-        uses = f"{stats.hits + stats.misses} requests"
+        requests = stats.hits + stats.misses
+        uses = f"{requests} request{'s' if requests != 1 else ''}"
         yield _line(f"  {name}", f"{stats.created} made in {time}, {size(stats.peak_device_bytes)}, {uses}")
 
 

@@ -3,6 +3,8 @@
 import difflib
 import os
 
+import _gpupool_enable
+
 from gpupool import _native, worker
 from gpupool._native import Error, HandlePool
 from gpupool._report.info.report import Problem, Variable
@@ -14,6 +16,7 @@ _PATHS = [f"{_PREFIX}{name.upper()}_PATH" for name in [*_LIBRARIES, "amdhip64"]]
 GPUPOOL = [
     "GPUPOOL_RUNTIME",
     "GPUPOOL_WORKER",
+    "GPUPOOL_ENABLE",
     "GPUPOOL_NVTX",
     "GPUPOOL_HOST_DEVICES",
     "GPUPOOL_HOST_MEMORY",
@@ -97,6 +100,9 @@ def problems(variables: list[Variable]) -> list[Problem]:
                     "unset it to have the library looked for",
                 )
             )
+        elif variable.name == _gpupool_enable.VARIABLE:
+            if wrong := _gpupool_enable.parse(variable.value)[1]:
+                found.append(Problem(severity="error", what=_gpupool_enable.told_wrong(wrong)))
         elif variable.name == worker.VARIABLE:
             try:
                 worker.Settings.from_environment()
