@@ -67,6 +67,9 @@ class _Loader:
         self._framework = framework
 
     def __getattr__(self, name: str) -> "Any":
+        # While a copy is made it has nothing yet.
+        if name == "_own":
+            raise AttributeError(name)
         return getattr(self._own, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":

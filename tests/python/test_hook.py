@@ -4,6 +4,7 @@ import _gpupool_enable as hook
 import pytest
 from framework_machine import framework_machine
 from gpupool import worker
+from gpupool._run import enabling as _enabling
 from pytorch.fetch import VERSIONS
 from running import run_bare_program, start_bare_program
 from torch_machine import COMPILED, TorchMachine
@@ -62,7 +63,21 @@ def test_a_framework_that_cannot_be_enabled_is_told_of_by_a_warning(folder):
 )
 def test_real_frameworks_are_enabled_without_a_start_of_the_driver(tmp_path, name, what):
     pytest.importorskip(name)
-    framework_machine(tmp_path)("run/frameworks.py", f"of_{what}")
+    framework_machine(tmp_path)("run/frameworks.py", f"of_{what}", CUDA_VISIBLE_DEVICES="0,1")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "devices"), [(8, None, 8), (8, "3,1", 2), (1, "0,1", 1), (2, "", 0), (None, None, 16)]
+)
+def test_devices_are_counted_without_the_driver(tmp_path, monkeypatch, gpus, visible, devices):
+    folder = tmp_path / "gpus"
+    for number in range(gpus or 0):
+        (folder / f"0000:{number:02}:00.0").mkdir(parents=True)
+    monkeypatch.setattr(_enabling, "_GPUS", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _enabling._most_devices() == devices
 
 
 def test_a_limit_of_cupys_is_read_when_it_first_asks_for_memory(tmp_path):

@@ -209,6 +209,12 @@ def test_settings_of_workers_that_cannot_be_read_are_a_failure(command):
     assert errors(info)[0].startswith("GPUPOOL_WORKER: the settings are not JSON")
 
 
+def test_frameworks_that_cannot_be_enabled_are_a_failure(command):
+    code, info = command(GPUPOOL_ENABLE="torch,numpy")
+    assert code == 1
+    assert errors(info)[0].startswith("GPUPOOL_ENABLE names 'numpy', which gpupool cannot enable")
+
+
 def test_those_that_matter_are_listed_if_they_are_set(command):
     named = {
         "CUDA_VISIBLE_DEVICES": "0",

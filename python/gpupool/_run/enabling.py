@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# The most devices of a machine.
-_DEVICES = 64
+# NVIDIA's driver has a folder here for each GPU.
+_GPUS = "/proc/driver/nvidia/gpus"
+# The most devices of a machine where that is not there.
+_MOST_DEVICES = 16
 
 # The names of the frameworks that were enabled here.
 enabled: set[str] = set()
@@ -38,8 +40,17 @@ def _cuda_core(name: str) -> None:
 
 
 def _rmm(name: str) -> None:
-    # How many devices there are only the driver knows; RMM never asks for those that are not.
-    importlib.import_module("gpupool.rmm")._enable_on(range(_DEVICES))
+    importlib.import_module("gpupool.rmm")._enable_on(range(_most_devices()))
+
+
+def _most_devices() -> int:
+    """Return how many devices there are at most: how many exactly only the driver can tell."""
+    try:
+        most = len(os.listdir(_GPUS))
+    except OSError:
+        most = _MOST_DEVICES
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return most if visible is None else min(most, len(list(filter(None, visible.split(",")))))
 
 
 def _cupy(name: str) -> None:
