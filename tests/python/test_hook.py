@@ -80,6 +80,18 @@ def test_devices_are_counted_without_the_driver(tmp_path, monkeypatch, gpus, vis
     assert _enabling._most_devices() == devices
 
 
+def test_programs_that_enable_frameworks_themselves(tmp_path):
+    for name in ("cupy", "numba_cuda", "cuda.core", "rmm"):
+        pytest.importorskip(name)
+    framework_machine(tmp_path)("run/frameworks.py", "by_the_programs_own_call", CUDA_VISIBLE_DEVICES="0,1")
+
+
+def test_numbas_own_variable_goes_with_the_hook(tmp_path):
+    pytest.importorskip("numba_cuda")
+    variables = {"NUMBA_CUDA_MEMORY_MANAGER": "gpupool.numba"}
+    framework_machine(tmp_path)("run/frameworks.py", "of_numba", **variables)
+
+
 def test_a_limit_of_cupys_is_read_when_it_first_asks_for_memory(tmp_path):
     pytest.importorskip("cupy")
     framework_machine(tmp_path)("run/frameworks.py", "of_cupy_with_a_limit", CUPY_GPU_MEMORY_LIMIT="50%")

@@ -6,6 +6,7 @@ A program that forks before it first uses a GPU must go on to work. So none of t
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,13 @@ def _plainly(name: str) -> None:
 
 def _cuda_core(name: str) -> None:
     importlib.import_module("gpupool._run.cuda_core_devices").install()
+
+
+def _numba(name: str) -> None:
+    manager = sys.modules.get("gpupool._frameworks.numba_manager")
+    # That module imports Numba. While it does, it is the program that enables gpupool.
+    if manager is None or hasattr(manager, "MemoryManager"):
+        _plainly(name)
 
 
 def _rmm(name: str) -> None:
@@ -77,4 +85,4 @@ def _at_the_first_request() -> None:
     cupy.cuda.set_allocator(allocate)
 
 
-_WAYS: dict[str, Callable[[str], None]] = {"cuda_core": _cuda_core, "cupy": _cupy, "rmm": _rmm}
+_WAYS: dict[str, Callable[[str], None]] = {"cuda_core": _cuda_core, "cupy": _cupy, "numba": _numba, "rmm": _rmm}

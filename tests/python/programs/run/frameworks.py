@@ -132,5 +132,21 @@ def of_cupy_with_a_limit():
     assert len(asked) == 1
 
 
+def by_the_programs_own_call():
+    """The call imports the framework, after which the hook has its part, in the middle of the call."""
+    hook.install(["cupy", "cuda_core", "numba", "rmm"])
+    gpupool.cupy.enable()
+    gpupool.cupy.disable()
+    cupy = sys.modules["cupy"]
+    assert cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc
+    gpupool.cuda_core.enable(0)
+    use_cuda_core()
+    gpupool.rmm.enable()
+    gpupool.rmm.disable()
+    gpupool.numba.enable()
+    use_numba()
+    assert hook.failed == set(), "a framework that the program enables is told of"
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -129,13 +129,16 @@ def not_where_the_import_fails():
 
 
 def by_the_other_finders():
-    """Another hook of the same kind, before or after ours, has its part too."""
+    """Another hook, before or after ours, has its part too, and may ask ours in turn, as Numba's does."""
     for place in (0, len(sys.meta_path)):
         calls = []
 
         class Other:
             def find_spec(self, name, path=None, target=None, calls=calls):
                 calls.append(name)
+                for finder in sys.meta_path:
+                    if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                        return spec
 
         other = Other()
         hook.install(["torch"])
