@@ -1,7 +1,7 @@
 """A simulation of PyTorch's own caching allocator: the bytes that it would have reserved for a trace.
 
-It follows the rules that PyTorch has published, in its notes on memory management and in CUDACachingAllocator.cpp of
-2.11: how sizes are rounded, which free block is taken and when it is split, how large segments are, what grows where
+It follows the rules that PyTorch has published, in its notes on memory management and in CUDACachingAllocator.cpp: how
+sizes are rounded, which free block is taken and when it is split, how large segments are, what grows where
 segments are expandable, and what is given back before memory runs out. Nothing of PyTorch is run, and no GPU is needed.
 
 https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
@@ -66,7 +66,8 @@ class _Arena:
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
-        # The free blocks as (size, start), in order, and those and the unmapped ones by their start.
+        # The free blocks as (size, start), in order, and those and the unmapped ones by their start. Of one size the
+        # oldest segment's come first, as in PyTorch 2.15: new segments have higher addresses.
         self.free: list[tuple[int, int]] = []
         self.blocks: dict[int, _Block] = {}
         # The starts of addresses without memory, in order; only expandable segments have any.
