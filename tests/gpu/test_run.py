@@ -10,7 +10,7 @@ from processes import start_python
 
 def run(*arguments, **variables):
     """Run a program, which must succeed; return what it printed and the report."""
-    done = start_python("-m", "gpupool", "run", *arguments, timeout=600, **variables)
+    done = start_python("-m", "gpupool", "run", *arguments, timeout=110, **variables)
     assert done.returncode == 0, done.stderr
     assert "stays on its own memory" not in done.stderr, done.stderr
     return done.stdout, done.stderr

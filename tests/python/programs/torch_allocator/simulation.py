@@ -1,7 +1,7 @@
 """The simulation of PyTorch's allocator, beside that allocator: after each request both have reserved the same.
 
-Arguments as in `torch_calls`. Memory runs out again and again, so that both give back what is free. PyTorch's expandable
-segments cannot be tried, for they ask the driver for more than its double has.
+Arguments as in `torch_calls`. Memory runs out again and again, so that both give back what is free. PyTorch's
+expandable segments cannot be tried, for they ask the driver for more than its double has.
 """
 
 import os
@@ -25,16 +25,11 @@ class Both:
         self.live = []
 
     def take(self, nbytes, stream):
-        try:
-            address = self.native.raw_alloc_with_stream(nbytes, stream)
-        except Failed as error:
-            assert error.kind == "OutOfMemoryError", error
-            address = None
-        else:
+        address = self.address(nbytes, stream)
+        if address is not None and VERSION == (2, 11):
             # Of free blocks of one size that of the oldest segment is taken, as in the simulation, where new segments
             # have higher addresses. PyTorch 2.11 takes the one with the lowest address, wherever segments are.
-            if VERSION == (2, 11):
-                self.simulated._next = self.native.base_allocation(address)["base"]
+            self.simulated._next = self.native.base_allocation(address)["base"]
         try:
             block = self.simulated.allocate(nbytes, stream, 0)
         except _pytorch._OutOfMemory:
@@ -43,6 +38,15 @@ class Both:
         if address is not None:
             self.live.append((address, block))
         return address is not None
+
+    def address(self, nbytes, stream):
+        """Return where PyTorch has the block; None where it is out of memory."""
+        try:
+            return self.native.raw_alloc_with_stream(nbytes, stream)
+        except Failed as error:
+            if error.kind != "OutOfMemoryError":
+                raise
+            return None
 
     def give(self, number):
         address, block = self.live.pop(number)
