@@ -1730,16 +1730,25 @@ def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
         InvalidValue: No block is there, or it cannot be shared.
     """
 
-def empty_kept(nbytes: SupportsIndex, stream: StreamLike, keeper: object | None) -> DeviceBuffer:
-    """Allocate as :func:`empty` does, for an adapter whose framework destroys the stream with an object and not before.
+@final
+class CupyAllocator:
+    """An allocator for ``cupy.cuda.set_allocator``.
 
-    The buffer keeps that object, and so frees on a living stream: other streams use the memory sooner then.
+    Memory is allocated on CuPy's current stream. Where that is an object of ``cupy.cuda.Stream``, which destroys its
+    stream, the memory keeps it.
 
     Args:
-        nbytes: The number of bytes.
-        stream: The stream.
-        keeper: The object with which the stream is destroyed; None for a stream that may be destroyed at any time.
+        cuda: ``cupy.cuda``.
+        failed: Called with the bytes and the error of a request that failed; the request returns what it returns.
     """
+
+    def __new__(cls, cuda: Any, failed: Callable[[int, Exception], Any]) -> CupyAllocator: ...
+    def malloc(self, nbytes: SupportsIndex, /) -> Any:
+        """Return a ``cupy.cuda.MemoryPointer`` to so many bytes."""
+
+    @property
+    def makes_memory(self) -> bool:
+        """True if it makes the objects of arrays' memory itself, False if it calls CuPy's classes for them."""
 
 @final
 class CupyPinnedMemory:

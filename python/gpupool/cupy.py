@@ -21,7 +21,7 @@ where it came from. What CuPy's own pool had cached stays cached until
 - **Graphs**: what is allocated while a stream is captured is safe in ``with pool.capture(stream) as memory:`` around
   ``stream.begin_capture()`` and ``stream.end_capture()``: it is the graph's until ``memory.reset()``.
 - **Streams**: as with CuPy's own pool, an array that a second stream uses must not die before that stream is done with
-  it.
+  it. An array's memory keeps the ``cupy.cuda.Stream`` on which it was allocated alive.
 - **Hooks**: CuPy's memory hooks belong to its own pool, and see nothing of gpupool.
 - **Pinned memory**: ``enable(pinned=True)``, or ``using(pinned=True)`` for a thread: what ``cupyx.empty_pinned`` and
   the like return, and what CuPy copies arrays of the host through. As with CuPy's own pool, such an array must not die
@@ -46,7 +46,7 @@ from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from gpupool._frameworks import plug as _plug
 from gpupool._native import (
     Asleep,
-    DeviceBuffer,
+    CupyAllocator,
     InvalidValue,
     MemPool,
     OutOfMemory,
@@ -55,7 +55,6 @@ from gpupool._native import (
     device_count,
     empty,
     empty_cache,
-    empty_kept,
     empty_pinned_cache,
     get_per_process_memory_fraction,
     memory_snapshot,
@@ -99,25 +98,16 @@ def _allocate() -> Callable[[int], Any]:
     Everything it uses is its own, so that it also works while the interpreter ends.
     """
     cupy = _cupy()
-    current_stream = cupy.cuda.get_current_stream
-    pointer, memory = cupy.cuda.MemoryPointer, cupy.cuda.UnownedMemory
-    own = cupy.cuda.Stream
+    return CupyAllocator(cupy.cuda, functools.partial(_failed, cupy)).malloc
 
-    def allocate(nbytes: int) -> Any:
-        try:
-            stream = current_stream()
-            # Other code destroys the stream of an ExternalStream; CuPy destroys its own with their objects.
-            buffer = empty_kept(nbytes, stream.ptr, stream if type(stream) is own else None)
-        except OutOfMemory:
-            buffer = None
-        except Asleep as error:
-            raise _asleep(cupy, nbytes, error) from error
-        if buffer is None:
-            buffer = _retry(cupy, nbytes)
-        # Without the device CuPy would ask the driver for it.
-        return pointer(memory(buffer.ptr, nbytes, buffer, buffer.device), 0)
 
-    return allocate
+def _failed(cupy: ModuleType, nbytes: int, error: Exception) -> Any:
+    """Return what a request gets that failed at first, or raise what CuPy knows."""
+    if isinstance(error, OutOfMemory):
+        return _retry(cupy, nbytes)
+    if isinstance(error, Asleep):
+        raise _asleep(cupy, nbytes, error) from error
+    raise error
 
 
 @functools.cache
@@ -127,7 +117,7 @@ def _current_stream() -> Callable[[int], int]:
     return lambda device: int(get(device).ptr)
 
 
-def _retry(cupy: ModuleType, nbytes: int) -> DeviceBuffer:
+def _retry(cupy: ModuleType, nbytes: int) -> Any:
     """Allocate once more, after what CuPy's own pool does when it has run out of memory."""
     stream = cupy.cuda.get_current_stream()
     gc.collect()
@@ -136,12 +126,13 @@ def _retry(cupy: ModuleType, nbytes: int) -> DeviceBuffer:
     if own.free_bytes() > 0 and not _is_capturing(stream):
         own.free_all_blocks()
     try:
-        return empty(nbytes, stream.ptr)
+        buffer = empty(nbytes, stream.ptr)
     except OutOfMemory as error:
         part = get_per_process_memory_fraction(error.device)
         limit = int(part * error.total_bytes) if part < 1 else 0
         reserved = memory_stats(error.device).reserved_bytes
         raise cupy.cuda.memory.OutOfMemoryError(nbytes, reserved, limit) from error
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(buffer.ptr, nbytes, buffer, buffer.device), 0)
 
 
 def _asleep(cupy: ModuleType, nbytes: int, error: Asleep) -> MemoryError:

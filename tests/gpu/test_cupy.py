@@ -43,9 +43,9 @@ def test_a_stream_for_each_piece_of_work_takes_the_memory_of_those_before():
     assert gpupool.memory_stats().reserved_bytes - before < 3 * 200 * MIB
 
 
-def buffer_of(array):
-    """Return the gpupool.DeviceBuffer that an array is in."""
-    return array.data.mem._owner
+def memory_of(array):
+    """Return the object that has an array's memory, and tells its stream and its pool."""
+    return array.data.mem
 
 
 def compute(seed):
@@ -64,7 +64,7 @@ def test_programs_run_as_before(threads):
         with cupy.cuda.Stream(non_blocking=True) as stream:
             errors = [compute(number + turn) for turn in range(10)]
             array = cupy.empty(10)
-            assert buffer_of(array).stream == stream.ptr
+            assert memory_of(array).stream == stream.ptr
             stream.synchronize()
         return max(errors)
 
@@ -80,7 +80,7 @@ def test_threads_have_pools_of_their_own():
         with cupy.cuda.Stream(non_blocking=True) as stream, gpupool.cupy.using(pool):
             error = compute(number)
             array = cupy.full(1000, number)
-            assert buffer_of(array).pool_id == pool.id
+            assert memory_of(array).pool_id == pool.id
             with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
                 cupy.empty(GIB, dtype=cupy.uint8)
             assert int(array.sum()) == 1000 * number
@@ -93,6 +93,17 @@ def test_threads_have_pools_of_their_own():
     assert max(in_threads(16, work)) < 1e-12
 
 
+@pytest.mark.usefixtures("enabled")
+def test_cupys_objects_are_made_as_cupy_makes_them():
+    allocator = cupy.cuda.get_allocator().__self__
+    assert allocator.makes_memory, "this version of CuPy has other objects than those that gpupool knows"
+    array = cupy.arange(1000)
+    memory = memory_of(array)
+    assert isinstance(memory, cupy.cuda.BaseMemory)
+    assert (memory.ptr, memory.size, memory.device_id) == (array.data.ptr, array.nbytes, cupy.cuda.Device().id)
+    assert int(cupy.ndarray(10, array.dtype, memptr=array.data + 8).sum()) == sum(range(1, 11))
+
+
 def test_arrays_from_before_and_after_keep_their_memory():
     own = cupy.get_default_memory_pool()
     before, used = cupy.arange(1000), own.used_bytes()
@@ -100,7 +111,7 @@ def test_arrays_from_before_and_after_keep_their_memory():
     inside = before + 1
     gpupool.cupy.disable()
     after = inside + 1
-    assert buffer_of(inside).nbytes == inside.nbytes
+    assert memory_of(inside).size == inside.nbytes
     assert int(after.sum()) == int(before.sum()) + 2000
     live = gpupool.memory_stats().live_blocks
     del inside
@@ -204,7 +215,7 @@ def test_two_libraries_allocate_from_one_pool():
         array = cupy.arange(1000, dtype=cupy.float32)
         # Without a stream it is CuPy's current one, which torch.from_dlpack waits for.
         buffer = gpupool.empty(4000)
-    assert (buffer_of(array).pool_id, buffer.pool_id) == (pool.id, pool.id)
+    assert (memory_of(array).pool_id, buffer.pool_id) == (pool.id, pool.id)
     tensor = torch.from_dlpack(buffer).view(torch.float32)
     tensor.copy_(torch.from_dlpack(array))
     tensor += 1

@@ -1,7 +1,8 @@
 """CuPy over gpupool, with the real CuPy on simulated devices: its arrays are made and die, but no kernel runs.
 
-CuPy cannot ask a driver here for its current stream, so that a stand-in names it; what CuPy's own pool would do when
-memory has run out, and how much memory a device has, are stood in for where they are needed.
+CuPy cannot ask a driver here for its current stream, so that a stand-in names it, in place of the C function by which
+CuPy's modules ask; what CuPy's own pool would do when memory has run out, and how much memory a device has, are stood
+in for where they are needed. With streams of CuPy's own is programs/frameworks/cupy_streams.py.
 """
 
 import ctypes
@@ -53,10 +54,21 @@ def forget():
     adapter._current_stream.cache_clear()
 
 
+def exported(function):
+    """Return a C function in a capsule, as Cython has it for other modules."""
+    own = cupy.cuda.stream.__pyx_capi__["get_current_stream"]
+    name_of, make = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_New
+    name_of.restype, name_of.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+    return make(ctypes.cast(function, ctypes.c_void_p), name_of(own), None)
+
+
 @pytest.fixture
 def current(monkeypatch):
     """Stand in for CuPy's current stream; set its ``ptr``."""
     streams = Streams()
+    function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int, ctypes.c_void_p)(lambda _, options: streams)
+    monkeypatch.setitem(cupy.cuda.stream.__pyx_capi__, "get_current_stream", exported(function))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device=-1: streams)
     forget()
     yield streams
@@ -88,8 +100,8 @@ def properties(monkeypatch):
     return total
 
 
-def buffer_of(array):
-    return array.data.mem._owner
+def memory_of(array):
+    return array.data.mem
 
 
 def as_numpy(array):
@@ -105,7 +117,7 @@ def test_arrays_are_gpupools_and_go_back_when_the_last_view_dies(current):
     after = gpupool.memory_stats()
     assert after.live_blocks == before.live_blocks + 1
     assert after.requested_bytes == before.requested_bytes + array.nbytes
-    assert (array.data.mem.size, array.data.device_id, array.data.ptr) == (array.nbytes, 0, buffer_of(array).ptr)
+    assert (memory_of(array).size, array.data.device_id, array.data.ptr) == (array.nbytes, 0, memory_of(array).ptr)
     as_numpy(array)[:] = numpy.arange(array.size).reshape(array.shape)
     view = array[1:].reshape(2, -1)
     assert (as_numpy(view)[0] == numpy.arange(70_000, 140_000)).all()
@@ -130,7 +142,7 @@ def test_memory_belongs_to_the_stream_that_is_current(current):
     for stream in streams:
         current.ptr = stream.ptr
         array = cupy.empty(1000)
-        assert buffer_of(array).stream == stream.ptr
+        assert memory_of(array).stream == stream.ptr
         addresses.append(array.data.ptr)
         works.append(_native.host_submit(stream))
         del array
@@ -146,7 +158,7 @@ def test_the_stream_is_cupys_also_where_gpupool_has_another(current):
     stream, other = gpupool.Stream(), gpupool.Stream()
     current.ptr = stream.ptr
     with adapter.using(), gpupool.stream(other):
-        assert buffer_of(cupy.empty(10)).stream == stream.ptr
+        assert memory_of(cupy.empty(10)).stream == stream.ptr
         assert gpupool.empty(10).stream == other.ptr
 
 
@@ -155,7 +167,7 @@ def test_the_device_is_that_of_the_stream(current):
     stream = gpupool.Stream(1)
     current.ptr = stream.ptr
     array = cupy.empty(10)
-    assert (array.data.device_id, buffer_of(array).device) == (1, 1)
+    assert (array.data.device_id, memory_of(array).device_id) == (1, 1)
     assert gpupool.memory_stats(1).live_blocks == 1
 
 
@@ -240,20 +252,20 @@ def test_a_block_is_its_threads_alone():
     pool, found = gpupool.MemPool(), []
     former = cupy.cuda.get_allocator()
     with adapter.using(pool):
-        assert buffer_of(cupy.empty(10)).pool_id == pool.id
+        assert memory_of(cupy.empty(10)).pool_id == pool.id
         thread = threading.Thread(target=lambda: found.append(cupy.cuda.get_allocator()))
         thread.start()
         thread.join()
         with adapter.using(gpupool.MemPool()) as nothing:
             assert nothing is None
-            assert buffer_of(cupy.empty(10)).pool_id != pool.id
+            assert memory_of(cupy.empty(10)).pool_id != pool.id
         with adapter.using():
-            assert buffer_of(cupy.empty(10)).pool_id == pool.id
-        assert buffer_of(cupy.empty(10)).pool_id == pool.id
+            assert memory_of(cupy.empty(10)).pool_id == pool.id
+        assert memory_of(cupy.empty(10)).pool_id == pool.id
     assert found == [former]
     assert cupy.cuda.get_allocator() == former
     with adapter.using():
-        assert buffer_of(cupy.empty(10)).pool_id == (0, 0)
+        assert memory_of(cupy.empty(10)).pool_id == (0, 0)
     with pytest.raises(RuntimeError), adapter.using(pool):
         raise RuntimeError
     assert (cupy.cuda.get_allocator(), pool.use_count()) == (former, 1)
@@ -276,12 +288,12 @@ def test_threads_have_streams_and_pools_of_their_own(current, threads):
             with adapter.using(pool):
                 array = cupy.empty(1000 + turn, dtype="i8")
             as_numpy(array)[:] = number * 1000 + turn
-            assert (buffer_of(array).pool_id, buffer_of(array).stream) == (pool.id, stream.ptr)
+            assert (memory_of(array).pool_id, memory_of(array).stream) == (pool.id, stream.ptr)
             kept.append(array)
             if turn % 3:
                 del kept[turn % len(kept)]
         shared = cupy.empty(100)
-        assert buffer_of(shared).pool_id == (0, 0)
+        assert memory_of(shared).pool_id == (0, 0)
         values = {int(as_numpy(array)[0]) for array in kept}
         assert len(values) == len(kept)
         assert all(value // 1000 == number for value in values)
@@ -302,7 +314,7 @@ def test_memory_of_a_capture_is_the_graphs(current):
         captured = cupy.empty(4 * MIB, dtype="u1")
         temporary = cupy.empty(4 * MIB, dtype="u1")
         addresses = {captured.data.ptr, temporary.data.ptr}
-        assert buffer_of(captured).pool_id == pool.id
+        assert memory_of(captured).pool_id == pool.id
         del temporary
     del captured
     with adapter.using(pool):
@@ -732,6 +744,25 @@ def test_a_function_is_found_through_what_a_library_needs():
     extension = ctypes.__spec__.loader and sys.modules["_ctypes"].__file__
     assert _cupy_handles._address(extension, "malloc") == _cupy_handles._address("libc.so.6", "malloc")
     assert _cupy_handles._address(extension, "malloc") != _cupy_handles._address("libc.so.6", "free")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "is_allocated_on_the_current_one",
+        "of_another_device_gives_memory_there",
+        "lives_as_long_as_its_arrays",
+        "serves_others_as_soon_as_its_arrays_die",
+        "of_other_code_is_not_kept_and_not_touched",
+        "that_cannot_be_asked_for_is_an_error",
+        "of_a_cupy_whose_objects_are_others",
+        "of_a_forked_child_is_refused",
+        "of_memory_that_is_asked_what_it_is",
+        "is_alive_at_the_end",
+    ],
+)
+def test_a_stream_of_cupys(check):
+    run_program("frameworks/cupy_streams.py", check)
 
 
 @pytest.mark.parametrize("order", [("cupy", "gpupool"), ("gpupool", "cupy")])

@@ -1,5 +1,7 @@
 """Streams that gpupool did not make may be gone at any time; what calls free on them while they live serves others."""
 
+from types import SimpleNamespace
+
 import gpupool
 import pytest
 from gpupool import _native
@@ -9,11 +11,25 @@ from own_memory import MIB
 class Stream:
     """A framework's stream, destroyed with its object."""
 
+    null = None
+
     def __init__(self):
         self.ptr = _native.host_create_stream(0)
 
     def __del__(self):
         _native.host_destroy_stream(self.ptr)
+
+
+def kept(nbytes, stream):
+    """Return a buffer that keeps its stream's object alive, as one of CuPy's arrays does."""
+    cuda = SimpleNamespace(
+        Stream=Stream,
+        stream=None,
+        get_current_stream=lambda: stream,
+        UnownedMemory=lambda address, size, owner, device: owner,
+        MemoryPointer=lambda memory, offset: memory,
+    )
+    return _native.CupyAllocator(cuda, print).malloc(nbytes)
 
 
 def reserved():
@@ -54,7 +70,7 @@ def test_a_buffer_that_keeps_its_stream_frees_on_it(end):
     for _ in range(20):
         stream = Stream()
         streams.append(stream.ptr)
-        buffer = _native.empty_kept(20 * MIB, stream.ptr, stream)
+        buffer = kept(20 * MIB, stream)
         del stream
         gpupool.empty(1000, streams[-1])  # It is there.
         end(buffer)
@@ -68,7 +84,7 @@ def test_a_buffer_that_keeps_its_stream_frees_on_it(end):
 def test_what_is_exported_outlives_the_stream_it_was_allocated_on():
     numpy = pytest.importorskip("numpy")
     stream = Stream()
-    array = numpy.from_dlpack(_native.empty_kept(1000, stream.ptr, stream))
+    array = numpy.from_dlpack(kept(1000, stream))
     del stream
     array[:] = 7
     assert array.sum() == 7000

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod address;
+mod cupy;
 pub(super) mod dlpack;
 pub(super) mod frames;
 pub(super) mod host_bytes;
@@ -11,5 +12,6 @@ mod torch;
 mod unwinding;
 
 pub(super) use address::{PythonAddress, consumer};
+pub(super) use cupy::{CurrentStream, Memories};
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use torch::{torch_allocator, torch_functions};

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::memory::{self, EmptyPinned, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::held::Held;
 use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
@@ -31,53 +32,11 @@ pub(in crate::python) struct PyPinnedBuffer(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    buffer: Held,
+    buffer: Held<PinnedBuffer>,
     /// How often it is lent by the buffer protocol.
     exports: usize,
     /// Dropped after the buffer, whose end asks the streams.
     keepers: Keepers,
-}
-
-#[derive(Debug)]
-enum Held {
-    /// Most buffers are never shared, and need no count of who has them.
-    Alone(PinnedBuffer),
-    /// With a call under way, or with those it was lent to by DLPack.
-    Shared(Arc<PinnedBuffer>),
-    Freed,
-}
-
-impl Held {
-    fn buffer(&self) -> Option<&PinnedBuffer> {
-        match self {
-            Self::Alone(buffer) => Some(buffer),
-            Self::Shared(buffer) => Some(buffer),
-            Self::Freed => None,
-        }
-    }
-
-    /// Returns the buffer, for as long as the caller keeps it; none once freed.
-    fn share(&mut self) -> Option<Arc<PinnedBuffer>> {
-        let shared = match mem::replace(self, Self::Freed) {
-            Self::Alone(buffer) => Arc::new(buffer),
-            Self::Shared(buffer) => buffer,
-            Self::Freed => return None,
-        };
-        *self = Self::Shared(Arc::clone(&shared));
-        Some(shared)
-    }
-
-    /// Takes the buffer, unless it is shared; none once freed.
-    fn take(&mut self) -> Result<Option<PinnedBuffer>, PyErr> {
-        match mem::replace(self, Self::Freed) {
-            Self::Alone(buffer) => Ok(Some(buffer)),
-            Self::Shared(buffer) => Arc::try_unwrap(buffer).map(Some).map_err(|shared| {
-                *self = Self::Shared(shared);
-                lent()
-            }),
-            Self::Freed => Ok(None),
-        }
-    }
 }
 
 #[doc = docstring!("empty_pinned")]
@@ -162,7 +121,7 @@ impl PyPinnedBuffer {
             // A refusal leaves the buffer as it is.
             buffer.check_stream(stream)?;
         }
-        let buffer = state.buffer.take()?.ok_or_else(freed)?;
+        let buffer = state.buffer.take().map_err(|_| lent())?.ok_or_else(freed)?;
         let keepers = mem::take(&mut state.keepers);
         drop(state);
         let _stack = hold_stack(Purpose::Free);
@@ -176,9 +135,8 @@ impl Drop for PyPinnedBuffer {
     fn drop(&mut self) {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Those that have it by DLPack free it, after this object's streams.
-        if let Held::Shared(buffer) = &state.buffer
+        if let Some(buffer) = state.buffer.lent()
             && !state.keepers.is_empty()
-            && Arc::strong_count(buffer) > 1
         {
             buffer.let_streams_end();
         }

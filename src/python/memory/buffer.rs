@@ -13,6 +13,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
+use crate::python::held::Held;
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::Whole;
@@ -23,8 +24,7 @@ use crate::sync::lock;
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyDeviceBuffer {
-    /// Shared with those it was exported to; none once freed.
-    buffer: Mutex<Option<Arc<DeviceBuffer>>>,
+    buffer: Mutex<Held<DeviceBuffer>>,
     /// The object that keeps its stream alive, if there is one.
     keeper: Option<Py<PyAny>>,
     /// Dropped after the buffer, whose end asks the streams.
@@ -39,18 +39,7 @@ pub(in crate::python) fn empty(
     nbytes: Whole,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyDeviceBuffer> {
-    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?, None)
-}
-
-#[doc = docstring!("empty_kept")]
-#[pyfunction]
-pub(in crate::python) fn empty_kept(
-    py: Python<'_>,
-    nbytes: Whole,
-    stream: &Bound<'_, PyAny>,
-    keeper: Option<Py<PyAny>>,
-) -> PyResult<PyDeviceBuffer> {
-    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, Some(stream), None)?, keeper)
+    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?)
 }
 
 #[doc = docstring!("fence")]
@@ -61,22 +50,33 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay:
     Ok(py.detach(|| memory::fence(&stream, delay))?)
 }
 
+/// Allocates memory; other threads run Python meanwhile, unless it is there at once.
+#[inline]
+pub(super) fn allocate(py: Python<'_>, nbytes: u64, stream: &Stream) -> crate::error::Result<DeviceBuffer> {
+    match memory::try_empty(nbytes, stream)? {
+        Empty::Ready(buffer) => Ok(buffer),
+        Empty::Miss(miss) => {
+            let _stack = hold_stack(Purpose::Allocation);
+            py.detach(|| miss.serve())
+        }
+    }
+}
+
 impl PyDeviceBuffer {
     #[inline]
-    pub(super) fn new(py: Python<'_>, nbytes: u64, stream: &Stream, keeper: Option<Py<PyAny>>) -> PyResult<Self> {
-        let buffer = match memory::try_empty(nbytes, stream)? {
-            Empty::Ready(buffer) => buffer,
-            Empty::Miss(miss) => {
-                let _stack = hold_stack(Purpose::Allocation);
-                py.detach(|| miss.serve())?
-            }
-        };
-        Ok(Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper, keepers: Mutex::default() })
+    pub(super) fn new(py: Python<'_>, nbytes: u64, stream: &Stream) -> PyResult<Self> {
+        Ok(Self::keeping(allocate(py, nbytes, stream)?, None))
     }
 
     /// Makes one whose stream may be gone at any time.
     pub(in crate::python) fn of(buffer: DeviceBuffer) -> Self {
-        Self { buffer: Mutex::new(Some(Arc::new(buffer))), keeper: None, keepers: Mutex::default() }
+        Self::keeping(buffer, None)
+    }
+
+    /// Makes one that keeps an object, and so its stream, alive.
+    #[inline]
+    pub(super) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
+        Self { buffer: Mutex::new(Held::Alone(buffer)), keeper, keepers: Mutex::default() }
     }
 
     /// The buffer's own stream, if it is known to be alive.
@@ -101,27 +101,37 @@ impl PyDeviceBuffer {
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
     pub(in crate::python) fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
         process::refuse_forked()?;
-        let buffer = lock(&self.buffer);
-        let freed = || Error::invalid_value("this buffer was freed; keep it as long as its memory is used");
-        Ok(buffer.as_ref().map(Arc::clone).ok_or_else(freed)?)
+        Ok(lock(&self.buffer).share().ok_or_else(freed)?)
+    }
+
+    /// Returns what a question that takes no time finds out of the buffer. Refuses as [`PyDeviceBuffer::shared`].
+    #[inline]
+    fn read<R>(&self, question: impl FnOnce(&DeviceBuffer) -> R) -> PyResult<R> {
+        process::refuse_forked()?;
+        Ok(lock(&self.buffer).buffer().map(question).ok_or_else(freed)?)
     }
 }
 
+#[cold]
+fn freed() -> Error {
+    Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
+}
+
 impl Drop for PyDeviceBuffer {
+    #[inline]
     fn drop(&mut self) {
         let keepers = self.keepers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let held = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !keepers.is_empty()
-            && let Some(buffer) = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner)
-            && Arc::strong_count(buffer) > 1
+            && let Some(buffer) = held.lent()
         {
             // Those that have it by DLPack free it, after this object's streams.
             buffer.let_streams_end();
         }
         if self.keeper.is_some()
-            && let Some(buffer) = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner).take()
-            && let Ok(buffer) = Arc::try_unwrap(buffer)
-            && let Some(stream) = self.living_stream(&buffer)
+            && let Ok(Some(buffer)) = held.take()
         {
+            let stream = buffer.stream().view();
             // What the driver refuses to take back is tried again whenever memory is given back.
             let _ = buffer.free_on(&stream);
         }
@@ -133,37 +143,37 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.ptr")]
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
-        Ok(self.shared()?.address())
+        self.read(|buffer| buffer.address())
     }
 
     #[doc = docstring!("DeviceBuffer.nbytes")]
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.shared()?.nbytes())
+        self.read(|buffer| buffer.nbytes())
     }
 
     #[doc = docstring!("DeviceBuffer.device")]
     #[getter]
     fn device(&self) -> PyResult<usize> {
-        Ok(self.shared()?.device().ordinal())
+        self.read(|buffer| buffer.device().ordinal())
     }
 
     #[doc = docstring!("DeviceBuffer.stream")]
     #[getter]
     fn stream(&self) -> PyResult<usize> {
-        Ok(self.shared()?.stream().raw().address())
+        self.read(|buffer| buffer.stream().raw().address())
     }
 
     #[doc = docstring!("DeviceBuffer.pool_id")]
     #[getter]
     fn pool_id(&self) -> PyResult<Id> {
-        Ok(pair(self.shared()?.pool_id()))
+        self.read(|buffer| pair(buffer.pool_id()))
     }
 
     #[doc = docstring!("DeviceBuffer.is_attached")]
     #[getter]
     fn is_attached(&self) -> PyResult<bool> {
-        Ok(self.shared()?.is_attached())
+        self.read(|buffer| buffer.is_attached())
     }
 
     #[doc = docstring!("DeviceBuffer.share")]
@@ -207,7 +217,7 @@ impl PyDeviceBuffer {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.shared()?.nbytes())?)
+        Ok(usize::try_from(self.read(DeviceBuffer::nbytes)?)?)
     }
 
     #[doc = docstring!("DeviceBuffer.__array__")]
@@ -237,32 +247,28 @@ impl PyDeviceBuffer {
         process::refuse_forked()?;
         let mut place = lock(&self.buffer);
         let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
-        if let (Some(buffer), Some(stream)) = (place.as_deref(), &stream) {
+        if let (Some(buffer), Some(stream)) = (place.buffer(), &stream) {
             // A refusal leaves the buffer as it is.
             buffer.check_stream(stream)?;
         }
-        let buffer = place.take().ok_or_else(freed)?;
-        match Arc::try_unwrap(buffer) {
-            Ok(buffer) => {
-                drop(place);
-                let stream = stream.or_else(|| self.living_stream(&buffer));
-                let _stack = hold_stack(Purpose::Free);
-                let outcome = py.detach(|| match stream {
-                    Some(stream) => buffer.free_on(&stream),
-                    None => buffer.free(),
-                });
-                let keepers = std::mem::take(&mut *lock(&self.keepers));
-                // With no lock held.
-                drop(keepers);
-                Ok(outcome?)
-            }
-            Err(shared) => {
-                *place = Some(shared);
-                let exported = "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last \
-                                array that uses it dies";
-                Err(Error::invalid_value(exported).into())
-            }
-        }
+        let shared = |_| {
+            Error::invalid_value(
+                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
+                 uses it dies",
+            )
+        };
+        let buffer = place.take().map_err(shared)?.ok_or_else(freed)?;
+        drop(place);
+        let stream = stream.or_else(|| self.living_stream(&buffer));
+        let _stack = hold_stack(Purpose::Free);
+        let outcome = py.detach(|| match stream {
+            Some(stream) => buffer.free_on(&stream),
+            None => buffer.free(),
+        });
+        let keepers = std::mem::take(&mut *lock(&self.keepers));
+        // With no lock held.
+        drop(keepers);
+        Ok(outcome?)
     }
 
     #[doc = docstring!("DeviceBuffer.__cuda_array_interface__")]
@@ -285,7 +291,7 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(self.shared()?.place())
+        self.read(|buffer| buffer.place())
     }
 
     #[doc = docstring!("DeviceBuffer.__dlpack__")]
@@ -312,13 +318,10 @@ impl PyDeviceBuffer {
     }
 
     fn __repr__(&self) -> String {
-        match self.shared() {
-            Ok(buffer) => format!(
-                "gpupool.DeviceBuffer(ptr={:#x}, nbytes={}, device={})",
-                buffer.address(),
-                buffer.nbytes(),
-                buffer.device().ordinal()
-            ),
+        match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device().ordinal())) {
+            Ok((address, nbytes, device)) => {
+                format!("gpupool.DeviceBuffer(ptr={address:#x}, nbytes={nbytes}, device={device})")
+            }
             Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),
             Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
         }

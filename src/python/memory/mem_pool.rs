@@ -233,7 +233,7 @@ impl PyMemPool {
         let pool = self.pool()?;
         let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
         let _scope = pool.token().enter_scope(false)?;
-        PyDeviceBuffer::new(py, nbytes.0, &stream, None)
+        PyDeviceBuffer::new(py, nbytes.0, &stream)
     }
 
     #[doc = docstring!("MemPool.__enter__")]

@@ -4,7 +4,7 @@ mod allocator;
 mod buffer;
 mod capture;
 mod context;
-mod cupy_pinned;
+mod cupy;
 mod functions;
 mod mem_pool;
 mod pinned;
@@ -16,9 +16,9 @@ mod snapshot;
 mod stats;
 mod unpickling;
 
-pub(super) use buffer::{PyDeviceBuffer, empty, empty_kept, fence};
+pub(super) use buffer::{PyDeviceBuffer, empty, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
-pub(super) use cupy_pinned::{PyCupyPinnedAllocator, PyCupyPinnedMemory};
+pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,

@@ -16,7 +16,7 @@ def main():
         together.wait()
         for turn in range(50):
             array = cupy.full(100_000, number, dtype=cupy.int64)
-            stream = array.data.mem._owner.stream
+            stream = array.data.mem.stream
             assert stream == 2, f"the array is on stream {stream}, not the thread's own"
             assert int((array * 2 + turn).sum()) == (2 * number + turn) * 100_000, "an array has wrong values"
         # Freed by another thread than the one whose stream it is.

@@ -1,4 +1,4 @@
-//! CuPy's allocator of pinned memory. CuPy calls it straight, so that a request that is served at once runs no Python.
+//! CuPy's allocator of pinned memory.
 
 use std::cell::Cell;
 use std::sync::Mutex;

@@ -1,0 +1,244 @@
+//! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object has what would
+//! else be CuPy's object and the `DeviceBuffer` that it keeps.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::mem::{ManuallyDrop, transmute};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use super::layout::{self, MEMORY_SIZE, MemoryFields, PointerFields};
+use crate::memory::DeviceBuffer;
+use crate::process;
+
+/// An object of the class. Its first part is CuPy's.
+#[repr(C)]
+struct Object {
+    base: [u64; MEMORY_SIZE / size_of::<u64>()],
+    held: ManuallyDrop<Held>,
+}
+
+struct Held {
+    buffer: DeviceBuffer,
+    /// The object that keeps the buffer's stream alive, or null.
+    keeper: *mut ffi::PyObject,
+}
+
+const NAME: &CStr = c"gpupool._native.CupyMemory";
+const DOCUMENTATION: &CStr = c"Memory of an array of CuPy's, from gpupool.";
+const NEVER_MADE: ffi::PyGetSetDef =
+    ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
+
+/// What Python sees of it besides what `cupy.cuda.BaseMemory` has.
+struct Attributes([ffi::PyGetSetDef; 3]);
+
+// SAFETY: the pointers in it are to constants.
+unsafe impl Sync for Attributes {}
+
+static ATTRIBUTES: Attributes = Attributes([
+    ffi::PyGetSetDef {
+        name: c"stream".as_ptr(),
+        get: Some(get_stream),
+        set: None,
+        doc: c"The address of the stream on which it was allocated.".as_ptr(),
+        closure: ptr::null_mut(),
+    },
+    ffi::PyGetSetDef {
+        name: c"pool_id".as_ptr(),
+        get: Some(get_pool_id),
+        set: None,
+        doc: c"The id of the pool that it came from.".as_ptr(),
+        closure: ptr::null_mut(),
+    },
+    NEVER_MADE,
+]);
+
+/// Makes the memory of arrays, and CuPy's pointers to it.
+#[derive(Debug)]
+pub(in crate::python) struct Memories {
+    class: Py<PyType>,
+    fields: MemoryFields,
+    pointer: Py<PyType>,
+    new_pointer: ffi::newfunc,
+    pointer_fields: PointerFields,
+    no_arguments: Py<PyTuple>,
+}
+
+impl Memories {
+    /// Takes `cupy.cuda.BaseMemory`, `UnownedMemory` and `MemoryPointer`; none where their objects are not as those of
+    /// CuPy 13 and 14.
+    pub(in crate::python) fn new(
+        base: &Bound<'_, PyAny>,
+        unowned: &Bound<'_, PyAny>,
+        pointer: &Bound<'_, PyAny>,
+    ) -> Option<Self> {
+        let py = base.py();
+        let (base, pointer) = (base.cast::<PyType>().ok()?, pointer.cast::<PyType>().ok()?);
+        // SAFETY: both are classes.
+        let flags = [base, pointer].map(|class| unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) });
+        // What Python code has made has other ends, and what is traced has fields with objects.
+        if flags.iter().any(|flags| flags & ffi::Py_TPFLAGS_HEAPTYPE != 0) || flags[0] & ffi::Py_TPFLAGS_HAVE_GC != 0 {
+            return None;
+        }
+        let (fields, pointer_fields) = layout::find(base, unowned, pointer)?;
+        // SAFETY: it is a class, of CuPy's and so compiled.
+        let new_pointer = unsafe { ffi::PyType_GetSlot(pointer.as_type_ptr(), ffi::Py_tp_new) };
+        if new_pointer.is_null() {
+            return None;
+        }
+        Some(Self {
+            class: class_below(base)?.unbind(),
+            fields,
+            pointer: pointer.clone().unbind(),
+            // SAFETY: this slot has a function of this type, which is not null.
+            new_pointer: unsafe { transmute::<*mut c_void, ffi::newfunc>(new_pointer) },
+            pointer_fields,
+            no_arguments: PyTuple::empty(py).unbind(),
+        })
+    }
+
+    /// Returns a `cupy.cuda.MemoryPointer` to a buffer. The keeper is the object that keeps the buffer's stream alive.
+    ///
+    /// # Errors
+    /// `MemoryError` where Python has no memory for the objects.
+    #[inline]
+    pub(in crate::python) fn point_to<'py>(
+        &self,
+        py: Python<'py>,
+        buffer: DeviceBuffer,
+        keeper: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal() as c_int);
+        let held = Held { buffer, keeper: keeper.map_or(ptr::null_mut(), Bound::into_ptr) };
+        // SAFETY: the class is alive, and its objects are of one size.
+        let object = unsafe { ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0) };
+        if object.is_null() {
+            held.end(py);
+            return Err(PyErr::fetch(py));
+        }
+        // SAFETY: the object is of our class, whose objects have this place, which is written before anything can end it.
+        unsafe { (&raw mut (*object.cast::<Object>()).held).write(ManuallyDrop::new(held)) };
+        // SAFETY: `find` has found these fields of these types in the part of the object that is CuPy's.
+        let memory = unsafe {
+            object.byte_add(self.fields.ptr).cast::<u64>().write(address);
+            object.byte_add(self.fields.size).cast::<u64>().write(bytes);
+            object.byte_add(self.fields.device).cast::<c_int>().write(device);
+            Bound::from_owned_ptr(py, object)
+        };
+        // SAFETY: the function makes objects of this class, for which CuPy's own calls it without arguments.
+        let pointer = unsafe {
+            let made = (self.new_pointer)(self.pointer.as_ptr().cast(), self.no_arguments.as_ptr(), ptr::null_mut());
+            Bound::from_owned_ptr_or_err(py, made)?
+        };
+        let fields = self.pointer_fields;
+        // SAFETY: `find` has found these fields of these types in objects of the class; what the new one has of memory is a
+        // reference of its own, for which it gets ours.
+        unsafe {
+            let object = pointer.as_ptr();
+            object.byte_add(fields.ptr).cast::<u64>().write(address);
+            object.byte_add(fields.device).cast::<c_int>().write(device);
+            let before = object.byte_add(fields.memory).cast::<*mut ffi::PyObject>().replace(memory.into_ptr());
+            ffi::Py_XDECREF(before);
+        }
+        Ok(pointer)
+    }
+}
+
+impl Held {
+    /// Frees the buffer, on its stream where that is known to be alive.
+    #[inline]
+    fn end(self, py: Python<'_>) {
+        let Self { buffer, keeper } = self;
+        // SAFETY: this is the reference that the object had, or null.
+        match unsafe { Bound::from_owned_ptr_or_opt(py, keeper) } {
+            None => drop(buffer),
+            Some(_keeper) => {
+                let stream = buffer.stream().view();
+                // What the driver refuses to take back is tried again whenever memory is given back.
+                let _ = buffer.free_on(&stream);
+            }
+        }
+    }
+}
+
+/// Makes the class.
+fn class_below<'py>(base: &Bound<'py, PyType>) -> Option<Bound<'py, PyType>> {
+    let mut slots = [
+        ffi::PyType_Slot { slot: ffi::Py_tp_dealloc, pfunc: dealloc as *mut c_void },
+        ffi::PyType_Slot { slot: ffi::Py_tp_getset, pfunc: (&raw const ATTRIBUTES.0).cast_mut().cast() },
+        ffi::PyType_Slot { slot: ffi::Py_tp_doc, pfunc: DOCUMENTATION.as_ptr().cast_mut().cast() },
+        ffi::PyType_Slot { slot: 0, pfunc: ptr::null_mut() },
+    ];
+    let flags = ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION | ffi::Py_TPFLAGS_IMMUTABLETYPE;
+    let mut spec = ffi::PyType_Spec {
+        name: NAME.as_ptr(),
+        basicsize: size_of::<Object>() as c_int,
+        itemsize: 0,
+        flags: flags as c_uint,
+        slots: slots.as_mut_ptr(),
+    };
+    // SAFETY: the specification is whole and is read now; what it points to besides is constant. The base is a class whose
+    // objects are the first part of ours.
+    let class =
+        unsafe { Bound::from_owned_ptr_or_err(base.py(), ffi::PyType_FromSpecWithBases(&raw mut spec, base.as_ptr())) };
+    let class = class.ok()?.cast_into::<PyType>().ok()?;
+    let object = base.py().get_type::<PyAny>();
+    // SAFETY: both are classes.
+    let free = |class: &Bound<'_, PyType>| unsafe { ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_free) };
+    // `dealloc` frees as plain objects are freed.
+    (free(&class) == free(&object)).then_some(class)
+}
+
+/// Ends an object of the class: `tp_dealloc`. CuPy's part has nothing to end.
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: Python ends an object on a thread that is attached.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the object is of our class, and so was given what it holds, which is taken once.
+    unsafe { ManuallyDrop::take(&mut (*object.cast::<Object>()).held) }.end(py);
+    // SAFETY: an object of a class that was made from a specification has a reference to it, and was allocated by
+    // `PyType_GenericAlloc` without the collector.
+    unsafe {
+        let class = ffi::Py_TYPE(object);
+        ffi::PyObject_Free(object.cast());
+        ffi::Py_DECREF(class.cast());
+    }
+}
+
+/// Answers a question about the buffer of an object.
+///
+/// # Safety
+/// The object is one of the class, and the thread is attached.
+unsafe fn ask(
+    object: *mut ffi::PyObject,
+    question: impl FnOnce(Python<'_>, &DeviceBuffer) -> PyResult<Py<PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: the caller promises that the thread is attached.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the caller promises that the object is one of the class, which the caller's reference keeps alive.
+    let held = unsafe { &(*object.cast::<Object>()).held };
+    let answer = process::refuse_forked().map_err(PyErr::from).and_then(|()| question(py, &held.buffer));
+    answer.map_or_else(
+        |error| {
+            error.restore(py);
+            ptr::null_mut()
+        },
+        Py::into_ptr,
+    )
+}
+
+unsafe extern "C" fn get_stream(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: Python calls this for objects of the class.
+    unsafe { ask(object, |py, buffer| Ok(buffer.stream().raw().address().into_pyobject(py)?.into_any().unbind())) }
+}
+
+unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: Python calls this for objects of the class.
+    unsafe {
+        ask(object, |py, buffer| {
+            let id = buffer.pool_id();
+            Ok((id.0, id.1).into_pyobject(py)?.into_any().unbind())
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! CuPy's current stream, by the C function that CuPy's compiled modules import from each other: it runs no Python.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// What Cython wrote of `cupy.cuda.stream.get_current_stream`, of CuPy 13 and 14. One that has changed is not called.
+const SIGNATURE: &CStr =
+    c"PyObject *(int __pyx_skip_dispatch, struct __pyx_opt_args_4cupy_4cuda_6stream_get_current_stream \
+                           *__pyx_optional_args)";
+
+/// The first argument is for methods alone; the second names a device, and is null for the current one.
+type GetCurrentStream = unsafe extern "C" fn(c_int, *const c_void) -> *mut ffi::PyObject;
+
+/// How the thread's current stream on its current device is asked for.
+#[derive(Debug)]
+pub(in crate::python) enum CurrentStream {
+    /// By the C function.
+    Exported(GetCurrentStream),
+    /// By the function for users, where CuPy exports another one or none.
+    Called(Py<PyAny>),
+}
+
+impl CurrentStream {
+    /// `exported` is what `cupy.cuda.stream.__pyx_capi__` has of the name; `function` is for users.
+    pub(in crate::python) fn new(exported: Option<&Bound<'_, PyAny>>, function: Py<PyAny>) -> Self {
+        let Some(exported) = exported else { return Self::Called(function) };
+        // SAFETY: the object is alive, and may be any; the name is a string.
+        let is_known = unsafe { ffi::PyCapsule_IsValid(exported.as_ptr(), SIGNATURE.as_ptr()) } == 1;
+        if !is_known {
+            return Self::Called(function);
+        }
+        // SAFETY: the capsule is one of this name.
+        let address = unsafe { ffi::PyCapsule_GetPointer(exported.as_ptr(), SIGNATURE.as_ptr()) };
+        // SAFETY: the capsule's name is the function's signature, and a module is never unloaded.
+        Self::Exported(unsafe { transmute::<*mut c_void, GetCurrentStream>(address) })
+    }
+
+    /// Returns the object of the stream.
+    #[inline]
+    pub(in crate::python) fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            // SAFETY: the thread is attached; the function returns a new reference, or null with an error set.
+            Self::Exported(function) => unsafe { Bound::from_owned_ptr_or_err(py, function(0, ptr::null())) },
+            Self::Called(function) => function.bind(py).call0(),
+        }
+    }
+}
