@@ -1730,6 +1730,47 @@ def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
         InvalidValue: No block is there, or it cannot be shared.
     """
 
+class CudaCoreMemory:
+    """What ``gpupool.cuda_core.MemoryResource`` is below cuda.core's class of that name.
+
+    Args:
+        from_handle: ``cuda.core.Buffer.from_handle``.
+        device: The device's ordinal.
+        pool: The pool of all requests; None for that of the scope that the thread is in.
+    """
+
+    def __new__(cls, *_arguments: Any, **_named: Any) -> Self: ...
+    def __init__(self, from_handle: Callable[..., Any], device: int, pool: MemPool | PoolToken | None) -> None: ...
+    def allocate(self, size: SupportsIndex, *, stream: Any) -> Any:
+        """Allocate ``size`` bytes for work on the stream, a cuda.core ``Stream`` or ``GraphBuilder``.
+
+        Raises:
+            gpupool.OutOfMemory: There is not enough memory.
+            gpupool.InvalidValue: The stream is of another device.
+        """
+
+    def deallocate(self, ptr: Any, size: SupportsIndex, *, stream: Any) -> None:
+        """Free what :meth:`allocate` returned, after the work so far on the stream. cuda.core calls this."""
+
+    def device_buffer(self, pointer: int) -> DeviceBuffer | None:
+        """Return the gpupool buffer at an address; None if this resource did not allocate it, or it was freed."""
+
+    @property
+    def is_device_accessible(self) -> bool:
+        """True, as kernels can use the memory."""
+
+    @property
+    def is_host_accessible(self) -> bool:
+        """False, as the CPU cannot use the memory."""
+
+    @property
+    def is_managed(self) -> bool:
+        """False, as it is not managed memory."""
+
+    @property
+    def device_id(self) -> int:
+        """The device's ordinal."""
+
 @final
 class CupyAllocator:
     """An allocator for ``cupy.cuda.set_allocator``.

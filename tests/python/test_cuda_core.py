@@ -48,6 +48,22 @@ def test_out_of_memory_and_foreign_streams_are_refused(run):
     run("frameworks/cuda_core_resources.py", "refuses_what_cannot_be", FAKE_MEMORY_MIB="64")
 
 
+def test_what_fails_leaves_it_as_it_was(run):
+    run("frameworks/cuda_core_resources.py", "is_left_as_it_was_by_what_fails")
+
+
+def test_it_may_have_subclasses(run):
+    run("frameworks/cuda_core_resources.py", "may_have_subclasses")
+
+
+def test_a_forked_child_is_refused(run):
+    run("frameworks/cuda_core_resources.py", "is_refused_in_a_forked_child")
+
+
+def test_threads_use_it_at_once(run):
+    run("frameworks/cuda_core_resources.py", "is_used_by_threads_at_once")
+
+
 def test_captured_memory_is_the_graphs(run):
     run("frameworks/cuda_core_buffers.py", "are_the_graphs_in_a_capture")
 

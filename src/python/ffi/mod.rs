@@ -10,6 +10,7 @@ pub(super) mod host_bytes;
 mod pinned_buffer;
 mod torch;
 mod unwinding;
+pub(super) mod vectorcall;
 
 pub(super) use address::{PythonAddress, consumer};
 pub(super) use cupy::{CurrentStream, Memories};

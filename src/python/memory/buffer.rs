@@ -98,6 +98,14 @@ impl PyDeviceBuffer {
         Ok((buffer, stream))
     }
 
+    /// Keeps the memory, once freed, from use before the stream's work at that time is done.
+    pub(super) fn record(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let recorded = stream::resolve(stream.py(), Some(stream), None)?;
+        let buffer = self.shared()?;
+        lock(&self.keepers).keep(stream);
+        Ok(buffer.record_stream(&recorded)?)
+    }
+
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
     pub(in crate::python) fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
         process::refuse_forked()?;
@@ -233,11 +241,8 @@ impl PyDeviceBuffer {
     }
 
     #[doc = docstring!("DeviceBuffer.record_stream")]
-    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let recorded = stream::resolve(py, Some(stream), None)?;
-        let buffer = self.shared()?;
-        lock(&self.keepers).keep(stream);
-        Ok(buffer.record_stream(&recorded)?)
+    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.record(stream)
     }
 
     #[doc = docstring!("DeviceBuffer.free")]

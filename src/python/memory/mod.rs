@@ -4,6 +4,7 @@ mod allocator;
 mod buffer;
 mod capture;
 mod context;
+mod cuda_core;
 mod cupy;
 mod functions;
 mod mem_pool;
@@ -18,6 +19,7 @@ mod unpickling;
 
 pub(super) use buffer::{PyDeviceBuffer, empty, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
+pub(super) use cuda_core::PyCudaCoreMemory;
 pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
 pub(super) use functions::{PyCApi, c_api, torch_functions};
 pub(super) use mem_pool::{

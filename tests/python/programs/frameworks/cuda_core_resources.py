@@ -9,6 +9,7 @@ from cuda.core import Device
 from cuda_core_device import device, stream
 from double import MIB, live
 from errors import assert_says, raised
+from forking import assert_refused, in_child
 
 
 def honours_pools():
@@ -101,6 +102,92 @@ def refuses_what_cannot_be():
     assert live() == 0, "a refusal left memory"
     found = gpupool.cuda_core.MemoryResource(pool=gpupool.MemPool(device=1)).device_id
     assert found == 1, f"the resource of a pool of device 1 is of device {found}"
+
+
+def is_left_as_it_was_by_what_fails():
+    """Of requests and frees that cuda.core does not make, and of what fails on the way."""
+    resource = gpupool.cuda_core.MemoryResource(0)
+
+    class Failing(gpupool.cuda_core.MemoryResource):
+        @property
+        def is_device_accessible(self):
+            raise RuntimeError("not today")
+
+    for wrong in ("10", None, 1.5):
+        raised(TypeError, resource.allocate, wrong, stream=stream)
+    raised(gpupool.InvalidValue, resource.allocate, -1, stream=stream)
+    raised(TypeError, resource.allocate, 10)
+    for wrong in (None, "stream", 0):
+        raised(AttributeError, resource.allocate, 10, stream=wrong)
+    assert_says(raised(RuntimeError, Failing(0).allocate, 10, stream=stream), "not today")
+    assert live() == 0, "a request that failed left memory"
+    buffer = resource.allocate(1000, stream=stream)
+    address = int(buffer.handle)
+    assert_says(
+        raised(gpupool.InvalidValue, resource.deallocate, address + 8, 1000, stream=stream), "no memory of this"
+    )
+    assert live() == 1, "a refusal freed memory"
+    buffer.close()
+    assert live() == 0, "a closed buffer is alive"
+    raised(gpupool.InvalidValue, resource.deallocate, address, 1000, stream=stream)
+    other = gpupool.cuda_core.MemoryResource(pool=gpupool.MemPool(device=1))
+    raised(gpupool.InvalidValue, resource.__init__, 0)
+    assert other.device_id == 1, f"its device is {other.device_id}"
+
+
+def may_have_subclasses():
+    class Counting(gpupool.cuda_core.MemoryResource):
+        def __init__(self, name, device):
+            super().__init__(device)
+            self.name, self.calls = name, []
+
+        def allocate(self, size, *, stream):
+            self.calls.append(size)
+            return super().allocate(size, stream=stream)
+
+        def deallocate(self, ptr, size, *, stream):
+            self.calls.append(-size)
+            super().deallocate(ptr, size, stream=stream)
+
+    resource = Counting("counting", device)
+    resource.allocate(10, stream=stream).close()
+    assert (resource.calls, live()) == ([10, -10], 0), f"the calls were {resource.calls}"
+    unmade = gpupool.cuda_core.MemoryResource.__new__(gpupool.cuda_core.MemoryResource, "anything")
+    assert_says(raised(gpupool.InvalidValue, unmade.allocate, 10, stream=stream), "__init__")
+
+
+def is_refused_in_a_forked_child():
+    resource = gpupool.cuda_core.MemoryResource(0)
+    buffer = resource.allocate(1000, stream=stream)
+    address = int(buffer.handle)
+    in_child(
+        lambda: assert_refused(
+            lambda: resource.allocate(10, stream=stream),
+            lambda: resource.deallocate(address, 1000, stream=stream),
+            lambda: resource.device_buffer(address),
+        )
+    )
+    buffer.close()
+    assert live() == 0, "the parent's buffer is alive"
+
+
+def is_used_by_threads_at_once():
+    resource = gpupool.cuda_core.MemoryResource(0)
+
+    def work(number):
+        Device(0).set_current()
+        kept = []
+        for turn in range(200):
+            kept.append(resource.allocate(1000 + turn, stream=stream))
+            if turn % 7 == 0:
+                assert gpupool.cuda_core.from_buffer(kept[-1]).nbytes == 1000 + turn, "a buffer is another's"
+            if turn % 3:
+                kept.pop(turn % len(kept)).close()
+        return len({int(buffer.handle) for buffer in kept}) == len(kept)
+
+    with ThreadPoolExecutor(16) as executor:
+        assert all(executor.map(work, range(32))), "buffers of a thread overlap"
+    assert live() == 0, "buffers of threads are alive"
 
 
 if __name__ == "__main__":

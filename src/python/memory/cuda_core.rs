@@ -1,0 +1,204 @@
+//! What cuda.core's memory resource is made of: cuda.core calls it straight, so that a request that is served at once, and
+//! its end, run no Python of ours.
+
+use std::sync::{Mutex, OnceLock};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use rustc_hash::FxHashMap;
+
+use super::buffer::{PyDeviceBuffer, allocate};
+use super::scope::token_of;
+use crate::error::Error;
+use crate::memory::DeviceBuffer;
+use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
+use crate::python::device;
+use crate::python::ffi::{PythonAddress, vectorcall};
+use crate::python::whole::Whole;
+use crate::runtime::Stream;
+use crate::sync::lock;
+
+#[doc = docstring!("CudaCoreMemory")]
+#[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass)]
+#[derive(Debug)]
+pub(in crate::python) struct PyCudaCoreMemory {
+    made: OnceLock<Made>,
+    /// The buffers that live, by their addresses.
+    buffers: Mutex<FxHashMap<u64, Entry>>,
+}
+
+/// What `__init__` makes.
+#[derive(Debug)]
+struct Made {
+    /// `cuda.core.Buffer.from_handle`.
+    from_handle: Py<PyAny>,
+    /// Of the argument that it takes by name alone.
+    names: Py<PyTuple>,
+    device: usize,
+    /// The pool of all requests; none where scopes say which.
+    pool: Option<Py<PyAny>>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Alone(DeviceBuffer),
+    /// Python has it too, which frees it with the last that does.
+    Shared(Py<PyDeviceBuffer>),
+}
+
+#[pymethods]
+impl PyCudaCoreMemory {
+    // A subclass's `__init__` takes what it likes.
+    #[new]
+    #[pyo3(signature = (*_arguments, **_named))]
+    fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+        Self { made: OnceLock::new(), buffers: Mutex::default() }
+    }
+
+    fn __init__(&self, from_handle: Bound<'_, PyAny>, device: usize, pool: Option<Py<PyAny>>) -> PyResult<()> {
+        let names = PyTuple::new(from_handle.py(), ["stream"])?.unbind();
+        let made = Made { from_handle: from_handle.unbind(), names, device, pool };
+        Ok(self.made.set(made).map_err(|_| Error::invalid_value("this memory resource was made before"))?)
+    }
+
+    #[doc = docstring!("CudaCoreMemory.allocate")]
+    #[pyo3(signature = (size, *, stream))]
+    fn allocate<'py>(
+        slf: &Bound<'py, Self>,
+        size: &Bound<'py, PyAny>,
+        stream: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        let made = this.made()?;
+        let on = stream_of(stream)?;
+        let _scope = match &made.pool {
+            Some(pool) => Some(token_of(pool.bind(py), "MemoryResource")?.enter_scope(false)?),
+            None => None,
+        };
+        let buffer = allocate(py, size.extract::<Whole>()?.0, &on)?;
+        if buffer.device().ordinal() != made.device {
+            let (device, own) = (buffer.device(), made.device);
+            return Err(Error::invalid_value(format!(
+                "{stream} is a stream of {device}, and the memory of device {own}"
+            ))
+            .into());
+        }
+        let address = buffer.address();
+        if address != 0 {
+            lock(&this.buffers).insert(address, Entry::Alone(buffer));
+        }
+        let pointer = address.into_pyobject(py)?;
+        let arguments = [pointer.as_any(), size, slf.as_any()];
+        let made = vectorcall::call_named(made.from_handle.bind(py), arguments, made.names.bind(py), stream);
+        if made.is_err() {
+            let refused = lock(&this.buffers).remove(&address);
+            drop(refused);
+        }
+        made
+    }
+
+    #[doc = docstring!("CudaCoreMemory.deallocate")]
+    #[pyo3(signature = (ptr, size, *, stream))]
+    fn deallocate(&self, ptr: &Bound<'_, PyAny>, size: Whole, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        process::refuse_forked()?;
+        if size.0 == 0 {
+            // These have no address.
+            return Ok(());
+        }
+        let address = address_of(ptr)?;
+        let found = lock(&self.buffers).remove(&address);
+        let unknown = || {
+            Error::invalid_value(format!(
+                "{address:#x} is no memory of this resource's, or was freed before; cuda.core frees each buffer once"
+            ))
+        };
+        match found.ok_or_else(unknown)? {
+            Entry::Alone(buffer) => {
+                // What cannot be freed on this stream is freed on its own.
+                let on = stream_of(stream)?;
+                if on.raw() != buffer.stream().raw() {
+                    buffer.check_stream(&on)?;
+                }
+                let _stack = hold_stack(Purpose::Free);
+                Ok(buffer.free_on(&on)?)
+            }
+            // The last that has it frees it.
+            Entry::Shared(buffer) => buffer.bind(stream.py()).get().record(stream),
+        }
+    }
+
+    #[doc = docstring!("CudaCoreMemory.device_buffer")]
+    fn device_buffer(&self, py: Python<'_>, pointer: u64) -> PyResult<Option<Py<PyDeviceBuffer>>> {
+        process::refuse_forked()?;
+        // The object is made with no lock held; two threads that ask at once get the one that is there first.
+        let taken = {
+            let mut buffers = lock(&self.buffers);
+            match buffers.get(&pointer) {
+                None => return Ok(None),
+                Some(Entry::Shared(buffer)) => return Ok(Some(buffer.clone_ref(py))),
+                Some(Entry::Alone(_)) => buffers.remove(&pointer),
+            }
+        };
+        let Some(Entry::Alone(buffer)) = taken else { return Ok(None) };
+        let shared = Py::new(py, PyDeviceBuffer::of(buffer))?;
+        lock(&self.buffers).insert(pointer, Entry::Shared(shared.clone_ref(py)));
+        Ok(Some(shared))
+    }
+
+    #[doc = docstring!("CudaCoreMemory.is_device_accessible")]
+    #[getter]
+    fn is_device_accessible(&self) -> bool {
+        true
+    }
+
+    #[doc = docstring!("CudaCoreMemory.is_host_accessible")]
+    #[getter]
+    fn is_host_accessible(&self) -> bool {
+        false
+    }
+
+    #[doc = docstring!("CudaCoreMemory.is_managed")]
+    #[getter]
+    fn is_managed(&self) -> bool {
+        false
+    }
+
+    #[doc = docstring!("CudaCoreMemory.device_id")]
+    #[getter]
+    fn device_id(&self) -> PyResult<usize> {
+        Ok(self.made()?.device)
+    }
+}
+
+impl PyCudaCoreMemory {
+    #[inline]
+    fn made(&self) -> PyResult<&Made> {
+        let unmade = || {
+            Error::invalid_value("this memory resource was not made: call its __init__ first, as super().__init__()")
+        };
+        Ok(self.made.get().ok_or_else(unmade)?)
+    }
+}
+
+/// Returns the stream that an object of cuda.core's names. Of a default stream the device is the current context's, which
+/// costs less to ask than the object.
+#[inline]
+fn stream_of(object: &Bound<'_, PyAny>) -> PyResult<Stream> {
+    let py = object.py();
+    device::get(py)?;
+    let answer = vectorcall::call_method(object, intern!(py, "__cuda_stream__"))?;
+    let address = answer.cast::<PyTuple>()?.get_borrowed_item(1)?.extract::<PythonAddress>()?;
+    Ok(address.stream(None)?)
+}
+
+/// Returns the address that cuda.core names, by an int or by a handle of cuda.bindings.
+#[inline]
+fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(address) = pointer.extract::<u64>() {
+        return Ok(address);
+    }
+    pointer.call_method0(intern!(pointer.py(), "__int__"))?.extract()
+}
