@@ -1,26 +1,21 @@
 """One way of having PyTorch's memory, in a process of its own: does what torch_peers.py asks it to measure, in turn.
 
-    python benches/torch_peer.py WAY
-
-Each line read is a JSON list, the name of a measure and its arguments; each line written is its result.
+python benches/torch_peer.py WAY
 """
 
 import contextlib
 import gc
-import json
-import os
-import sys
 import timeit
-from collections.abc import Callable
 
 from figures import CALLS, Allocate, forget, mix
 from torch_calls import Calls
 from torch_workloads import PEAKS, peak, small_operations
+from turns import Measures, answer
 
 GPUPOOL = "gpupool"
 
 
-class Measures:
+class TorchMeasures(Measures):
     """What can be measured of one way."""
 
     def __init__(self, way: str) -> None:
@@ -35,12 +30,6 @@ class Measures:
         torch.cuda.synchronize()
         self._free = torch.cuda.mem_get_info()[0]
         self._calls: Calls | None = None
-
-    def use_processors(self, processors: list[int]) -> None:
-        """Have every thread of the process run on these processors."""
-        for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), processors)
 
     def statement(self, statement: str) -> float:
         """Return the nanoseconds that a statement takes."""
@@ -97,18 +86,7 @@ class Measures:
         return peak(PEAKS[name], self._free)
 
 
-def main() -> None:
-    """Measure what is asked until there is no more."""
-    # What the programs print is not a result.
-    results, sys.stdout = sys.stdout, sys.stderr
+if __name__ == "__main__":
     # A collection takes longer than a thousand steps, and falls on the peer that is at work.
     gc.disable()
-    measures = Measures(sys.argv[1])
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        measure: Callable[..., float | None] = getattr(measures, name)
-        print(json.dumps(measure(*arguments)), file=results, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    answer(TorchMeasures)

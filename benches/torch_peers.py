@@ -16,16 +16,13 @@ below.
 """
 
 import contextlib
-import json
 import os
-import statistics
-import subprocess
 import sys
-from pathlib import Path
 
 from figures import THREADS, tell
 from torch_peer import GPUPOOL
 from torch_workloads import PEAKS
+from turns import Peer, ratio, take_turns
 
 CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
 EXPANDABLE = "torch expandable"
@@ -35,34 +32,12 @@ SIZES = (1024, 1 << 20, 32 << 20)
 ROUNDS, STEP_ROUNDS, LONG_ROUNDS = 16, 8, 4
 
 
-class Peer:
-    """A process that measures one way."""
-
-    def __init__(self, way: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
-        if way == EXPANDABLE:
-            environment[CONFIGURATION] = "expandable_segments:True"
-        program = Path(__file__).with_name("torch_peer.py")
-        self.way = way
-        self._process = subprocess.Popen(
-            [sys.executable, program, way], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def measure(self, *what: object) -> float:
-        """Return a figure."""
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            message = f"{self.way}: the process ended with status {self._process.wait()} at {what}"
-            raise RuntimeError(message)
-        return json.loads(line)
-
-    def end(self) -> None:
-        """End the process."""
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
+def peer_of(way: str) -> Peer:
+    """Start the process of a way."""
+    environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
+    if way == EXPANDABLE:
+        environment[CONFIGURATION] = "expandable_segments:True"
+    return Peer("torch_peer.py", way, environment)
 
 
 class Table:
@@ -94,31 +69,13 @@ class Table:
             tell(peer="torch", work="part of the mix that is not memory", threads=threads, part=part)
 
 
-def ratio(figures: list[float], of: list[float]) -> float:
-    """Return the median of the rounds' ratios: two figures of one round were taken while the machine was as quick."""
-    return round(statistics.median(figure / other for figure, other in zip(figures, of, strict=True)), 3)
-
-
 WITHOUT_MEMORY = "mix of tensors without memory"
-
-
-def take_turns(peers: list[Peer], rounds: int, *what: object, processors: int = 0) -> dict[str, list[float]]:
-    """Return each peer's figures, on so many processors, other ones in each round; 0 for all."""
-    there = sorted(os.sched_getaffinity(0))
-    count = processors or len(there)
-    figures: dict[str, list[float]] = {peer.way: [] for peer in peers}
-    for turn in range(rounds):
-        chosen = [there[(turn * count + place) % len(there)] for place in range(count)]
-        for peer in peers:
-            peer.measure("use_processors", chosen)
-            figures[peer.way].append(peer.measure(*what))
-    return figures
 
 
 def measure_times(table: Table) -> None:
     """Measure what takes time."""
     with contextlib.ExitStack() as stack:
-        peers = [Peer(way) for way in WAYS]
+        peers = [peer_of(way) for way in WAYS]
         for peer in peers:
             stack.callback(peer.end)
         for size in SIZES:
@@ -152,7 +109,7 @@ def measure_peaks(table: Table) -> None:
     for name in PEAKS:
         figures = {}
         for way in (*OWN, GPUPOOL):
-            peer = Peer(way)
+            peer = peer_of(way)
             try:
                 figures[way] = [peer.measure("peak", name)]
             finally:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, rmm.json, rmm_cpp.json, nccl.json, recording.json, pinned.json and
+# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, recording.json, pinned.json and
 # memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
 # SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also
 # leaves out what is not about memory; TRACES names a folder with more logs to replay than tests/data has.
@@ -191,6 +191,9 @@ run_all() {
     # shellcheck disable=SC2016
     step bench-rmm-cpp bash -c 'set -o pipefail; timeout 600 rmm_peers/rmm_peers | tee "$1"' _ "$results/rmm_cpp.json"
     # shellcheck disable=SC2016
+    step bench-plug bash -c 'set -o pipefail; timeout 580 "$1" benches/plug_peers.py | tee "$2"' _ "$python" \
+      "$results/plugs.json"
+    # shellcheck disable=SC2016
     step bench-nccl bash -c 'set -o pipefail; NCCL_NVLS_ENABLE=0 timeout 120 "$1" benches/nccl.py | tee "$2"' _ "$python" \
       "$results/nccl.json"
   fi
@@ -229,5 +232,5 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,rmm.json,rmm_cpp.json,nccl.json,recording.json,pinned.json,memory.json}
+rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,plugs.json,rmm.json,rmm_cpp.json,nccl.json,recording.json,pinned.json,memory.json}
 run_all | tee "$results/run.txt"
