@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use pyo3::ffi;
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use super::layout::{self, MEMORY_SIZE, MemoryFields, PointerFields};
+use crate::error::Error;
 use crate::memory::DeviceBuffer;
 use crate::process;
 
@@ -19,6 +21,9 @@ struct Object {
     base: [u64; MEMORY_SIZE / size_of::<u64>()],
     held: ManuallyDrop<Held>,
 }
+
+// Python's objects are aligned to two words.
+const _: () = assert!(align_of::<Object>() <= 2 * size_of::<usize>());
 
 struct Held {
     buffer: DeviceBuffer,
@@ -196,7 +201,9 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     // SAFETY: Python ends an object on a thread that is attached.
     let py = unsafe { Python::assume_attached() };
     // SAFETY: the object is of our class, and so was given what it holds, which is taken once.
-    unsafe { ManuallyDrop::take(&mut (*object.cast::<Object>()).held) }.end(py);
+    let held = unsafe { ManuallyDrop::take(&mut (*object.cast::<Object>()).held) };
+    // A panic was printed, and there is nothing that could be told.
+    let _ = catch_unwind(AssertUnwindSafe(|| held.end(py)));
     // SAFETY: an object of a class that was made from a specification has a reference to it, and was allocated by
     // `PyType_GenericAlloc` without the collector.
     unsafe {
@@ -218,8 +225,12 @@ unsafe fn ask(
     let py = unsafe { Python::assume_attached() };
     // SAFETY: the caller promises that the object is one of the class, which the caller's reference keeps alive.
     let held = unsafe { &(*object.cast::<Object>()).held };
-    let answer = process::refuse_forked().map_err(PyErr::from).and_then(|()| question(py, &held.buffer));
-    answer.map_or_else(
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        process::refuse_forked()?;
+        question(py, &held.buffer)
+    }));
+    let panicked = |_| Err(Error::internal("an attribute of CuPy's memory panicked").into());
+    answer.unwrap_or_else(panicked).map_or_else(
         |error| {
             error.restore(py);
             ptr::null_mut()

@@ -176,9 +176,14 @@ def of_memory_that_is_asked_what_it_is():
     assert isinstance(memory, cupy.cuda.BaseMemory), f"the memory is a {type(memory)}"
     told = memory.ptr, memory.size, memory.device_id, memory.pool_id, int(memory), array.data.mem.ptr
     assert told == (array.data.ptr, 1000, 0, pool.id, array.data.ptr, array.data.ptr), f"it tells {told}"
-    assert_says(raised(TypeError, type(memory)), "cannot create")
+    kind = type(memory)
+    assert_says(raised(TypeError, kind), "cannot create")
+    references = sys.getrefcount(kind)
+    many = [cupy.cuda.alloc(size) for size in range(1000)]
+    del many
+    assert sys.getrefcount(kind) == references, "objects that are gone have left references to their class"
     pointer = array.data + 10
-    del array, memory
+    del array, memory, kind
     assert (pointer.mem.size, live()) == (1000, 1), "a pointer does not keep its memory"
     del pointer
     for wrong in ("10", None, 1.5):
