@@ -1730,6 +1730,7 @@ def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
         InvalidValue: No block is there, or it cannot be shared.
     """
 
+@disjoint_base
 class CudaCoreMemory:
     """What ``gpupool.cuda_core.MemoryResource`` is below cuda.core's class of that name.
 
