@@ -1789,6 +1789,10 @@ class CupyAllocator:
         """Return a ``cupy.cuda.MemoryPointer`` to so many bytes."""
 
     @property
+    def asks_directly(self) -> bool:
+        """True if the stream comes from the C function that CuPy's modules call, False if from the one for users."""
+
+    @property
     def makes_memory(self) -> bool:
         """True if it makes the objects of arrays' memory itself, False if it calls CuPy's classes for them."""
 

@@ -97,6 +97,7 @@ def test_threads_have_pools_of_their_own():
 def test_cupys_objects_are_made_as_cupy_makes_them():
     allocator = cupy.cuda.get_allocator().__self__
     assert allocator.makes_memory, "this version of CuPy has other objects than those that gpupool knows"
+    assert allocator.asks_directly, "this version of CuPy has another function than the one that gpupool knows"
     array = cupy.arange(1000)
     memory = memory_of(array)
     assert isinstance(memory, cupy.cuda.BaseMemory)

@@ -39,6 +39,11 @@ impl CurrentStream {
         Self::Exported(unsafe { transmute::<*mut c_void, GetCurrentStream>(address) })
     }
 
+    /// Whether it is the C function that is called.
+    pub(in crate::python) const fn is_exported(&self) -> bool {
+        matches!(self, Self::Exported(_))
+    }
+
     /// Returns the object of the stream.
     #[inline]
     pub(in crate::python) fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

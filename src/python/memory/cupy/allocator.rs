@@ -62,6 +62,12 @@ impl PyCupyAllocator {
         }
     }
 
+    #[doc = docstring!("CupyAllocator.asks_directly")]
+    #[getter]
+    fn asks_directly(&self) -> bool {
+        self.current.is_exported()
+    }
+
     #[doc = docstring!("CupyAllocator.makes_memory")]
     #[getter]
     fn makes_memory(&self) -> bool {

@@ -35,7 +35,9 @@ def live():
 
 
 def is_allocated_on_the_current_one():
-    assert gpupool.cupy._allocate().__self__.makes_memory, "CuPy's objects are not as they are known"
+    allocator = gpupool.cupy._allocate().__self__
+    assert allocator.makes_memory, "CuPy's objects are not as they are known"
+    assert allocator.asks_directly, "CuPy's function for the current stream is not as it is known"
     own = cupy.cuda.Stream(non_blocking=True)
     assert stream_of(cupy.empty(10)) == 0, "the default stream is not current at first"
     with own:
@@ -125,6 +127,7 @@ def that_cannot_be_asked_for_is_an_error():
     cuda = SimpleNamespace(
         stream=streams, get_current_stream=broken, **{name: getattr(cupy.cuda, name) for name in names}
     )
+    assert not _native.CupyAllocator(cuda, print).asks_directly, "another kind of thing is called"
     failures = []
 
     def failed(nbytes, error):
