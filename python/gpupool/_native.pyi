@@ -1788,6 +1788,9 @@ class CupyAllocator:
     def malloc(self, nbytes: SupportsIndex, /) -> Any:
         """Return a ``cupy.cuda.MemoryPointer`` to so many bytes."""
 
+    def current_stream(self, device: int, /) -> Any:
+        """Return the address of the thread's current stream on a device."""
+
     @property
     def asks_directly(self) -> bool:
         """True if the stream comes from the C function that CuPy's modules call, False if from the one for users."""

@@ -92,13 +92,19 @@ def _cupy() -> ModuleType:
 
 
 @functools.cache
-def _allocate() -> Callable[[int], Any]:
+def _allocator() -> CupyAllocator:
     """Return the allocator for CuPy.
 
     Everything it uses is its own, so that it also works while the interpreter ends.
     """
     cupy = _cupy()
-    return CupyAllocator(cupy.cuda, functools.partial(_failed, cupy)).malloc
+    return CupyAllocator(cupy.cuda, functools.partial(_failed, cupy))
+
+
+@functools.cache
+def _allocate() -> Callable[[int], Any]:
+    """Return the function that CuPy allocates with."""
+    return _allocator().malloc
 
 
 def _failed(cupy: ModuleType, nbytes: int, error: Exception) -> Any:
@@ -113,8 +119,7 @@ def _failed(cupy: ModuleType, nbytes: int, error: Exception) -> Any:
 @functools.cache
 def _current_stream() -> Callable[[int], int]:
     """Return the function that names CuPy's current stream on a device, for calls of gpupool that name none."""
-    get = _cupy().cuda.get_current_stream
-    return lambda device: int(get(device).ptr)
+    return _allocator().current_stream
 
 
 def _retry(cupy: ModuleType, nbytes: int) -> Any:

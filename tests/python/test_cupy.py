@@ -50,6 +50,7 @@ class OwnPool:
 
 
 def forget():
+    adapter._allocator.cache_clear()
     adapter._allocate.cache_clear()
     adapter._current_stream.cache_clear()
 

@@ -12,8 +12,17 @@ const SIGNATURE: &CStr =
     c"PyObject *(int __pyx_skip_dispatch, struct __pyx_opt_args_4cupy_4cuda_6stream_get_current_stream \
                            *__pyx_optional_args)";
 
-/// The first argument is for methods alone; the second names a device, and is null for the current one.
-type GetCurrentStream = unsafe extern "C" fn(c_int, *const c_void) -> *mut ffi::PyObject;
+/// The first argument is for methods alone; the second has those that may be left out, and is null for none.
+type GetCurrentStream = unsafe extern "C" fn(c_int, *const Options) -> *mut ffi::PyObject;
+
+/// Arguments that may be left out, as Cython passes them.
+#[repr(C)]
+#[derive(Debug)]
+pub(in crate::python) struct Options {
+    /// How many are given.
+    count: c_int,
+    device: c_int,
+}
 
 /// How the thread's current stream on its current device is asked for.
 #[derive(Debug)]
@@ -51,6 +60,19 @@ impl CurrentStream {
             // SAFETY: the thread is attached; the function returns a new reference, or null with an error set.
             Self::Exported(function) => unsafe { Bound::from_owned_ptr_or_err(py, function(0, ptr::null())) },
             Self::Called(function) => function.bind(py).call0(),
+        }
+    }
+
+    /// Returns the object of the thread's current stream on a device.
+    pub(in crate::python) fn get_on<'py>(&self, py: Python<'py>, device: c_int) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Exported(function) => {
+                let options = Options { count: 1, device };
+                // SAFETY: the thread is attached, and the options live as long as the call; the function returns a new
+                // reference, or null with an error set.
+                unsafe { Bound::from_owned_ptr_or_err(py, function(0, &raw const options)) }
+            }
+            Self::Called(function) => function.bind(py).call1((device,)),
         }
     }
 }

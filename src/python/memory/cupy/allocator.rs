@@ -62,6 +62,12 @@ impl PyCupyAllocator {
         }
     }
 
+    #[doc = docstring!("CupyAllocator.current_stream")]
+    #[pyo3(signature = (device, /))]
+    fn current_stream<'py>(&self, py: Python<'py>, device: i32) -> PyResult<Bound<'py, PyAny>> {
+        self.current.get_on(py, device)?.getattr(intern!(py, "ptr"))
+    }
+
     #[doc = docstring!("CupyAllocator.asks_directly")]
     #[getter]
     fn asks_directly(&self) -> bool {

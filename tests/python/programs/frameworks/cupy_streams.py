@@ -42,6 +42,7 @@ def is_allocated_on_the_current_one():
     assert stream_of(cupy.empty(10)) == 0, "the default stream is not current at first"
     with own:
         assert stream_of(cupy.empty(10)) == own.ptr, "a stream's block is not followed"
+        assert gpupool.empty(10).stream == own.ptr, "gpupool's calls do not follow it"
         with cupy.cuda.Stream.null:
             assert stream_of(cupy.empty(10)) == 0, "the block of the default stream is not followed"
         with cupy.cuda.Stream() as inner:
@@ -57,11 +58,15 @@ def is_allocated_on_the_current_one():
 def of_another_device_gives_memory_there():
     with gpupool.Stream(1):
         own = cupy.cuda.Stream()
-        with own:
-            array = cupy.empty(10)
+        own.use()
+        array = cupy.empty(10)
     assert array.data.device_id == array.data.mem.device_id == 1, f"the memory is of device {array.data.device_id}"
     assert stream_of(array) == own.ptr, "it is on another stream"
     assert stream_of(cupy.empty(10)) == 0, "device 0 has the stream of device 1"
+    followed = _native.host_stream_of(gpupool.host.handle(device=1))
+    assert followed == own.ptr, "gpupool's calls for device 1 do not follow its stream"
+    followed = _native.host_stream_of(gpupool.host.handle())
+    assert followed == 0, "gpupool's calls for device 0 follow the stream of device 1"
 
 
 def lives_as_long_as_its_arrays():
