@@ -73,6 +73,15 @@ impl PyDeviceBuffer {
         Self::keeping(buffer, None)
     }
 
+    /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
+    pub(super) fn without() -> Self {
+        Self { buffer: Mutex::new(Held::Freed), keeper: None, keepers: Mutex::default() }
+    }
+
+    pub(super) fn put(&self, buffer: DeviceBuffer) {
+        *lock(&self.buffer) = Held::Alone(buffer);
+    }
+
     /// Makes one that keeps an object, and so its stream, alive.
     #[inline]
     pub(super) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {

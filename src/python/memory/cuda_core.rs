@@ -133,19 +133,20 @@ impl PyCudaCoreMemory {
     #[doc = docstring!("CudaCoreMemory.device_buffer")]
     fn device_buffer(&self, py: Python<'_>, pointer: u64) -> PyResult<Option<Py<PyDeviceBuffer>>> {
         process::refuse_forked()?;
-        // The object is made with no lock held; two threads that ask at once get the one that is there first.
-        let taken = {
-            let mut buffers = lock(&self.buffers);
-            match buffers.get(&pointer) {
-                None => return Ok(None),
-                Some(Entry::Shared(buffer)) => return Ok(Some(buffer.clone_ref(py))),
-                Some(Entry::Alone(_)) => buffers.remove(&pointer),
-            }
-        };
-        let Some(Entry::Alone(buffer)) = taken else { return Ok(None) };
-        let shared = Py::new(py, PyDeviceBuffer::of(buffer))?;
-        lock(&self.buffers).insert(pointer, Entry::Shared(shared.clone_ref(py)));
-        Ok(Some(shared))
+        if let Some(known) = known_buffer(py, &lock(&self.buffers), pointer) {
+            return Ok(known);
+        }
+        // The object is made with no lock held, since that may run Python; meanwhile the buffer may have got another one.
+        let made = Py::new(py, PyDeviceBuffer::without())?;
+        let mut buffers = lock(&self.buffers);
+        if let Some(known) = known_buffer(py, &buffers, pointer) {
+            drop(buffers);
+            return Ok(known);
+        }
+        if let Some(Entry::Alone(buffer)) = buffers.insert(pointer, Entry::Shared(made.clone_ref(py))) {
+            made.get().put(buffer);
+        }
+        Ok(Some(made))
     }
 
     #[doc = docstring!("CudaCoreMemory.is_device_accessible")]
@@ -180,6 +181,15 @@ impl PyCudaCoreMemory {
             Error::invalid_value("this memory resource was not made: call its __init__ first, as super().__init__()")
         };
         Ok(self.made.get().ok_or_else(unmade)?)
+    }
+}
+
+/// Returns the object of the buffer at an address, or none if there is no buffer; none at all if it has no object yet.
+fn known_buffer(py: Python<'_>, buffers: &FxHashMap<u64, Entry>, pointer: u64) -> Option<Option<Py<PyDeviceBuffer>>> {
+    match buffers.get(&pointer) {
+        None => Some(None),
+        Some(Entry::Shared(buffer)) => Some(Some(buffer.clone_ref(py))),
+        Some(Entry::Alone(_)) => None,
     }
 }
 
