@@ -80,11 +80,13 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>) -> Result<u64> {
     let mut outcome = Ok(());
     for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| device == caches.memory.device))
     {
+        caches.memory.end_idle_attachments();
         let may_go = |pool: &Pool| !pool.keeps_segments();
         match trim_pools(caches, ThisThread::get(), Patience::Ask, may_go) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
+        caches.memory.wait_for_processes();
     }
     outcome.map(|()| released)
 }

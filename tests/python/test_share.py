@@ -82,6 +82,33 @@ def test_strangers_get_nothing_and_harm_no_other(case):
     run_program("share/strangers.py", case)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "it_is_attached_again_without_a_mapping",
+        "the_owner_uses_the_memory_at_once",
+        "what_is_freed_is_unmapped",
+        "freed_while_it_is_attached",
+        "a_pool_that_sleeps_has_its_memory_back",
+        "what_sleeps_and_wakes_unheard_is_not_used",
+        "sleep_that_is_refused_leaves_it",
+        "a_stopped_process_holds_up_no_other",
+        "an_owner_that_ends_leaves_nothing",
+        "a_process_that_is_killed_is_not_waited_for",
+        "a_forked_child_leaves_it_alone",
+        "the_oldest_go_first",
+        "a_process_without_room_for_files_attaches",
+        "whatever_call_fails_it_ends",
+    ],
+)
+def test_what_is_let_go_stays_mapped_until_its_owner_gives_it_back(case):
+    run_program("share/idle.py", case, GPUPOOL_HOST_MEMORY=SMALL)
+
+
+def test_what_is_let_go_stays_mapped_for_each_device():
+    run_program("share/idle.py", "on_two_devices", GPUPOOL_HOST_DEVICES="2")
+
+
 @pytest.mark.parametrize("case", ["while_attaching", "while_sharing", "while_letting_go"])
 def test_what_fails_leaves_both_processes_as_they_were(case):
     run_program("share/faults.py", case)

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::address_range::AddressRange;
 use super::address_space::AddressSpace;
+use super::elsewhere::Elsewhere;
 use super::event_pool::EventPool;
 use super::live_peak::LivePeak;
 use super::pages::{PAGE, Pages};
@@ -44,7 +45,9 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) pieces: Pieces,
     /// Requests for which memory was given back to the driver, and that were tried again.
     pub(in crate::memory) retries: AtomicU64,
-    /// Bytes of other processes' blocks that are attached for the device.
+    /// What stands in several processes.
+    pub(in crate::memory) elsewhere: Elsewhere,
+    /// Bytes of other processes' blocks that are attached for the device, and in use.
     pub(in crate::memory) attached: AtomicU64,
     /// Bytes of buffers that were sent to other processes, and that none has taken up yet.
     pub(in crate::memory) sent: AtomicU64,
@@ -76,6 +79,7 @@ impl DeviceMemory {
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),
+            elsewhere: Elsewhere::default(),
             attached: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             failures: AtomicU64::new(0),

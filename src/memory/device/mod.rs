@@ -6,6 +6,7 @@
 mod address_range;
 mod address_space;
 mod device_memory;
+mod elsewhere;
 mod event_pool;
 mod live_peak;
 mod pages;
@@ -19,6 +20,7 @@ mod until;
 
 pub(in crate::memory) use address_range::with_device;
 pub(in crate::memory) use device_memory::DeviceMemory;
+pub(in crate::memory) use elsewhere::set_end_idle;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
 pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, PAGE, Pages};

@@ -73,5 +73,7 @@ fn release(device: Device) {
     if let Some(caches) = DeviceCaches::known(device) {
         // What cannot be given back leaves the rest to help.
         let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
+        caches.memory.end_idle_attachments();
+        caches.memory.wait_for_processes();
     }
 }

@@ -290,6 +290,8 @@ impl Climb {
                     let _ = trim_pools(other, self.request.thread, Patience::Wait, Pool::gives_way);
                 }
             }
+            caches.memory.end_idle_attachments();
+            caches.memory.wait_for_processes();
         }
     }
 

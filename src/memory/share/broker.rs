@@ -4,19 +4,21 @@
 //! descriptors: a process that stalls, sends rubbish or is another user's holds up no other.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{debug, info};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::{read, write};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::attached::{Soon, end_done};
+use super::attached::{News, Soon, end_done, end_idle_on, hear, listening};
+use super::bell::{bell, hush};
 use super::secret::random;
-use super::sharing::{Connection, peers};
+use super::sharing::{Connection, mappings, peers};
 use super::socket;
 use crate::error::{Error, Result};
+use crate::memory::cache::on_gone;
+use crate::memory::device::set_end_idle;
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -30,16 +32,11 @@ const CONNECTIONS_MOST: usize = 4096;
 const ACCEPTED_AT_ONCE: usize = 16;
 /// How long answers wait that the system had no room for, though the socket has.
 const RETRY: Duration = Duration::from_millis(2);
+/// How long news wait that the other process has left no room for: it is stopped, or has no time.
+const RETRY_NEWS: Duration = Duration::from_millis(10);
 
-/// What others need of the thread.
-#[derive(Debug)]
-struct Broker {
-    /// Wakes it.
-    bell: OwnedFd,
-    name: [u8; 16],
-}
-
-static BROKER: OnceLock<Broker> = OnceLock::new();
+/// The name that the thread listens under.
+static NAME: OnceLock<[u8; 16]> = OnceLock::new();
 
 /// Starts the thread, if it does not run yet, and returns the name that it listens under.
 ///
@@ -48,12 +45,12 @@ static BROKER: OnceLock<Broker> = OnceLock::new();
 pub(super) fn start() -> Result<[u8; 16]> {
     static STARTING: Mutex<()> = Mutex::new(());
     process::refuse_forked()?;
-    if let Some(broker) = BROKER.get() {
-        return Ok(broker.name);
+    if let Some(name) = NAME.get() {
+        return Ok(*name);
     }
     let _starting = lock(&STARTING);
-    if let Some(broker) = BROKER.get() {
-        return Ok(broker.name);
+    if let Some(name) = NAME.get() {
+        return Ok(*name);
     }
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         Error::unavailable(format!(
@@ -62,30 +59,22 @@ pub(super) fn start() -> Result<[u8; 16]> {
         ))
     };
     let name = random()?;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let bell = eventfd(0, flags).map_err(|error| refused("no descriptor to wake a thread by", &error))?;
+    let bell = bell().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
-    let heard = bell.try_clone().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
+    on_gone(mappings::end_of_block);
+    set_end_idle(end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())
-        .spawn(move || Loop { bell: heard, listener, connections: Vec::new() }.run())
+        .spawn(move || Loop { bell, listener, connections: Vec::new() }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
     debug!(target: MEMORY, "shared memory: listening for processes that attach");
-    Ok(BROKER.get_or_init(|| Broker { bell, name }).name)
-}
-
-/// Has the thread look at what was retired.
-pub(super) fn ring() {
-    if let Some(broker) = BROKER.get() {
-        // It fails only where it has rung so often that nothing more is needed.
-        let _ = write(&broker.bell, &1_u64.to_ne_bytes());
-    }
+    Ok(*NAME.get_or_init(|| name))
 }
 
 /// The thread's own.
 #[derive(Debug)]
 struct Loop {
-    bell: OwnedFd,
+    bell: &'static OwnedFd,
     listener: OwnedFd,
     connections: Vec<Connection>,
 }
@@ -100,8 +89,11 @@ impl Loop {
         nvtx::name_thread(THREAD);
         let mut soon = Soon::default();
         loop {
-            let wait = self.wait(soon.next());
-            let ready = match self.poll(wait) {
+            let owners = listening();
+            self.connections.iter_mut().for_each(Connection::tell);
+            owners.iter().for_each(|news| news.go_on());
+            let wait = self.wait(soon.next(), &owners);
+            let ready = match self.poll(wait, &owners) {
                 Ok(ready) => ready,
                 Err(error) => {
                     // For want of memory; what is asked waits.
@@ -111,13 +103,15 @@ impl Loop {
                 }
             };
             if ready.bell {
-                let _ = read(&self.bell, &mut [0; 8]);
+                hush(self.bell);
                 soon.begin();
             }
-            for process in ready.ended {
-                peers::end(process);
-            }
+            ready.ended.iter().copied().for_each(peers::end);
             self.serve(&ready.connections);
+            self.connections.retain(|connection| !connection.is_of_listener(&ready.ended));
+            for (news, has_ended) in ready.news {
+                hear(&news, has_ended);
+            }
             if ready.listener {
                 self.accept();
             }
@@ -128,34 +122,43 @@ impl Loop {
     }
 
     /// Returns how long to wait at most.
-    fn wait(&self, soon: Option<Duration>) -> Option<Duration> {
+    fn wait(&self, soon: Option<Duration>, owners: &[Arc<News>]) -> Option<Duration> {
         let now = Instant::now();
         let deadlines = self.connections.iter().filter_map(Connection::deadline);
         let deadline = deadlines.min().map(|deadline| deadline.saturating_duration_since(now));
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
-        [soon, deadline, retry].into_iter().flatten().min()
+        let is_behind =
+            self.connections.iter().any(Connection::is_behind) || owners.iter().any(|news| news.is_behind());
+        let retry_news = is_behind.then_some(RETRY_NEWS);
+        [soon, deadline, retry, retry_news].into_iter().flatten().min()
     }
 
-    fn poll(&self, wait: Option<Duration>) -> rustix::io::Result<Ready> {
+    fn poll(&self, wait: Option<Duration>, owners: &[Arc<News>]) -> rustix::io::Result<Ready> {
         let watched = peers::watched();
-        let mut polled = vec![PollFd::new(&self.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        let mut polled = vec![PollFd::new(self.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         polled.extend(watched.iter().map(|(_, pidfd)| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
         polled.extend(self.connections.iter().map(|connection| {
             let wanted = if connection.is_answering() { PollFlags::empty() } else { PollFlags::IN };
             PollFd::from_borrowed_fd(connection.socket(), wanted)
+        }));
+        polled.extend(owners.iter().flat_map(|news| {
+            [news.socket(), news.pidfd()].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
         }));
         match poll(&mut polled, wait.map(timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
         let is_ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        let (processes, connections) = is_ready[2..].split_at(watched.len());
+        let (processes, rest) = is_ready[2..].split_at(watched.len());
+        let (connections, news) = rest.split_at(self.connections.len());
+        let news = owners.iter().zip(news.as_chunks::<2>().0).filter(|(_, is_ready)| **is_ready != [false; 2]);
         let ended = watched.iter().zip(processes).filter(|(_, is_ready)| **is_ready).map(|((process, _), _)| *process);
         Ok(Ready {
             bell: is_ready[0],
             listener: is_ready[1],
             ended: ended.collect(),
             connections: connections.to_vec(),
+            news: news.map(|(news, [_, has_ended])| (Arc::clone(news), *has_ended)).collect(),
         })
     }
 
@@ -197,4 +200,6 @@ struct Ready {
     listener: bool,
     ended: Vec<i32>,
     connections: Vec<bool>,
+    /// Owners that tell something, and whether they have ended.
+    news: Vec<(Arc<News>, bool)>,
 }

@@ -4,10 +4,11 @@
 //! sends descriptors of the block's extents to processes that show the token's secret, and learns from pidfds which of them
 //! have ended. A shared block that is freed waits until every process has let go, as one waits for streams.
 //! The other side (`attached/`) asks, maps what it gets, and has the stream wait for the owner's event. What is freed is
-//! unmapped and let go by a thread of its own process once its work is done, so that the owner is told only of work that is
-//! over, and needs no event of another process.
+//! let go by a thread of its own process once its work is done, so that the owner is told only of work that is over, and needs
+//! no event of another process. It stays mapped there for the next time, until its owner says that the block is gone.
 
 mod attached;
+mod bell;
 mod broker;
 mod secret;
 mod sharing;
@@ -29,6 +30,7 @@ use crate::process;
 use crate::runtime::{Stream, get};
 
 pub(in crate::memory) use attached::{AttachedBuffer, attach};
+pub(in crate::memory) use sharing::mappings::end_mappings_of;
 pub(in crate::memory) use sharing::shared::refuse_held;
 pub use token::ShareToken;
 

@@ -84,7 +84,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        // The last one: the other end was closed and had not read all. What it said before is still to come, and then the end.
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let mut descriptors = Vec::new();
@@ -120,6 +121,14 @@ mod tests {
         let second = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
         drop(one);
+        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        // Closed with something unread: what was said before still comes.
+        let one = connected(&name)?;
+        let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(send(one.as_fd(), b"last", &[])? && send(other.as_fd(), b"unread", &[])?);
+        drop(one);
+        assert!(receive(other.as_fd())?.is_none());
+        assert_eq!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
         assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // The descriptor that came is of the same listener.
         drop((listener, first));

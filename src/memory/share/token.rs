@@ -12,7 +12,7 @@ use crate::runtime::{DeviceUuid, Kind};
 
 const MAGIC: [u8; 4] = *b"gpsh";
 /// Of this layout, and of what processes say to each other.
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const BYTES: usize = 108;
 
 /// Names a block that another process shares; [`attach`](crate::attach) takes it up. Bytes that travel in any way; who has
@@ -272,7 +272,7 @@ mod tests {
         assert!(refusal(&[0; BYTES]).contains("no token"));
         assert!(refusal(&bytes[..BYTES - 1]).contains("has 108 bytes, and this one has 107"));
         let mut newer = bytes;
-        (newer[4], newer[6], newer[7], newer[8]) = (2, 7, 8, 9);
+        (newer[4], newer[6], newer[7], newer[8]) = (3, 7, 8, 9);
         assert!(refusal(&newer).contains("made by gpupool 7.8.9"), "{}", refusal(&newer));
         Ok(())
     }

@@ -8,6 +8,8 @@ pub(super) const PACKET: usize = 8 << 10;
 /// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
 /// them while the other takes them up.
 pub(super) const DESCRIPTORS: usize = 8;
+/// The most mappings that one packet tells of.
+pub(super) const TOLD: usize = 512;
 /// The most extents that one packet describes.
 pub(super) const DESCRIBED: usize = 256;
 const MAGIC: u32 = 0x6873_7067;
@@ -28,10 +30,23 @@ pub(super) enum Ask {
     LetGo,
     /// Nothing: what was sent by a queue has arrived.
     Arrived,
+    /// To be told, by this connection from now on, which of the mappings that stay are to end.
+    News,
+    /// Nothing: a mapping has ended that had stayed.
+    Unmapped,
 }
 
 impl Ask {
-    const ALL: [Self; 6] = [Self::Hold, Self::Describe, Self::Extents, Self::Events, Self::LetGo, Self::Arrived];
+    const ALL: [Self; 8] = [
+        Self::Hold,
+        Self::Describe,
+        Self::Extents,
+        Self::Events,
+        Self::LetGo,
+        Self::Arrived,
+        Self::News,
+        Self::Unmapped,
+    ];
 }
 
 /// A request.
@@ -40,7 +55,8 @@ pub(super) struct Request {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number of what was sent, or 0.
+    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number of what was sent, or 0; of
+    /// [`Ask::LetGo`] and [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
     pub(super) from: u64,
     pub(super) count: u32,
 }
@@ -91,6 +107,8 @@ pub(super) struct Held {
     /// Where the block starts in its first extent, in bytes.
     pub(super) lead: u64,
     pub(super) bytes: u64,
+    /// Which memory is behind the block: another number, other memory.
+    pub(super) backing: u64,
     pub(super) extents: u32,
     pub(super) events: u32,
 }
@@ -100,16 +118,17 @@ impl Held {
         let mut bytes = vec![Status::Given as u8];
         bytes.extend(self.lead.to_le_bytes());
         bytes.extend(self.bytes.to_le_bytes());
+        bytes.extend(self.backing.to_le_bytes());
         bytes.extend(self.extents.to_le_bytes());
         bytes.extend(self.events.to_le_bytes());
         bytes
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; 24] = bytes.try_into().ok()?;
+        let bytes: &[u8; 32] = bytes.try_into().ok()?;
         let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        Some(Self { lead: long(0)?, bytes: long(8)?, extents: word(16)?, events: word(20)? })
+        Some(Self { lead: long(0)?, bytes: long(8)?, backing: long(16)?, extents: word(24)?, events: word(28)? })
     }
 }
 
@@ -137,6 +156,21 @@ pub(super) fn described(bytes: &[u8]) -> Option<Vec<Described>> {
         Some(Described { extent: Extent::from_number(long(each.get(..8)?)?), bytes: long(each.get(8..)?)? })
     };
     bytes.chunks(16).map(read).collect()
+}
+
+/// Returns the numbers of mappings that are to end as a packet.
+pub(super) fn gone(mappings: &[u64]) -> Vec<u8> {
+    let mut bytes = vec![Status::Given as u8];
+    mappings.iter().for_each(|mapping| bytes.extend(mapping.to_le_bytes()));
+    bytes
+}
+
+/// Reads what [`gone`] wrote; none if it is something else.
+pub(super) fn read_gone(bytes: &[u8]) -> Option<Vec<u64>> {
+    let (status, numbers) = bytes.split_first()?;
+    let (numbers, rest) = numbers.as_chunks::<8>();
+    let is_known = *status == Status::Given as u8 && rest.is_empty();
+    is_known.then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
 /// Returns a refusal as a packet.
@@ -173,12 +207,16 @@ mod tests {
 
     #[test]
     fn answers_travel_and_rubbish_is_none() {
-        let held = Held { lead: 1, bytes: 2, extents: 3, events: 4 };
+        let held = Held { lead: 1, bytes: 2, backing: 5, extents: 3, events: 4 };
         assert_eq!(Held::from_bytes(&held.to_bytes()[1..]), Some(held));
-        assert_eq!(Held::from_bytes(&[0; 23]), None);
+        assert_eq!(Held::from_bytes(&[0; 31]), None);
         let extents = [1, 2].map(|number| Described { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);
+        let numbers: Vec<_> = (0..TOLD as u64).map(|number| number << 40).collect();
+        assert_eq!(read_gone(&gone(&numbers)), Some(numbers));
+        assert!(gone(&[0; TOLD]).len() <= PACKET);
+        assert!(read_gone(b"").is_none() && read_gone(&[0; 10]).is_none() && read_gone(&[1; 9]).is_none());
         let long = "\u{e9}".repeat(PACKET);
         assert!(refusal(Status::Failed, &long).len() <= PACKET);
     }

@@ -15,7 +15,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Mapping};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
-use crate::memory::share::refuse_held;
+use crate::memory::share::{end_mappings_of, refuse_held};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -80,6 +80,7 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
         Ok(()) => {
             // What waited for the work that was waited for; what is refused here goes later.
             let _ = pool.memory.end_retired(false);
+            pool.memory.wait_for_processes_long();
             *kept = Some(record);
             Ok(released)
         }
@@ -130,6 +131,10 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     }
     // What attaches from now on finds the pool asleep.
     refuse_held(pool)?;
+    // What others keep mapped is of no use to them from now on, and would keep the memory from going. They have time to end it
+    // until all here is done.
+    pool.sleep.change_backing();
+    end_mappings_of(pool);
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     runtime::synchronize_in_any_case(memory.device)?;

@@ -4,12 +4,15 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use log::debug;
 use rustix::process::geteuid;
 
 use super::attached_buffer::AttachedBuffer;
-use super::attachment::{Attachment, Found, Imported, known};
-use super::owner_process::{Link, Owner};
-use super::retired::{Use, retire};
+use super::attachment::{Attachment, Found};
+use super::books::{self, Known};
+use super::imported::{Imported, known};
+use super::owner_process::{Link, Owner, Unanswered};
+use super::retired::{Use, end_idle, retire};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
 use crate::memory::device::{DeviceMemory, Until};
@@ -18,6 +21,7 @@ use crate::memory::share::broker;
 use crate::memory::share::sharing::{parcels, shared};
 use crate::memory::share::token::{ShareToken, Told};
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::{DeviceUuid, Event, ExportedEvent, Runtime, Stream, device, get};
 
@@ -121,22 +125,22 @@ impl Hold<'_> {
         Request { ask, secret: self.told.secret, block: self.told.block, from, count }
     }
 
-    fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<(Vec<u8>, Vec<OwnedFd>), Unanswered> {
         self.link.send(&self.request(ask, from, count))?;
         self.answer()
     }
 
     /// Receives what was asked for.
-    fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Unanswered> {
         let packet = self.link.receive()?;
         let process = self.told.process;
         let why = || String::from_utf8_lossy(&packet.bytes[1..]).into_owned();
         match packet.bytes[0] {
             given if given == Status::Given as u8 => Ok((packet.bytes[1..].to_vec(), packet.descriptors)),
             refused if refused == Status::Refused as u8 => {
-                Err(Error::invalid_value(format!("process {process} does not share the buffer: {}", why())))
+                Err(Error::invalid_value(format!("process {process} does not share the buffer: {}", why())).into())
             }
-            _ => Err(Error::unavailable(format!("process {process} could not share the buffer: {}", why()))),
+            _ => Err(Error::unavailable(format!("process {process} could not share the buffer: {}", why())).into()),
         }
     }
 
@@ -164,17 +168,13 @@ fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) ->
     let held = match take(&mut hold) {
         Ok(held) => held,
         // An idle connection may have been closed since; a new one tells.
-        Err(error) if !hold.is_held && is_broken(&error) => {
+        Err(Unanswered::Broken(error)) if !hold.is_held => {
             hold = Hold { link: owner.connect()?, told, is_held: false };
             take(&mut hold).map_err(|_| error)?
         }
-        Err(error) => return Err(error),
+        Err(unanswered) => return Err(unanswered.into()),
     };
-    let attached =
-        wait(&hold, held, stream).and_then(|()| match Attachment::known(&owner, told.block, memory.device) {
-            Some(attachment) => Ok((attachment, true)),
-            None => map(&hold, &owner, held, memory).map(|attachment| (attachment, false)),
-        });
+    let attached = wait(&hold, held, stream).and_then(|()| find_or_map(&hold, &owner, held, memory));
     match attached {
         Ok((attachment, is_again)) => {
             let (address, device) = (attachment.address(), memory.device);
@@ -197,17 +197,34 @@ fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) ->
     }
 }
 
-/// Returns whether a connection failed, rather than what was asked for.
-fn is_broken(error: &Error) -> bool {
-    matches!(error.kind(), crate::error::ErrorKind::Unavailable(why) if why.contains("broke off"))
+/// Returns a block that is held as it is mapped here, or maps it; and whether it has a hold already.
+fn find_or_map(
+    hold: &Hold<'_>,
+    owner: &Arc<Owner>,
+    held: Held,
+    memory: &'static DeviceMemory,
+) -> Result<(Arc<Attachment>, bool)> {
+    match books::find(owner.name, hold.told.block, memory.device, held) {
+        Some(Known::InUse(attachment)) => return Ok((attachment, true)),
+        Some(Known::Idle(attachment)) => return Ok((attachment, false)),
+        Some(Known::Stale(stale)) => end_idle(vec![stale]),
+        None => {}
+    }
+    let attachment = map(hold, owner, held, memory)?;
+    // So that it can stay once it is let go; where that fails it does not. Not before it is mapped, which may need the last
+    // descriptors.
+    if let Err(error) = owner.listen(&hold.request(Ask::News, 0, 0)) {
+        debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
+    }
+    Ok((attachment, false))
 }
 
-fn take(hold: &mut Hold<'_>) -> Result<Held> {
+fn take(hold: &mut Hold<'_>) -> Result<Held, Unanswered> {
     let (packet, _) = hold.ask(Ask::Hold, hold.told.parcel, 0)?;
     hold.is_held = true;
     Held::from_bytes(&packet)
         .filter(|held| held.extents <= EXTENTS_MOST)
-        .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))
+        .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known").into())
 }
 
 /// Has the stream wait for what was submitted before the block was shared.
@@ -268,7 +285,12 @@ fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceM
         extents.into_iter().zip(&all).map(|(imported, each)| Some((imported?, each.bytes))).collect();
     let extents = extents.ok_or_else(|| Error::internal("an extent was not taken up"))?;
     let (owner, block, secret) = (Arc::clone(owner), hold.told.block, hold.told.secret);
-    Attachment::map(memory, Found { owner, block, secret, lead: held.lead, bytes: held.bytes, extents })
+    let Held { lead, bytes, backing, .. } = held;
+    Attachment::map(memory, Found { owner, block, secret, backing, lead, bytes, extents }).map_err(|(error, left)| {
+        // What the driver refuses to undo is undone later.
+        end_idle(left.into_iter().map(|left| *left).collect());
+        error
+    })
 }
 
 /// Takes up the extents of one answer. Their descriptors are closed then.

@@ -1,99 +1,29 @@
 //! Another process's memory, mapped here.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
 
+use super::books;
+use super::imported::Imported;
+use super::news::Said;
 use super::owner_process::Owner;
-use super::retired::{Use, retire};
 use crate::error::{Error, Result};
-use crate::ids::Device;
-use crate::memory::device::{DeviceMemory, Until, with_device};
+use crate::memory::device::{DeviceMemory, with_device};
 use crate::memory::share::secret::Secret;
 use crate::memory::share::wire::{Ask, Request};
-use crate::process;
-use crate::runtime::{ExportedExtent, Extent};
-use crate::sync::lock;
-
-/// An extent of another process, released with the last mapping that needs it.
-#[derive(Debug)]
-pub(in crate::memory::share) struct Imported {
-    extent: Extent,
-    device: Device,
-    key: ExtentKey,
-}
-
-/// The owner's name, and the extent as the owner numbers it. It stays the extent's as long as this process holds a block of it,
-/// so as long as there is one here.
-type ExtentKey = ([u8; 16], Extent);
-
-static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<Imported>>>> = Mutex::new(None);
-
-/// Returns an extent that is here already.
-pub(in crate::memory::share) fn known(owner: &Owner, extent: Extent) -> Option<Arc<Imported>> {
-    lock(&IMPORTED).as_ref()?.get(&(owner.name, extent))?.upgrade()
-}
-
-impl Imported {
-    /// Takes an extent up that was exported.
-    pub(in crate::memory::share) fn new(
-        owner: &Owner,
-        number: Extent,
-        device: Device,
-        exported: ExportedExtent<'_>,
-    ) -> Result<Arc<Self>> {
-        let extent = with_device(device, |runtime| runtime.extent_import(exported))?;
-        let key = (owner.name, number);
-        let imported = Arc::new(Self { extent, device, key });
-        lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
-        Ok(imported)
-    }
-}
-
-impl Drop for Imported {
-    fn drop(&mut self) {
-        if let Some(imported) = lock(&IMPORTED).as_mut()
-            && imported.get(&self.key).is_some_and(|known| known.strong_count() == 0)
-        {
-            imported.remove(&self.key);
-        }
-        if release(self.extent, self.device).is_err() && !process::is_forked() {
-            lock(&UNRELEASED).push((self.extent, self.device));
-        }
-    }
-}
-
-/// Extents that the driver refused to release.
-static UNRELEASED: Mutex<Vec<(Extent, Device)>> = Mutex::new(Vec::new());
-
-fn release(extent: Extent, device: Device) -> Result<()> {
-    // SAFETY: `extent_import` made the extent, and its only owner gives it up.
-    with_device(device, |runtime| unsafe { runtime.extent_release(extent) })
-}
-
-/// Releases what the driver refused to before, and returns whether anything is left.
-pub(super) fn release_again() -> bool {
-    let mut extents = std::mem::take(&mut *lock(&UNRELEASED));
-    extents.retain(|&(extent, device)| release(extent, device).is_err());
-    let is_left = !extents.is_empty();
-    lock(&UNRELEASED).append(&mut extents);
-    is_left
-}
-
-/// Which block of which process, for which device.
-type BlockKey = ([u8; 16], u64, Device);
-
-/// The blocks that are attached.
-static ATTACHED: Mutex<Option<HashMap<BlockKey, Weak<Attachment>>>> = Mutex::new(None);
 
 /// Another process's block, mapped here. It has an end of its own, [`Attachment::end`]: dropped without, at the end of the
 /// process, nothing is undone.
 #[derive(Debug)]
 pub(in crate::memory::share) struct Attachment {
-    memory: &'static DeviceMemory,
-    owner: Arc<Owner>,
-    block: u64,
+    pub(super) memory: &'static DeviceMemory,
+    pub(super) owner: Arc<Owner>,
+    pub(super) block: u64,
     secret: Secret,
+    /// The mapping's number in this process.
+    pub(super) number: u64,
+    /// The number of the memory that is mapped, as its owner says.
+    pub(super) backing: u64,
     /// The addresses that are reserved, and how many bytes of them are mapped.
     start: u64,
     reserved: u64,
@@ -102,67 +32,79 @@ pub(in crate::memory::share) struct Attachment {
     lead: u64,
     pub(in crate::memory::share) bytes: u64,
     /// Whether it counts as attached, and holds the block.
-    is_whole: bool,
+    is_held: bool,
+    /// Whether its owner was told that the mapping stays.
+    is_told: bool,
+    /// Whether the imported extents count it.
+    has_extents: bool,
     imported: Vec<Arc<Imported>>,
 }
 
 /// What is to be mapped.
 #[derive(Debug)]
-pub(in crate::memory::share) struct Found {
-    pub(in crate::memory::share) owner: Arc<Owner>,
-    pub(in crate::memory::share) block: u64,
-    pub(in crate::memory::share) secret: Secret,
-    pub(in crate::memory::share) lead: u64,
-    pub(in crate::memory::share) bytes: u64,
+pub(super) struct Found {
+    pub(super) owner: Arc<Owner>,
+    pub(super) block: u64,
+    pub(super) secret: Secret,
+    pub(super) backing: u64,
+    pub(super) lead: u64,
+    pub(super) bytes: u64,
     /// The extents with their sizes.
-    pub(in crate::memory::share) extents: Vec<(Arc<Imported>, u64)>,
+    pub(super) extents: Vec<(Arc<Imported>, u64)>,
+}
+
+/// What became of an attachment whose use is over.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// Nothing is left.
+    Wholly,
+    /// Its owner has the block back, and it stays mapped.
+    Idle(Attachment),
+    /// Something was refused; it is to be ended again.
+    NotYet(Attachment, Error),
 }
 
 impl Attachment {
-    /// Returns a block that is attached for this device already.
-    pub(in crate::memory::share) fn known(owner: &Owner, block: u64, device: Device) -> Option<Arc<Self>> {
-        lock(&ATTACHED).as_ref()?.get(&(owner.name, block, device))?.upgrade()
-    }
-
-    /// Maps a block for a device.
+    /// Maps a block that this process holds for a device, and takes the hold.
     ///
     /// # Errors
-    /// Those of the driver; nothing is left of it then.
-    pub(in crate::memory::share) fn map(memory: &'static DeviceMemory, found: Found) -> Result<Arc<Self>> {
+    /// Those of the driver, with what it refused to undo, if there is anything, which is to be ended later. It has not taken
+    /// the hold then.
+    pub(super) fn map(
+        memory: &'static DeviceMemory,
+        found: Found,
+    ) -> std::result::Result<Arc<Self>, (Error, Option<Box<Self>>)> {
         let reserved: u64 = found.extents.iter().map(|(_, bytes)| bytes).sum();
         if found.lead.checked_add(found.bytes).is_none_or(|end| end > reserved) {
-            return Err(Error::internal("a shared block does not lie in its extents"));
+            return Err((Error::internal("a shared block does not lie in its extents"), None));
         }
-        let start = with_device(memory.device, |runtime| runtime.address_reserve(reserved))?;
-        let Found { owner, block, secret, lead, bytes, extents } = found;
+        let start = with_device(memory.device, |runtime| runtime.address_reserve(reserved)).map_err(|e| (e, None))?;
+        let Found { owner, block, secret, backing, lead, bytes, extents } = found;
         let mut attachment = Self {
             memory,
             owner,
             block,
             secret,
+            number: books::number(),
+            backing,
             start,
             reserved,
             mapped: 0,
             lead,
             bytes,
-            is_whole: false,
+            is_held: false,
+            is_told: false,
+            has_extents: false,
             imported: Vec::new(),
         };
         match attachment.map_all(extents) {
             Ok(()) => {
-                let key = (attachment.owner.name, block, memory.device);
-                attachment.memory.attached.fetch_add(bytes, Ordering::Relaxed);
-                attachment.is_whole = true;
-                let attachment = Arc::new(attachment);
-                lock(&ATTACHED).get_or_insert_default().insert(key, Arc::downgrade(&attachment));
-                Ok(attachment)
+                attachment.begin_use();
+                Ok(books::add(attachment))
             }
             Err(error) => {
-                // What the driver refuses to undo is undone later.
-                if attachment.unmap().is_err() {
-                    retire(Use::Mapped(Arc::new(attachment)), Until::at_once(), memory.device);
-                }
-                Err(error)
+                let is_undone = attachment.unmap().is_ok();
+                Err((error, (!is_undone).then(|| Box::new(attachment))))
             }
         }
     }
@@ -185,6 +127,35 @@ impl Attachment {
         self.start + self.lead
     }
 
+    /// Returns how many extents are mapped.
+    pub(super) const fn extents(&self) -> usize {
+        self.imported.len()
+    }
+
+    /// Takes a hold of the block.
+    pub(super) fn begin_use(&mut self) {
+        self.is_held = true;
+        self.has_extents = true;
+        self.imported.iter().for_each(|imported| imported.begin_hold());
+        self.memory.attached.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+
+    /// Has the imported extents no more count as those of a block that is held; before the hold is let go.
+    fn leave_extents(&mut self) {
+        if std::mem::take(&mut self.has_extents) {
+            self.imported.iter().for_each(|imported| imported.end_hold());
+        }
+    }
+
+    /// Counts it as attached no more.
+    pub(super) fn uncount(&self) {
+        self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+
+    const fn request(&self, ask: Ask, mapping: u64) -> Request {
+        Request { ask, secret: self.secret, block: self.block, from: mapping, count: 0 }
+    }
+
     /// Undoes what is mapped, as far as the driver allows.
     fn unmap(&mut self) -> Result<()> {
         if self.mapped > 0 {
@@ -193,6 +164,7 @@ impl Attachment {
             with_device(self.memory.device, |runtime| unsafe { runtime.memory_unmap(start, mapped) })?;
             self.mapped = 0;
         }
+        self.leave_extents();
         self.imported.clear();
         if self.reserved > 0 {
             let (start, reserved) = (self.start, self.reserved);
@@ -203,25 +175,41 @@ impl Attachment {
         Ok(())
     }
 
-    /// Unmaps it, and tells the owner; returns itself where that is refused, to be ended again.
-    pub(in crate::memory::share) fn end(mut self) -> std::result::Result<(), (Self, Error)> {
-        if let Err(error) = self.unmap() {
-            return Err((self, error));
-        }
-        if !self.is_whole {
-            return Ok(());
-        }
-        let request = Request { ask: Ask::LetGo, secret: self.secret, block: self.block, from: 0, count: 0 };
-        if !self.owner.tell(&request) {
-            return Err((self, Error::unavailable("the process that shares the memory has no time to be told")));
-        }
-        self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Some(attached) = lock(&ATTACHED).as_mut() {
-            let key = (self.owner.name, self.block, self.memory.device);
-            if attached.get(&key).is_some_and(|known| known.strong_count() == 0) {
-                attached.remove(&key);
+    /// Lets the block go, which stays mapped if it may; else it is unmapped before.
+    pub(super) fn end(mut self) -> Ended {
+        if self.is_held && self.mapped > 0 && books::may_stay(&self) {
+            self.leave_extents();
+            match self.owner.news().map_or(Said::Never, |news| news.say(&self.request(Ask::LetGo, self.number))) {
+                Said::Now => {
+                    self.is_told = true;
+                    self.is_held = false;
+                    return Ended::Idle(self);
+                }
+                Said::NotYet => return Ended::NotYet(self, no_time()),
+                Said::Never => {}
             }
         }
-        Ok(())
+        if let Err(error) = self.unmap() {
+            return Ended::NotYet(self, error);
+        }
+        if self.is_held {
+            if !self.owner.tell(&self.request(Ask::LetGo, 0)) {
+                return Ended::NotYet(self, no_time());
+            }
+            self.is_held = false;
+            self.uncount();
+        }
+        if self.is_told
+            && let Some(news) = self.owner.news()
+        {
+            news.say_in_time(self.request(Ask::Unmapped, self.number));
+        }
+        books::forget(&self);
+        Ended::Wholly
     }
+}
+
+#[cold]
+fn no_time() -> Error {
+    Error::unavailable("the process that shares the memory has no time to be told")
 }

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
+use super::news::News;
 use crate::error::{Error, Result};
+use crate::memory::share::bell::ring;
 use crate::memory::share::socket::{self, Packet};
 use crate::memory::share::token::Told;
-use crate::memory::share::wire::{PACKET, Request};
-use crate::process::peer_of;
+use crate::memory::share::wire::{PACKET, Request, read_gone};
+use crate::process::{Peer, peer_of};
 use crate::sync::lock;
 
 /// How long the owner may take for one answer.
@@ -31,6 +33,17 @@ pub(in crate::memory::share) struct Owner {
     process: u32,
     /// Connections that are not in use. One is kept as long as something is attached.
     idle: Mutex<Vec<OwnedFd>>,
+    /// Where it tells of blocks that are gone.
+    news: Mutex<Option<Arc<News>>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // The thread may be waiting for news, and has the connection.
+        if lock(&self.news).is_some() {
+            ring();
+        }
+    }
 }
 
 /// By name.
@@ -52,7 +65,8 @@ impl Owner {
             return owner;
         }
         owners.retain(|_, owner| owner.strong_count() > 0);
-        let owner = Arc::new(Self { name: told.name, process: told.process, idle: Mutex::default() });
+        let owner =
+            Arc::new(Self { name: told.name, process: told.process, idle: Mutex::default(), news: Mutex::default() });
         owners.insert(told.name, Arc::downgrade(&owner));
         owner
     }
@@ -62,9 +76,44 @@ impl Owner {
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
     pub(in crate::memory::share) fn connect(&self) -> Result<Link<'_>> {
-        if let Some(socket) = lock(&self.idle).pop() {
-            return Ok(Link { owner: self, socket });
+        let idle = lock(&self.idle).pop();
+        idle.map_or_else(|| self.connect_anew(), |socket| Ok(Link { owner: self, socket }))
+    }
+
+    /// Returns the connection by which it tells of blocks that are gone, if there is one.
+    pub(super) fn news(&self) -> Option<Arc<News>> {
+        lock(&self.news).clone()
+    }
+
+    /// Has it tell of blocks that are gone, if it does not yet. The request names a block that is held.
+    ///
+    /// # Errors
+    /// As [`Owner::connect`], and those of its answer. Then what is attached does not stay mapped.
+    pub(super) fn listen(&self, request: &Request) -> Result<()> {
+        if self.news().is_some() {
+            return Ok(());
         }
+        let link = self.connect_anew()?;
+        let unwatched =
+            |error: &dyn std::fmt::Display| self.failed(&format!("cannot be watched (pidfd_open: {error})"));
+        let Peer { process, .. } = peer_of(link.socket.as_fd()).map_err(|error| unwatched(&error))?;
+        let pid = Pid::from_raw(process).ok_or_else(|| self.failed("is in another PID namespace"))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| unwatched(&error))?;
+        link.send(request)?;
+        if read_gone(&link.receive()?.bytes).is_none() {
+            return Err(self.failed("does not tell of blocks that are gone"));
+        }
+        lock(&self.news).get_or_insert_with(|| Arc::new(News::new(self.name, link.socket, pidfd)));
+        ring();
+        Ok(())
+    }
+
+    /// Gives up the connection by which it told of blocks that are gone.
+    pub(super) fn end_news(&self, news: &Arc<News>) {
+        lock(&self.news).take_if(|known| Arc::ptr_eq(known, news));
+    }
+
+    fn connect_anew(&self) -> Result<Link<'_>> {
         let begun = Instant::now();
         loop {
             match socket::connected(&self.name) {
@@ -161,22 +210,67 @@ impl Owner {
     }
 }
 
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(in crate::memory::share) enum Unanswered {
+    /// The connection is over, though the owner lives: a new one may do.
+    Broken(Error),
+    /// Anything else.
+    Failed(Error),
+}
+
+impl From<Error> for Unanswered {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Unanswered> for Error {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Broken(error) | Unanswered::Failed(error) => error,
+        }
+    }
+}
+
+/// Returns the connections by which owners tell of blocks that are gone.
+pub(super) fn all_news() -> Vec<Arc<News>> {
+    owners().iter().filter_map(|owner| owner.news()).collect()
+}
+
+/// Returns the process with this name, if anything of it is attached.
+pub(super) fn known(name: [u8; 16]) -> Option<Arc<Owner>> {
+    lock(&OWNERS).as_ref()?.get(&name)?.upgrade()
+}
+
+/// Returns every process of which something is attached. They are dropped without the lock.
+fn owners() -> Vec<Arc<Owner>> {
+    lock(&OWNERS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect()
+}
+
 impl Link<'_> {
     /// Sends a request.
-    pub(in crate::memory::share) fn send(&self, request: &Request) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Unanswered::Broken`] if the connection is over; [`Unanswered::Failed`] if the owner does not take it.
+    pub(in crate::memory::share) fn send(&self, request: &Request) -> Result<(), Unanswered> {
         let begun = Instant::now();
         loop {
             match socket::send(self.socket.as_fd(), &request.to_bytes(), &[]) {
                 Ok(true) => return Ok(()),
                 Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
-                Ok(false) => return Err(self.owner.failed(SILENT)),
+                Ok(false) => return Err(self.owner.failed(SILENT).into()),
                 Err(error) => return Err(self.broken(&error)),
             }
         }
     }
 
     /// Receives an answer.
-    pub(in crate::memory::share) fn receive(&self) -> Result<Packet> {
+    ///
+    /// # Errors
+    /// [`Unanswered::Broken`] if the connection is over; [`Unanswered::Failed`] if the owner has ended or is silent, or this
+    /// process may open no more files.
+    pub(in crate::memory::share) fn receive(&self) -> Result<Packet, Unanswered> {
         let begun = Instant::now();
         loop {
             match socket::receive(self.socket.as_fd()) {
@@ -186,10 +280,11 @@ impl Link<'_> {
                 Ok(Some(packet)) if packet.is_cut => {
                     return Err(Error::unavailable(
                         "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
-                    ));
+                    )
+                    .into());
                 }
                 Ok(Some(packet)) if packet.bytes.len() <= PACKET => return Ok(packet),
-                Ok(Some(_)) => return Err(self.owner.failed("sent what gpupool does not know")),
+                Ok(Some(_)) => return Err(self.owner.failed("sent what gpupool does not know").into()),
                 Ok(None) => {}
                 Err(error) => return Err(self.broken(&error)),
             }
@@ -197,20 +292,20 @@ impl Link<'_> {
             let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
             let is_ready = poll(&mut polled, Some(&look)).is_ok_and(|ready| ready > 0);
             if !is_ready && self.owner.has_ended() {
-                return Err(self.owner.ended());
+                return Err(self.owner.ended().into());
             }
             if begun.elapsed() >= PATIENCE {
-                return Err(self.owner.failed(SILENT));
+                return Err(self.owner.failed(SILENT).into());
             }
         }
     }
 
     #[cold]
-    fn broken(&self, error: &io::Error) -> Error {
+    fn broken(&self, error: &io::Error) -> Unanswered {
         if self.owner.has_ended() {
-            self.owner.ended()
+            Unanswered::Failed(self.owner.ended())
         } else {
-            self.owner.failed(&format!("broke off ({error}): try again"))
+            Unanswered::Broken(self.owner.failed(&format!("broke off ({error}): try again")))
         }
     }
 

@@ -1,4 +1,5 @@
-//! Attached memory that was freed: unmapped and let go once the work that used it is done.
+//! Attached memory that was freed: let go once the work that used it is done. It stays mapped for the next time, or is
+//! unmapped.
 //!
 //! The broker's thread asks for that, so no caller waits, and the owner is told at once also where this process does nothing
 //! more with memory.
@@ -8,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::attachment::{Attachment, release_again};
+use super::attachment::{Attachment, Ended};
+use super::books;
+use super::imported::release_again;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Until;
-use crate::memory::share::broker;
+use crate::memory::share::bell::ring;
 use crate::memory::share::sharing::SharedBlock;
 use crate::observe::target::MEMORY;
 use crate::sync::lock;
@@ -38,7 +41,7 @@ static RETIRED: Mutex<Vec<Retired>> = Mutex::new(Vec::new());
 /// Ends a use once `until` is done.
 pub(in crate::memory::share) fn retire(used: Use, until: Until, device: Device) {
     lock(&RETIRED).push(Retired { used, until, device });
-    broker::ring();
+    ring();
 }
 
 /// Ends what is done, and returns whether anything is left.
@@ -51,7 +54,7 @@ pub(in crate::memory::share) fn end_done() -> bool {
             None => Ok(true),
         };
         match is_done {
-            Ok(true) => left.extend(end(one)),
+            Ok(true) => end(one, &mut left),
             Ok(false) => left.push(one),
             Err(error) => {
                 debug!(target: MEMORY, "attached memory is not let go yet: {error}");
@@ -64,21 +67,43 @@ pub(in crate::memory::share) fn end_done() -> bool {
     is_left
 }
 
-/// Ends a use whose work is done; returns it where the driver refuses.
-fn end(Retired { used, device, .. }: Retired) -> Option<Retired> {
+/// Ends a use whose work is done. What is refused is added to `left`.
+fn end(Retired { used, .. }: Retired, left: &mut Vec<Retired>) {
     match used {
         Use::Own(block) => block.sharing.let_go(),
         Use::Mapped(attachment) => {
             // Only this thread ends uses, so the last one is seen here.
-            if let Some(last) = Arc::into_inner(attachment)
-                && let Err((attachment, error)) = last.end()
-            {
-                debug!(target: MEMORY, "attached memory could not be unmapped: {error}");
-                return Some(Retired { used: Use::Mapped(Arc::new(attachment)), until: Until::at_once(), device });
+            let last = Arc::into_inner(attachment);
+            end_mappings(last.into_iter().collect(), left);
+        }
+    }
+}
+
+/// Ends mappings, or keeps them for the next time. What is refused is added to `left`.
+fn end_mappings(mut ending: Vec<Attachment>, left: &mut Vec<Retired>) {
+    while let Some(attachment) = ending.pop() {
+        match attachment.end() {
+            Ended::Wholly => {}
+            // Others may have to go for it.
+            Ended::Idle(idle) => ending.extend(books::keep(idle)),
+            Ended::NotYet(attachment, error) => {
+                debug!(target: MEMORY, "attached memory could not be let go: {error}");
+                let device = attachment.memory.device;
+                let used = Use::Mapped(Arc::new(attachment));
+                left.push(Retired { used, until: Until::at_once(), device });
             }
         }
     }
-    None
+}
+
+/// Ends attachments that are idle, at once. What the driver refuses is ended later.
+pub(super) fn end_idle(idle: Vec<Attachment>) {
+    let mut left = Vec::new();
+    end_mappings(idle, &mut left);
+    if !left.is_empty() {
+        lock(&RETIRED).append(&mut left);
+        ring();
+    }
 }
 
 /// When to ask again: soon after something was retired, then ever less often.

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use rustix::process::geteuid;
 
 use super::events::Recorded;
+use super::mappings::Listener;
 use super::shared::{self, SharedBlock};
 use super::{parcels, peers};
 use crate::error::Result;
 use crate::memory::device::with_device;
 use crate::memory::share::socket;
-use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, describe, refusal};
+use crate::memory::share::wire::{
+    Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, describe, gone, refusal,
+};
 use crate::process::{Peer, peer_of};
 
 /// How long a process may take to say what it wants, or to take what it asked for.
@@ -42,6 +45,10 @@ pub(in crate::memory::share) struct Connection {
     deadline: Option<Instant>,
     answer: Option<Answer>,
     current: Option<Current>,
+    /// Of a connection that is told of blocks that are gone.
+    listener: Option<Listener>,
+    /// What it is just being told, and there was no room for.
+    untold: Vec<u64>,
 }
 
 impl Connection {
@@ -54,6 +61,8 @@ impl Connection {
             deadline: Some(Instant::now() + PATIENCE),
             answer: None,
             current: None,
+            listener: None,
+            untold: Vec::new(),
         })
     }
 
@@ -68,6 +77,35 @@ impl Connection {
     /// Returns whether an answer waits for room.
     pub(in crate::memory::share) const fn is_answering(&self) -> bool {
         self.answer.is_some()
+    }
+
+    /// Returns whether there was no room for what it is to be told.
+    pub(in crate::memory::share) const fn is_behind(&self) -> bool {
+        !self.untold.is_empty()
+    }
+
+    /// Returns whether it is told of blocks that are gone, by a process that has ended.
+    pub(in crate::memory::share) fn is_of_listener(&self, ended: &[i32]) -> bool {
+        self.listener.as_ref().is_some_and(|listener| ended.contains(&listener.process))
+    }
+
+    /// Tells which mappings are to end, as far as there is room.
+    pub(in crate::memory::share) fn tell(&mut self) {
+        let Some(listener) = self.listener.as_ref().filter(|_| self.answer.is_none()) else { return };
+        loop {
+            if self.untold.is_empty() {
+                self.untold = listener.take_untold();
+            }
+            if self.untold.is_empty() {
+                return;
+            }
+            match socket::send(self.socket.as_fd(), &gone(&self.untold), &[]) {
+                Ok(true) => self.untold.clear(),
+                Ok(false) => return,
+                // It is over once all is read that the process said before.
+                Err(_) => self.untold.clear(),
+            }
+        }
     }
 
     /// Does what can be done without waiting; false once the connection is over.
@@ -87,6 +125,13 @@ impl Connection {
     }
 
     fn answer(&mut self, request: &Request) -> bool {
+        if request.ask == Ask::Unmapped {
+            // Of a block that it need not hold any more, so that its connection tells whose it is.
+            if let Some(listener) = &self.listener {
+                listener.has_ended(request.from);
+            }
+            return self.listener.is_some();
+        }
         let is_known = match request.ask {
             Ask::Hold => shared::find(request.block),
             _ => peers::held(self.process, request.block),
@@ -104,13 +149,27 @@ impl Connection {
             Ask::Events => self.events(request),
             Ask::LetGo => {
                 self.current = self.current.take().filter(|current| current.block != request.block);
+                // Before it has let go: whether the block is gone is asked then.
+                let is_noted = match (&self.listener, request.from) {
+                    (_, 0) => true,
+                    (Some(listener), mapping) => listener.stays(&block, mapping),
+                    (None, _) => false,
+                };
                 peers::let_go(self.process, request.block);
-                return true;
+                return is_noted;
             }
             Ask::Arrived => {
                 parcels::arrived(request.from, &block);
                 return true;
             }
+            Ask::News => {
+                if self.listener.is_none() {
+                    self.listener = Listener::new(self.process);
+                }
+                Ok(Answer { packet: gone(&[]), descriptors: Vec::new() })
+            }
+            // Answered above.
+            Ask::Unmapped => return true,
         };
         self.put(answer.unwrap_or_else(|packet| Answer { packet, descriptors: Vec::new() }))
     }
@@ -132,7 +191,13 @@ impl Connection {
             return Err(refusal(Status::Failed, &why));
         }
         let events = block.events();
-        let held = Held { lead, bytes: block.bytes, extents: extents.len() as u32, events: events.len() as u32 };
+        let held = Held {
+            lead,
+            bytes: block.bytes,
+            backing: block.backing(),
+            extents: extents.len() as u32,
+            events: events.len() as u32,
+        };
         self.current = Some(Current { block: block.number, extents, events });
         Ok(Answer { packet: held.to_bytes(), descriptors: Vec::new() })
     }
@@ -195,7 +260,8 @@ impl Connection {
                 // The descriptors are closed here.
                 self.answer = None;
                 // Who has shown no token is to do so in time.
-                self.deadline = self.current.is_none().then(|| Instant::now() + PATIENCE);
+                let is_known = self.current.is_some() || self.listener.is_some();
+                self.deadline = (!is_known).then(|| Instant::now() + PATIENCE);
                 true
             }
             Ok(false) => true,

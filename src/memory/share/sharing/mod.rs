@@ -2,6 +2,7 @@
 
 mod connection;
 mod events;
+pub(super) mod mappings;
 pub(super) mod parcels;
 pub(super) mod peers;
 pub(super) mod shared;

@@ -18,6 +18,14 @@ struct Peer {
     pidfd: Arc<OwnedFd>,
     /// What it holds, and how often, by number.
     held: HashMap<u64, (Arc<SharedBlock>, u64)>,
+    /// The connections by which it is told of blocks that are gone.
+    listening: usize,
+}
+
+impl Peer {
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.listening == 0
+    }
 }
 
 /// All of them, by id.
@@ -46,7 +54,7 @@ pub(in crate::memory::share) fn add(process: i32, block: &Arc<SharedBlock>) -> R
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| {
         format!("the process that attaches cannot be watched (pidfd_open: {error}); Linux 5.3 is needed")
     })?;
-    let mut peer = Peer { pidfd: Arc::new(pidfd), held: HashMap::new() };
+    let mut peer = Peer { pidfd: Arc::new(pidfd), held: HashMap::new(), listening: 0 };
     held(&mut peer);
     lock(&PEERS).get_or_insert_default().insert(process, peer);
     Ok(())
@@ -76,11 +84,31 @@ pub(in crate::memory::share) fn let_go(process: i32, block: u64) {
         held.sharing.let_go();
         *count -= 1;
         let block = if *count == 0 { peer.held.remove(&block) } else { None };
-        let is_idle = peer.held.is_empty();
+        let is_idle = peer.is_idle();
         (block, if is_idle { peers.as_mut().and_then(|peers| peers.remove(&process)) } else { None })
     };
     // Outside of the lock: the last of a block's events go with it.
     drop(gone);
+}
+
+/// Notes that a process which holds something listens; its end is seen also when it holds nothing more. Returns what tells of
+/// that.
+pub(super) fn begin_listening(process: i32) -> Option<Arc<OwnedFd>> {
+    let mut peers = lock(&PEERS);
+    let peer = peers.as_mut()?.get_mut(&process)?;
+    peer.listening += 1;
+    Some(Arc::clone(&peer.pidfd))
+}
+
+/// Notes that a process listens no more, unless it has ended and another one has its id.
+pub(super) fn end_listening(process: i32, pidfd: &Arc<OwnedFd>) {
+    let mut peers = lock(&PEERS);
+    let Some(peers) = peers.as_mut() else { return };
+    let Some(peer) = peers.get_mut(&process).filter(|peer| Arc::ptr_eq(&peer.pidfd, pidfd)) else { return };
+    peer.listening -= 1;
+    if peer.is_idle() {
+        peers.remove(&process);
+    }
 }
 
 /// Takes away all that a process holds, which has ended.

@@ -170,6 +170,12 @@ impl SharedBlock {
         lock(&self.events).clone()
     }
 
+    /// Returns the number of the memory that is behind a block that is held, once its extents are known: another number, other
+    /// memory. A block that is held keeps its memory, so it is the extents' number.
+    pub(in crate::memory::share) fn backing(&self) -> u64 {
+        self.block.cache.service().map_or(0, |service| service.pool.sleep.backing())
+    }
+
     /// Returns where the block starts in its first extent, and the extents, while it is held.
     pub(in crate::memory::share) fn extents(&self) -> Result<(u64, Vec<Described>)> {
         if let Some(service) = self.block.cache.service()

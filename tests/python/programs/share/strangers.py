@@ -127,7 +127,7 @@ def tokens_of_elsewhere() -> None:
         (changed(token, BOOT, secrets.token_bytes(16)), ("another machine", "send the content")),
         (changed(token, USER, user), (f"made by user {os.geteuid() + 1}", "one user")),
         (changed(token, KIND, b"\1"), ("runtime cuda", "GPUPOOL_RUNTIME")),
-        (changed(token, FORMAT, b"\2\0\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
+        (changed(token, FORMAT, b"\3\0\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
         (changed(token, 0, b"ABCD"), ("no token",)),
         (bytes(token)[:-1], ("107",)),
         (b"", ("no token",)),

@@ -1,0 +1,170 @@
+//! Memory of a device that stands in several processes: what others still map of this one's, which the driver has not back
+//! before they unmap it, and what this one keeps mapped of theirs without using it.
+//!
+//! The room of shared blocks counts; who gives memory back waits, which costs one load where nothing is shared.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use log::info;
+
+use super::device_memory::DeviceMemory;
+use crate::ids::Device;
+use crate::observe::target::MEMORY;
+use crate::sync::lock;
+
+/// How long one who gives memory back, or finds none, waits for other processes. They take milliseconds unless they are stopped.
+const SHORT: Duration = Duration::from_millis(250);
+/// How long a pool that falls asleep waits for them: as long as the most that a process keeps idle takes to unmap, twice over.
+const LONG: Duration = Duration::from_secs(2);
+
+/// Ends what this process keeps mapped of others for a device; set by the room of shared blocks.
+static END_IDLE: OnceLock<fn(Device)> = OnceLock::new();
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// The mappings that other processes were asked to end.
+    asked: u64,
+    /// How many of them are not waited for any more: they took too long.
+    given_up: u64,
+}
+
+/// The memory of one device that stands in several processes.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Elsewhere {
+    counts: Mutex<Counts>,
+    /// How many mappings are waited for, to be read without the lock.
+    awaited: AtomicU64,
+    /// Told when mappings have ended.
+    ended: Condvar,
+    /// The mappings of other processes' blocks that this process keeps and does not use.
+    idle: AtomicU64,
+}
+
+impl Elsewhere {
+    /// Notes that other processes were asked to end so many mappings.
+    pub(in crate::memory) fn ask(&self, mappings: u64) {
+        self.change(|counts| counts.asked += mappings);
+    }
+
+    /// Notes that so many of these have ended.
+    pub(in crate::memory) fn end(&self, mappings: u64) {
+        self.change(|counts| counts.asked -= mappings.min(counts.asked));
+        self.ended.notify_all();
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Counts)) {
+        let mut counts = lock(&self.counts);
+        change(&mut counts);
+        counts.given_up = counts.given_up.min(counts.asked);
+        self.awaited.store(counts.asked - counts.given_up, Ordering::SeqCst);
+    }
+
+    /// Returns whether there is anything to wait for.
+    pub(in crate::memory) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::SeqCst) > 0
+    }
+
+    /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What was waited
+    /// for in vain is not waited for again, so that a process that is stopped delays this one once.
+    fn wait(&self, patience: Duration) -> u64 {
+        let deadline = Instant::now() + patience;
+        let mut counts = lock(&self.counts);
+        while counts.asked > counts.given_up {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let late = counts.asked - counts.given_up;
+                counts.given_up = counts.asked;
+                self.awaited.store(0, Ordering::SeqCst);
+                return late;
+            }
+            counts = self.ended.wait_timeout(counts, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        0
+    }
+
+    /// Notes that this process keeps one mapping more, or one fewer, that it does not use.
+    pub(in crate::memory) fn count_idle(&self, is_more: bool) {
+        if is_more {
+            self.idle.fetch_add(1, Ordering::Relaxed)
+        } else {
+            self.idle.fetch_sub(1, Ordering::Relaxed)
+        };
+    }
+}
+
+/// Sets what ends the mappings that this process keeps and does not use.
+pub(in crate::memory) fn set_end_idle(end_idle: fn(Device)) {
+    let _ = END_IDLE.set(end_idle);
+}
+
+impl DeviceMemory {
+    /// Waits a short while for other processes that still map what this one has given back.
+    pub(in crate::memory) fn wait_for_processes(&self) {
+        self.wait_for_mappings(SHORT);
+    }
+
+    /// As [`DeviceMemory::wait_for_processes`], as long as a pool that falls asleep may take.
+    pub(in crate::memory) fn wait_for_processes_long(&self) {
+        self.wait_for_mappings(LONG);
+    }
+
+    fn wait_for_mappings(&self, patience: Duration) {
+        if self.elsewhere.is_awaited() {
+            let late = self.elsewhere.wait(patience);
+            if late > 0 {
+                let device = self.device;
+                info!(
+                    target: MEMORY,
+                    "shared memory on {device}: other processes still map {late} blocks that are gone: the driver has that \
+                     memory back when they go on, or end"
+                );
+            }
+        }
+    }
+
+    /// Ends what this process keeps mapped of others' blocks and does not use.
+    pub(in crate::memory) fn end_idle_attachments(&self) {
+        if self.elsewhere.idle.load(Ordering::Relaxed) > 0
+            && let Some(end_idle) = END_IDLE.get()
+        {
+            end_idle(self.device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_waited_for_in_vain_is_not_waited_for_again() {
+        let elsewhere = Elsewhere::default();
+        assert_eq!((elsewhere.is_awaited(), elsewhere.wait(LONG)), (false, 0));
+        elsewhere.ask(3);
+        assert!(elsewhere.is_awaited());
+        assert_eq!(elsewhere.wait(Duration::ZERO), 3);
+        assert!(!elsewhere.is_awaited());
+        elsewhere.ask(2);
+        assert_eq!(elsewhere.wait(Duration::ZERO), 2);
+        // One that is late comes back after all; what is asked then is waited for.
+        elsewhere.end(4);
+        elsewhere.ask(1);
+        assert!(elsewhere.is_awaited());
+        elsewhere.end(9);
+        assert!(!elsewhere.is_awaited());
+    }
+
+    #[test]
+    fn one_that_waits_goes_on_when_the_last_has_ended() {
+        let elsewhere = Elsewhere::default();
+        elsewhere.ask(2);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| elsewhere.wait(Duration::from_secs(600)));
+            elsewhere.end(1);
+            elsewhere.end(1);
+            assert_eq!(waiting.join().ok(), Some(0));
+        });
+    }
+}

@@ -1,0 +1,462 @@
+"""What a process let go stays mapped there for the next time, and never keeps memory that its owner gives back."""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gpupool
+from errors import raised
+from gpupool import _native
+from other_process import (
+    MIB,
+    OtherProcess,
+    attach,
+    attached_bytes,
+    content,
+    fill,
+    free,
+    other_process,
+    shared_blocks,
+)
+from waiting import wait_until
+
+# What maps a block. One that fails tells that it was called.
+OF_MAPPING = ("AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess")
+PIECES = 9
+MANY = 1100
+# As many attachments stay mapped as src/memory/share/attached/books.rs says.
+IDLE_MOST = 1024
+
+
+def in_pieces(byte: int) -> gpupool.DeviceBuffer:
+    """Return a buffer of several extents."""
+    small = [gpupool.empty(2 * MIB) for _ in range(PIECES)]
+    for buffer in small:
+        buffer.free()
+    buffer = gpupool.empty(2 * MIB * PIECES)
+    buffer.fill(byte)
+    return buffer
+
+
+def files_of_memory(process: int | str) -> dict[tuple[str, str], int]:
+    """Return the files with simulated memory that a process has mapped, and how often."""
+    found: dict[tuple[str, str], int] = {}
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "/memfd:gpupool (" in line:
+            _addresses, _rights, _offset, device, node, *_name = line.split()
+            found[device, node] = found.get((device, node), 0) + 1
+    return found
+
+
+def mappings(owner: int | str, process: int | str) -> int:
+    """Return how many pieces of an owner's memory a process has mapped."""
+    own = files_of_memory(owner)
+    return sum(count for file, count in files_of_memory(process).items() if file in own)
+
+
+def wait_until_idle(other: OtherProcess) -> None:
+    wait_until(lambda: other.call(attached_bytes) == 0, "it is let go")
+
+
+def attach_and_let_go(other: OtherProcess, token: gpupool.ShareToken, **arguments: int) -> int:
+    address = other.call(attach_with, token, arguments)
+    other.call(free)
+    wait_until_idle(other)
+    return address
+
+
+def attach_with(kept: dict, token: gpupool.ShareToken, arguments: dict[str, int]) -> int:
+    return attach(kept, token, **arguments)
+
+
+def refuse_to_map(kept: dict) -> None:
+    for call in OF_MAPPING:
+        _native.host_inject(call)
+
+
+def allow(kept: dict) -> None:
+    _native.host_clear_faults()
+
+
+def empty_cache(kept: dict) -> None:
+    gpupool.empty_cache()
+
+
+def needs_a_mapping(other: OtherProcess, token: gpupool.ShareToken) -> bool:
+    """Return whether attaching maps anything; the buffer stays attached where it does not."""
+    other.call(refuse_to_map)
+    try:
+        other.call(attach, token)
+    except AssertionError as error:
+        assert "HOST_ERROR_INJECTED" in str(error), error
+        return True
+    finally:
+        other.call(allow)
+    return False
+
+
+@contextlib.contextmanager
+def stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: state(process) == "T", "the process is stopped")
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def watched_processes() -> int:
+    """Return how many processes' ends this one would be told of, with each of which it has a connection."""
+    numbers = os.listdir("/proc/self/fd")
+    return sum("pidfd" in link_of(number) for number in numbers)
+
+
+def link_of(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        # That of the listing, or one that was closed meanwhile.
+        return ""
+
+
+def it_is_attached_again_without_a_mapping() -> None:
+    buffer = in_pieces(1)
+    with other_process() as other:
+        first = attach_and_let_go(other, buffer.share())
+        for byte in (2, 3):
+            buffer.fill(byte)
+            assert not needs_a_mapping(other, buffer.share())
+            assert other.call(content) == {byte}
+            assert other.call(attached_bytes) == buffer.nbytes
+            assert shared_blocks()[0][3] == (other.process.pid,)
+            other.call(fill, 9)
+            assert set(bytes(buffer)) == {9}
+            other.call(free)
+            wait_until_idle(other)
+            assert shared_blocks() == []
+        # Twice at a time it is one mapping too.
+        assert other.call(attach, buffer.share(), "first") == first == other.call(attach, buffer.share(), "second")
+        other.call(free, "first")
+        other.call(free, "second")
+        wait_until_idle(other)
+        # Its own call ends it, and then it takes a mapping.
+        assert mappings("self", other.process.pid) > 0
+        other.call(empty_cache)
+        assert mappings("self", other.process.pid) == 0
+        assert needs_a_mapping(other, buffer.share())
+
+
+def the_owner_uses_the_memory_at_once() -> None:
+    # More than half of the device.
+    large = 40 * MIB
+    buffer = gpupool.empty(large)
+    buffer.fill(1)
+    with other_process() as other:
+        attach_and_let_go(other, buffer.share())
+        with stopped(other.process.pid):
+            address = buffer.ptr
+            buffer.free()
+            same = gpupool.empty(large)
+            assert same.ptr == address
+            same.fill(2)
+        # Another buffer, at the same addresses here, and not the one that was mapped there.
+        other.call(attach, same.share())
+        assert other.call(content) == {2}
+
+
+def what_is_freed_is_unmapped() -> None:
+    with other_process() as other:
+        for give_back in (lambda: None, gpupool.empty_cache):
+            buffer, stays = in_pieces(1), in_pieces(2)
+            attach_and_let_go(other, stays.share())
+            before = mappings("self", other.process.pid)
+            attach_and_let_go(other, buffer.share())
+            assert mappings("self", other.process.pid) > before
+            buffer.free()
+            give_back()
+            wait_until(
+                lambda before=before: mappings("self", other.process.pid) == before, "what was freed is not mapped"
+            )
+            # The other one stays.
+            assert not needs_a_mapping(other, stays.share())
+            assert other.call(content) == {2}
+            other.call(free)
+            stays.free()
+            wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+
+
+def freed_while_it_is_attached() -> None:
+    with other_process() as other:
+        buffer = in_pieces(1)
+        other.call(attach, buffer.share())
+        buffer.free()
+        assert other.call(content) == {1}
+        other.call(free)
+        # It is gone as the process lets go.
+        wait_until(lambda: shared_blocks() == [], "it is let go")
+        wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+
+
+def pool_of(byte: int) -> tuple[gpupool.MemPool, gpupool.DeviceBuffer]:
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = in_pieces(byte)
+    return pool, buffer
+
+
+def a_pool_that_sleeps_has_its_memory_back() -> None:
+    pool, buffer = pool_of(3)
+    apart = in_pieces(4)
+    with other_process() as other:
+        attach_and_let_go(other, apart.share())
+        before = mappings("self", other.process.pid)
+        token = buffer.share()
+        attach_and_let_go(other, token)
+        pool.sleep()
+        assert mappings("self", other.process.pid) == before
+        name, why = other.refusal(attach, token)
+        assert name == "Unavailable", why
+        pool.wake()
+        # Other memory: what was mapped is not used.
+        assert needs_a_mapping(other, token)
+        other.call(attach, token)
+        assert other.call(content) == {3}
+        # That of other pools stays.
+        other.call(free)
+        assert not needs_a_mapping(other, apart.share())
+
+
+def what_sleeps_and_wakes_unheard_is_not_used() -> None:
+    pool, buffer = pool_of(3)
+    with other_process() as other:
+        token = buffer.share()
+        attach_and_let_go(other, token)
+        with stopped(other.process.pid):
+            pool.sleep()
+            # The addresses are others', in the simulated memory as on a GPU.
+            with gpupool.use_mem_pool(gpupool.MemPool()):
+                taken = in_pieces(9)
+            pool.wake()
+            assert set(bytes(taken)) == {9}
+        other.call(attach, token)
+        assert other.call(content) == {3}
+        other.call(fill, 5)
+        assert set(bytes(buffer)) == {5}
+        assert set(bytes(taken)) == {9}
+
+
+def sleep_that_is_refused_leaves_it() -> None:
+    pool, buffer = pool_of(3)
+    with other_process() as other, other_process() as third:
+        attach_and_let_go(other, buffer.share())
+        third.call(attach, buffer.share())
+        raised(gpupool.Unavailable, pool.sleep)
+        assert not needs_a_mapping(other, buffer.share())
+        assert other.call(content) == {3}
+
+
+def a_stopped_process_holds_up_no_other() -> None:
+    pool, asleep = pool_of(1)
+    buffers = [gpupool.empty(1000) for _ in range(MANY // 2)]
+    with other_process() as other:
+        other.call(attach_all, [buffer.share() for buffer in buffers])
+        other.call(free_all)
+        attach_and_let_go(other, asleep.share())
+        with stopped(other.process.pid):
+            # More news than a socket has room for.
+            for buffer in buffers:
+                buffer.free()
+            gpupool.empty_cache()
+            gpupool.empty_cache()
+            pool.sleep()
+            raised(gpupool.OutOfMemory, lambda: gpupool.empty(1 << 40))
+            with other_process() as third:
+                pool.wake()
+                third.call(attach, asleep.share())
+                assert third.call(content) == {1}
+        wait_until(lambda: mappings("self", other.process.pid) == 0, "it has heard all")
+
+
+def attach_all(kept: dict, tokens: list) -> None:
+    kept["all"] = [gpupool.attach(token) for token in tokens]
+
+
+def free_all(kept: dict) -> None:
+    for buffer in kept.pop("all"):
+        buffer.free()
+
+
+def own_buffer(kept: dict) -> gpupool.ShareToken:
+    kept["own"] = in_pieces(7)
+    return kept["own"].share()
+
+
+def fork_one_that_stays(kept: dict) -> int:
+    child = os.fork()
+    if child == 0:
+        # Gone also where the test fails.
+        signal.alarm(60)
+        signal.pause()
+    return child
+
+
+def an_owner_that_ends_leaves_nothing() -> None:
+    for end in (OtherProcess.leave, OtherProcess.kill):
+        with other_process() as owner:
+            token = owner.call(own_buffer)
+            child = owner.call(fork_one_that_stays) if end is OtherProcess.kill else 0
+            buffer = gpupool.attach(token)
+            assert set(bytes(buffer)) == {7}
+            buffer.free()
+            wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "it is let go")
+            memory = set(files_of_memory(owner.process.pid))
+            assert memory & set(files_of_memory("self"))
+            end(owner)
+            wait_until(
+                lambda memory=memory: not memory & set(files_of_memory("self")), "nothing of a dead owner is mapped"
+            )
+            wait_until(lambda: watched_processes() == 0, "its connection is closed")
+            if child:
+                os.kill(child, signal.SIGKILL)
+
+
+def a_process_that_is_killed_is_not_waited_for() -> None:
+    pool, buffer = pool_of(1)
+    with other_process() as other:
+        attach_and_let_go(other, buffer.share())
+        child = other.call(fork_one_that_stays)
+        assert watched_processes() > 0
+        other.kill()
+        # Its child has the connection, and is not the process: that one is closed.
+        wait_until(lambda: watched_processes() == 0, "the connection is closed")
+        pool.sleep()
+        pool.wake()
+        os.kill(child, signal.SIGKILL)
+    with other_process() as third:
+        third.call(attach, buffer.share())
+        assert third.call(content) == {1}
+
+
+def a_forked_child_leaves_it_alone() -> None:
+    buffer = in_pieces(1)
+    with other_process() as other:
+        attach_and_let_go(other, buffer.share())
+        assert other.call(fork_and_try, buffer.share()) == 0
+        assert not needs_a_mapping(other, buffer.share())
+        assert other.call(content) == {1}
+
+
+def fork_and_try(kept: dict, token: gpupool.ShareToken) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            raised(gpupool.Forked, lambda: gpupool.attach(token))
+            raised(gpupool.Forked, gpupool.empty_cache)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def the_oldest_go_first() -> None:
+    buffers = [gpupool.empty(1000) for _ in range(MANY)]
+    tokens = [buffer.share() for buffer in buffers]
+    with other_process() as other:
+        for token in tokens:
+            other.call(attach, token)
+            other.call(free)
+        wait_until_idle(other)
+        wait_until(lambda: mappings("self", other.process.pid) == IDLE_MOST, "the most that stay are mapped")
+        assert not needs_a_mapping(other, tokens[-1])
+        assert needs_a_mapping(other, tokens[0])
+
+
+def a_process_without_room_for_files_attaches() -> None:
+    buffer = gpupool.empty(1000)
+    buffer.fill(1)
+    with other_process() as other:
+        other.call(attach_with_few_files, buffer.share())
+        other.call(free)
+        wait_until_idle(other)
+        assert mappings("self", other.process.pid) == 0
+
+
+def attach_with_few_files(kept: dict, token: gpupool.ShareToken) -> None:
+    # What this opens once.
+    own = gpupool.empty(1)
+    gpupool.attach(own.share()).free()
+    spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, hard))
+    # One for the connection that asks and two for the extent, of which one is left: too few for a connection that listens,
+    # and what tells of the owner's end.
+    for _ in range(3):
+        os.close(spare.pop())
+    kept["buffer"] = gpupool.attach(token)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for number in spare:
+        os.close(number)
+    assert content(kept) == {1}
+
+
+def on_two_devices() -> None:
+    buffer = in_pieces(1)
+    with other_process() as other:
+        token = buffer.share()
+        for device in (0, 1):
+            attach_and_let_go(other, token, device=device)
+        both = mappings("self", other.process.pid)
+        other.call(empty_cache)
+        assert mappings("self", other.process.pid) == 0
+        for device in (0, 1):
+            attach_and_let_go(other, token, device=device)
+        assert mappings("self", other.process.pid) == both
+        buffer.free()
+        wait_until(lambda: mappings("self", other.process.pid) == 0, "both have ended")
+
+
+def whatever_call_fails_it_ends() -> None:
+    with other_process() as other:
+        for call in ("Bind", "ExchangeCaptureMode", "MemoryUnmap", "AddressFree", "ExtentRelease"):
+            for end in (lambda buffer: buffer.free(), lambda buffer: other.call(empty_cache)):
+                end_with_a_fault(other, call, end)
+
+
+def end_with_a_fault(other: OtherProcess, call: str, end: Callable) -> None:
+    buffer = in_pieces(1)
+    # Also what was imported is open until it is released.
+    files = other.call(open_files)
+    attach_and_let_go(other, buffer.share())
+    other.call(inject, call)
+    end(buffer)
+    wait_until(lambda: mappings("self", other.process.pid) == 0, f"it has ended though {call} has failed")
+    wait_until(lambda: other.call(open_files) <= files, f"all is released though {call} has failed")
+    other.call(allow)
+    after = in_pieces(2)
+    other.call(attach, after.share())
+    assert other.call(content) == {2}
+    other.call(free)
+    wait_until_idle(other)
+    other.call(empty_cache)
+
+
+def open_files(kept: dict) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def inject(kept: dict, call: str) -> None:
+    for after in range(3):
+        _native.host_inject(call, "other", after)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
