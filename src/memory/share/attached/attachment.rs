@@ -109,6 +109,28 @@ impl Attachment {
         }
     }
 
+    /// Makes one that stands nowhere.
+    #[cfg(test)]
+    pub(super) fn for_test(memory: &'static DeviceMemory, owner: &Arc<Owner>, block: u64, backing: u64) -> Self {
+        Self {
+            memory,
+            owner: Arc::clone(owner),
+            block,
+            secret: Secret([0; 16]),
+            number: books::number(),
+            backing,
+            start: 0,
+            reserved: 0,
+            mapped: 0,
+            lead: 0,
+            bytes: 1,
+            is_held: false,
+            is_told: false,
+            has_extents: false,
+            imported: Vec::new(),
+        }
+    }
+
     fn map_all(&mut self, extents: Vec<(Arc<Imported>, u64)>) -> Result<()> {
         let (device, start) = (self.memory.device, self.start);
         with_device(device, |runtime| {

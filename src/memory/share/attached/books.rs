@@ -188,3 +188,69 @@ pub(super) fn take_of(owner: [u8; 16]) -> Vec<Attachment> {
 pub(super) fn take_on(device: Device) -> Vec<Attachment> {
     lock(&BOOKS).take_those(|idle| idle.memory.device == device)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::ids::Device;
+    use crate::memory::device::DeviceMemory;
+    use crate::memory::share::attached::owner_process::Owner;
+    use crate::memory::share::secret::random;
+    use crate::memory::share::token::Told;
+
+    fn owner() -> Arc<Owner> {
+        let name = random().unwrap_or_default();
+        let secret = crate::memory::share::secret::Secret(name);
+        let device = [0; 16];
+        let told =
+            Told { kind: 0, boot: [0; 16], user: 0, process: 0, name, secret, block: 0, parcel: 0, bytes: 1, device };
+        Owner::of(&told)
+    }
+
+    fn memory() -> &'static DeviceMemory {
+        Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))))
+    }
+
+    const fn held(backing: u64) -> Held {
+        Held { lead: 0, bytes: 1, backing, extents: 1, events: 0 }
+    }
+
+    /// One test, for the books are the process's.
+    #[test]
+    fn what_is_idle_is_found_for_the_memory_that_it_has_and_the_oldest_go_first() {
+        let (memory, owner) = (memory(), owner());
+        let find = |block, backing| find(owner.name, block, memory.device, held(backing));
+        let mut used = Attachment::for_test(memory, &owner, 1, 7);
+        used.begin_use();
+        let used = add(used);
+        assert!(matches!(find(1, 7), Some(Known::InUse(_))) && find(1, 8).is_none() && find(2, 7).is_none());
+        assert!(may_stay(&used) && memory.attached.load(Ordering::Relaxed) == 1);
+
+        let idle = |used: Arc<Attachment>| Arc::into_inner(used).map(keep).map(|ending| ending.len());
+        assert_eq!((idle(used), memory.attached.load(Ordering::Relaxed)), (Some(0), 0));
+        let Some(Known::Idle(again)) = find(1, 7) else { panic!("what is idle was not found") };
+        assert_eq!(memory.attached.load(Ordering::Relaxed), 1);
+        assert_eq!(idle(again), Some(0));
+        // Other memory is behind the block by now.
+        assert!(matches!(find(1, 8), Some(Known::Stale(_))) && find(1, 7).is_none());
+
+        let mut told = Attachment::for_test(memory, &owner, 2, 7);
+        told.begin_use();
+        let (number, told) = (told.number, add(told));
+        assert!(matches!(end(number), Ending::Later) && !may_stay(&told));
+        forget(&told);
+        assert!(matches!(end(number), Ending::Unknown));
+
+        let mut oldest = None;
+        for block in 0..IDLE_MOST as u64 + 1 {
+            let attachment = Attachment::for_test(memory, &owner, 100 + block, 0);
+            memory.attached.fetch_add(1, Ordering::Relaxed);
+            oldest = keep(attachment).pop().map(|oldest| oldest.block);
+        }
+        assert_eq!(oldest, Some(100));
+        assert_eq!(take_of(owner.name).len(), IDLE_MOST);
+        assert!(take_on(memory.device).is_empty());
+    }
+}
