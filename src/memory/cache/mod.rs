@@ -25,7 +25,7 @@ pub(in crate::memory) use heap::{
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(in crate::memory) use service::{Service, normalized};
-pub(in crate::memory) use sharing::{Sharing, on_gone};
+pub(in crate::memory) use sharing::Sharing;
 pub(in crate::memory) use thread::{
     CacheKey, GivenKey, add, forget, forget_some, known, last, last_given, remember, remember_given,
 };

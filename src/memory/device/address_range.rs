@@ -1,7 +1,7 @@
 //! The address range that a device's pages stand in, and the driver's calls that map extents there: each bound to the
 //! device, safe in a stream capture, counted.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages::{Mapping, PAGE};
@@ -18,6 +18,15 @@ const ROOM: u64 = 16;
 /// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses.
 const ROOM_LEAST: u64 = if cfg!(loom) { PAGE } else { 1 << 40 };
 const ROOM_MOST: u64 = 16 << 40;
+
+/// Told of an extent that is about to go back to the driver; set by the room of shared blocks.
+static ON_RELEASE: OnceLock<fn(Device, Extent)> = OnceLock::new();
+
+/// Sets what is told of an extent before it goes back to the driver, which may give its number to a new one then. No lock is held
+/// there.
+pub(in crate::memory) fn set_on_release(tell: fn(Device, Extent)) {
+    let _ = ON_RELEASE.set(tell);
+}
 
 /// Addresses reserved for a device's pages, which stand at offsets in it.
 #[derive(Debug)]
@@ -146,6 +155,9 @@ impl AddressRange {
     /// # Safety
     /// [`AddressRange::create`] made the extent, and its only owner gives it up.
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
+        if let Some(tell) = ON_RELEASE.get() {
+            tell(self.device, extent);
+        }
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }

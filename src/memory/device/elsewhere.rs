@@ -117,8 +117,8 @@ impl DeviceMemory {
                 let device = self.device;
                 info!(
                     target: MEMORY,
-                    "shared memory on {device}: other processes still map {late} blocks that are gone: the driver has that \
-                     memory back when they go on, or end"
+                    "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
+                     driver has it when they go on, or end"
                 );
             }
         }

@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 use std::mem;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -131,8 +131,6 @@ pub(in crate::memory) struct SleepTimes {
 pub(in crate::memory) struct Sleep {
     /// From the beginning of a sleep to the end of the waking.
     is_asleep: AtomicBool,
-    /// How often its memory was, or may have been, exchanged for other memory.
-    backing: AtomicU64,
     phase: Mutex<Phase>,
     /// Told when a change is over.
     changed: Condvar,
@@ -158,16 +156,6 @@ impl Sleep {
     /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
     pub(in crate::memory) fn is_asleep(&self) -> bool {
         self.is_asleep.load(Ordering::SeqCst)
-    }
-
-    /// Returns the number of the memory that is behind the pool's addresses now, if it is awake: another number, other memory.
-    pub(in crate::memory) fn backing(&self) -> u64 {
-        self.backing.load(Ordering::SeqCst)
-    }
-
-    /// Notes that the memory is about to be exchanged.
-    pub(in crate::memory) fn change_backing(&self) {
-        self.backing.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Begins a change, once no other is under way; none if there is nothing to change.

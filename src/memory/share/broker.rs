@@ -14,10 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::attached::{News, Soon, end_done, end_idle_on, hear, listening};
 use super::bell::{bell, hush};
 use super::secret::random;
-use super::sharing::{Connection, mappings, peers};
+use super::sharing::{Connection, peers};
 use super::socket;
 use crate::error::{Error, Result};
-use crate::memory::cache::on_gone;
 use crate::memory::device::set_end_idle;
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -61,7 +60,6 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let name = random()?;
     let bell = bell().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
-    on_gone(mappings::end_of_block);
     set_end_idle(end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())
@@ -108,7 +106,7 @@ impl Loop {
             }
             ready.ended.iter().copied().for_each(peers::end);
             self.serve(&ready.connections);
-            self.connections.retain(|connection| !connection.is_of_listener(&ready.ended));
+            self.connections.retain(|connection| !connection.is_of(&ready.ended));
             for (news, has_ended) in ready.news {
                 hear(&news, has_ended);
             }

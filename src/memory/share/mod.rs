@@ -10,6 +10,7 @@
 mod attached;
 mod bell;
 mod broker;
+mod devices;
 mod secret;
 mod sharing;
 mod socket;
@@ -30,7 +31,6 @@ use crate::process;
 use crate::runtime::{Stream, get};
 
 pub(in crate::memory) use attached::{AttachedBuffer, attach};
-pub(in crate::memory) use sharing::mappings::end_mappings_of;
 pub(in crate::memory) use sharing::shared::refuse_held;
 pub use token::ShareToken;
 
@@ -44,7 +44,7 @@ pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: &Stream, i
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
     let boot = token::boot()?;
-    let uuid = runtime.device_uuid(memory.device)?;
+    let uuid = devices::uuid_of(memory.device)?;
     let shared = shared::share(block, bytes, stream)?;
     let parcel = if is_sent {
         parcels::hold(&shared).ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?

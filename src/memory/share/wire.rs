@@ -8,6 +8,8 @@ pub(super) const PACKET: usize = 8 << 10;
 /// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
 /// them while the other takes them up.
 pub(super) const DESCRIPTORS: usize = 8;
+/// The most names of events that come along with a hold.
+pub(super) const NAMES: usize = 64;
 /// The most mappings that one packet tells of.
 pub(super) const TOLD: usize = 512;
 /// The most extents that one packet describes.
@@ -18,7 +20,7 @@ const MAGIC: u32 = 0x6873_7067;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
-    /// To hold a block, and be told what it consists of.
+    /// To hold a block, and be told where it lies, and the names of events that need no descriptors.
     Hold = 1,
     /// Numbers and sizes of extents, from one on.
     Describe,
@@ -104,31 +106,36 @@ pub(super) enum Status {
 /// What [`Ask::Hold`] is answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Held {
-    /// Where the block starts in its first extent, in bytes.
+    /// Where the block starts in its region, in bytes.
     pub(super) lead: u64,
     pub(super) bytes: u64,
-    /// Which memory is behind the block: another number, other memory.
-    pub(super) backing: u64,
+    /// The number of the region: another number, other memory.
+    pub(super) region: u64,
     pub(super) extents: u32,
     pub(super) events: u32,
 }
 
 impl Held {
-    pub(super) fn to_bytes(self) -> Vec<u8> {
+    /// Returns the packet with the names of the first events.
+    pub(super) fn to_bytes(self, names: &[[u8; 64]]) -> Vec<u8> {
         let mut bytes = vec![Status::Given as u8];
         bytes.extend(self.lead.to_le_bytes());
         bytes.extend(self.bytes.to_le_bytes());
-        bytes.extend(self.backing.to_le_bytes());
+        bytes.extend(self.region.to_le_bytes());
         bytes.extend(self.extents.to_le_bytes());
         bytes.extend(self.events.to_le_bytes());
+        bytes.extend(names.as_flattened());
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; 32] = bytes.try_into().ok()?;
+    /// Reads what [`Held::to_bytes`] wrote, without its status.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[[u8; 64]])> {
+        let (bytes, names) = bytes.split_first_chunk::<32>()?;
         let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        Some(Self { lead: long(0)?, bytes: long(8)?, backing: long(16)?, extents: word(24)?, events: word(28)? })
+        let held = Self { lead: long(0)?, bytes: long(8)?, region: long(16)?, extents: word(24)?, events: word(28)? };
+        let (names, rest) = names.as_chunks::<64>();
+        (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
     }
 }
 
@@ -207,9 +214,13 @@ mod tests {
 
     #[test]
     fn answers_travel_and_rubbish_is_none() {
-        let held = Held { lead: 1, bytes: 2, backing: 5, extents: 3, events: 4 };
-        assert_eq!(Held::from_bytes(&held.to_bytes()[1..]), Some(held));
-        assert_eq!(Held::from_bytes(&[0; 31]), None);
+        let held = Held { lead: 1, bytes: 2, region: 5, extents: 3, events: 4 };
+        for names in [&[][..], &[[1; 64], [2; 64]]] {
+            assert_eq!(Held::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
+        }
+        assert!(held.to_bytes(&[[0; 64]; NAMES]).len() <= PACKET);
+        assert_eq!((Held::from_bytes(&[0; 31]), Held::from_bytes(&[0; 33])), (None, None));
+        assert_eq!(Held::from_bytes(&held.to_bytes(&[[1; 64]; 5])[1..]), None);
         let extents = [1, 2].map(|number| Described { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);

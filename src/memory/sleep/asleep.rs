@@ -15,7 +15,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Mapping};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
-use crate::memory::share::{end_mappings_of, refuse_held};
+use crate::memory::share::refuse_held;
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -131,10 +131,6 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     }
     // What attaches from now on finds the pool asleep.
     refuse_held(pool)?;
-    // What others keep mapped is of no use to them from now on, and would keep the memory from going. They have time to end it
-    // until all here is done.
-    pool.sleep.change_backing();
-    end_mappings_of(pool);
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     runtime::synchronize_in_any_case(memory.device)?;

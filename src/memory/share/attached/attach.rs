@@ -8,22 +8,24 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached_buffer::AttachedBuffer;
-use super::attachment::{Attachment, Found};
-use super::books::{self, Known};
+use super::attachment::Attachment;
+use super::books::{self, RegionKey, Wanted};
 use super::imported::{Imported, known};
+use super::mapping::Mapping;
 use super::owner_process::{Link, Owner, Unanswered};
-use super::retired::{Use, end_idle, retire};
+use super::retired::{Use, end_mappings};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
-use crate::memory::device::{DeviceMemory, Until};
+use crate::memory::device::DeviceMemory;
 use crate::memory::serve::device_caches;
 use crate::memory::share::broker;
+use crate::memory::share::devices::{check_reach, device_with};
 use crate::memory::share::sharing::{parcels, shared};
 use crate::memory::share::token::{ShareToken, Told};
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::runtime::{DeviceUuid, Event, ExportedEvent, Runtime, Stream, device, get};
+use crate::runtime::{Event, ExportedEvent, Stream, get};
 
 /// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
 const UNDER_WAY: usize = 2;
@@ -43,16 +45,11 @@ pub(in crate::memory) fn attach(
     stream: Option<&Stream>,
 ) -> Result<(AttachedBuffer, Stream)> {
     process::refuse_forked()?;
-    let (told, runtime) = (token.told(), get()?);
-    told.check(runtime.kind(), geteuid().as_raw())?;
-    let owned_by = device_with(runtime, &told.device)?;
+    let told = token.told();
+    told.check(get()?.kind(), geteuid().as_raw())?;
+    let owned_by = device_with(&told.device)?;
     let on = on.or(stream.map(Stream::device)).unwrap_or(owned_by);
-    if on != owned_by && !runtime.can_access_peer(on, owned_by)? {
-        return Err(Error::invalid_value(format!(
-            "{on} cannot reach the memory of {owned_by}, where the shared buffer is: the two are not connected by NVLink or \
-             peer-to-peer PCIe; attach it on {owned_by} and copy through the host"
-        )));
-    }
+    check_reach(on, owned_by)?;
     let stream = match stream {
         Some(stream) => stream.view().on(Some(on))?,
         None => Stream::current_on(on),
@@ -69,21 +66,6 @@ pub(in crate::memory) fn attach(
     Ok((buffer, stream))
 }
 
-/// Returns this process's device with a UUID.
-fn device_with(runtime: &dyn Runtime, uuid: &DeviceUuid) -> Result<Device> {
-    for ordinal in 0..runtime.device_count() {
-        let device = device(ordinal.into())?;
-        if runtime.device_uuid(device)? == *uuid {
-            return Ok(device);
-        }
-    }
-    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    Err(Error::invalid_value(format!(
-        "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
-         (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
-    )))
-}
-
 /// Takes up a block of this process itself: the same memory, kept until this use of it is freed as well.
 fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
     let block = shared::find(told.block).filter(|block| block.secret.is(&told.secret.0));
@@ -96,7 +78,7 @@ fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuff
             block.block.cache.memory.device
         )));
     }
-    if let Err(error) = block.extents() {
+    if let Err(error) = block.place() {
         block.sharing.let_go();
         return Err(error);
     }
@@ -165,7 +147,7 @@ impl Hold<'_> {
 fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) -> Result<AttachedBuffer> {
     let owner = Owner::of(told);
     let mut hold = Hold { link: owner.connect()?, told, is_held: false };
-    let held = match take(&mut hold) {
+    let (held, names) = match take(&mut hold) {
         Ok(held) => held,
         // An idle connection may have been closed since; a new one tells.
         Err(Unanswered::Broken(error)) if !hold.is_held => {
@@ -174,19 +156,10 @@ fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) ->
         }
         Err(unanswered) => return Err(unanswered.into()),
     };
-    let attached = wait(&hold, held, stream).and_then(|()| find_or_map(&hold, &owner, held, memory));
+    let attached = wait(&hold, held, &names, stream).and_then(|()| find_or_map(&hold, &owner, held, memory));
     match attached {
-        Ok((attachment, is_again)) => {
-            let (address, device) = (attachment.address(), memory.device);
-            if attachment.bytes != told.bytes {
-                retire(Use::Mapped(attachment), Until::at_once(), device);
-                hold.keep();
-                return Err(Error::internal("a token and its block are of different sizes"));
-            }
-            if is_again {
-                // The attachment has a hold already.
-                let _ = hold.link.send(&hold.request(Ask::LetGo, 0, 0));
-            }
+        Ok(attachment) => {
+            let address = attachment.address;
             hold.keep();
             Ok(AttachedBuffer::new(Use::Mapped(attachment), address, told.bytes, memory))
         }
@@ -197,54 +170,65 @@ fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) ->
     }
 }
 
-/// Returns a block that is held as it is mapped here, or maps it; and whether it has a hold already.
+/// Returns a block that is held in the region that is mapped here, or maps that.
 fn find_or_map(
     hold: &Hold<'_>,
     owner: &Arc<Owner>,
     held: Held,
     memory: &'static DeviceMemory,
-) -> Result<(Arc<Attachment>, bool)> {
-    match books::find(owner.name, hold.told.block, memory.device, held) {
-        Some(Known::InUse(attachment)) => return Ok((attachment, true)),
-        Some(Known::Idle(attachment)) => return Ok((attachment, false)),
-        Some(Known::Stale(stale)) => end_idle(vec![stale]),
-        None => {}
+) -> Result<Arc<Attachment>> {
+    let told = hold.told;
+    if held.bytes != told.bytes {
+        return Err(Error::internal("a token and its block are of different sizes"));
     }
-    let attachment = map(hold, owner, held, memory)?;
+    let region = RegionKey { owner: owner.name, region: held.region, device: memory.device };
+    let wanted = Wanted { owner, told, region, lead: held.lead };
+    if let Some((attachment, is_again)) = books::find(&wanted) {
+        if is_again {
+            // It has a hold already.
+            let _ = hold.link.send(&hold.request(Ask::LetGo, 0, 0));
+        }
+        return Ok(attachment);
+    }
+    let mapping = map(hold, owner, held, memory)?;
     // So that it can stay once it is let go; where that fails it does not. Not before it is mapped, which may need the last
     // descriptors.
     if let Err(error) = owner.listen(&hold.request(Ask::News, 0, 0)) {
         debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
     }
-    Ok((attachment, false))
+    books::add(mapping, &wanted).ok_or_else(|| Error::internal("what was just mapped is not in the books"))
 }
 
-fn take(hold: &mut Hold<'_>) -> Result<Held, Unanswered> {
+fn take(hold: &mut Hold<'_>) -> Result<(Held, Vec<[u8; 64]>), Unanswered> {
     let (packet, _) = hold.ask(Ask::Hold, hold.told.parcel, 0)?;
     hold.is_held = true;
     Held::from_bytes(&packet)
-        .filter(|held| held.extents <= EXTENTS_MOST)
+        .filter(|(held, _)| held.extents <= EXTENTS_MOST)
+        .map(|(held, names)| (held, names.to_vec()))
         .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known").into())
 }
 
-/// Has the stream wait for what was submitted before the block was shared.
-fn wait(hold: &Hold<'_>, held: Held, stream: &Stream) -> Result<()> {
-    let mut from = 0;
+/// Has the stream wait for what was submitted before the block was shared: the events that came along, and the others.
+fn wait(hold: &Hold<'_>, held: Held, names: &[[u8; 64]], stream: &Stream) -> Result<()> {
+    let wait_for = |exported| stream.wait(&Event::import(stream.device(), exported)?);
+    for name in names {
+        wait_for(ExportedEvent { name: *name, descriptor: None })?;
+    }
+    let mut from = names.len() as u32;
     while from < held.events {
         let count = (held.events - from).min(DESCRIPTORS as u32);
         let (names, descriptors) = hold.ask(Ask::Events, from.into(), count)?;
         let mut descriptors = descriptors.into_iter();
         for name in names.as_chunks::<64>().0 {
-            let exported = ExportedEvent { name: *name, descriptor: descriptors.next() };
-            stream.wait(&Event::import(stream.device(), exported)?)?;
+            wait_for(ExportedEvent { name: *name, descriptor: descriptors.next() })?;
         }
         from += count;
     }
     Ok(())
 }
 
-/// Maps a block that is held.
-fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceMemory) -> Result<Arc<Attachment>> {
+/// Maps the region of a block that is held.
+fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceMemory) -> Result<Mapping> {
     let mut all: Vec<Described> = Vec::new();
     while all.len() < held.extents as usize {
         let count = (held.extents as usize - all.len()).min(DESCRIBED) as u32;
@@ -284,11 +268,14 @@ fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceM
     let extents: Option<Vec<_>> =
         extents.into_iter().zip(&all).map(|(imported, each)| Some((imported?, each.bytes))).collect();
     let extents = extents.ok_or_else(|| Error::internal("an extent was not taken up"))?;
-    let (owner, block, secret) = (Arc::clone(owner), hold.told.block, hold.told.secret);
-    let Held { lead, bytes, backing, .. } = held;
-    Attachment::map(memory, Found { owner, block, secret, backing, lead, bytes, extents }).map_err(|(error, left)| {
+    let bytes = extents.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
+    let is_inside = held.lead.checked_add(held.bytes).is_some_and(|end| bytes.is_some_and(|bytes| end <= bytes));
+    if !is_inside {
+        return Err(Error::internal("a shared block does not lie in its region"));
+    }
+    Mapping::map(memory, owner, held.region, extents).map_err(|(error, left)| {
         // What the driver refuses to undo is undone later.
-        end_idle(left.into_iter().map(|left| *left).collect());
+        end_mappings(left.into_iter().map(|left| *left).collect());
         error
     })
 }

@@ -19,9 +19,9 @@ pub(super) struct Imported {
     pub(super) extent: Extent,
     device: Device,
     key: ExtentKey,
-    /// How many blocks that this process holds have it. While there is one, the owner's number is this extent's; after that it
-    /// may be another one's.
-    held_blocks: AtomicUsize,
+    /// How many mappings have it that are in use. While there is one, this process holds a block in them, and the owner's number is
+    /// this extent's; after that it may be another one's.
+    used: AtomicUsize,
 }
 
 /// The owner's name, and the extent as the owner numbers it.
@@ -32,7 +32,7 @@ static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<Imported>>>> = Mutex::new(
 /// Returns an extent that is here already, of a block of the owner's that this process holds.
 pub(super) fn known(owner: &Owner, extent: Extent) -> Option<Arc<Imported>> {
     let imported = lock(&IMPORTED).as_ref()?.get(&(owner.name, extent))?.upgrade();
-    imported.filter(|imported| imported.held_blocks.load(Ordering::SeqCst) > 0)
+    imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)
 }
 
 impl Imported {
@@ -45,19 +45,18 @@ impl Imported {
     ) -> Result<Arc<Self>> {
         let extent = with_device(device, |runtime| runtime.extent_import(exported))?;
         let key = (owner.name, number);
-        let imported = Arc::new(Self { extent, device, key, held_blocks: AtomicUsize::new(0) });
+        let imported = Arc::new(Self { extent, device, key, used: AtomicUsize::new(0) });
         lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
         Ok(imported)
     }
 
-    /// Notes that a block which this process holds has it.
-    pub(super) fn begin_hold(&self) {
-        self.held_blocks.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Notes that a block which has it is about to be let go.
-    pub(super) fn end_hold(&self) {
-        self.held_blocks.fetch_sub(1, Ordering::SeqCst);
+    /// Notes that one mapping more that has it is in use, or one fewer.
+    pub(super) fn count(&self, is_more: bool) {
+        if is_more {
+            self.used.fetch_add(1, Ordering::SeqCst)
+        } else {
+            self.used.fetch_sub(1, Ordering::SeqCst)
+        };
     }
 }
 

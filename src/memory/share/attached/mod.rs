@@ -6,6 +6,7 @@ mod attachment;
 mod books;
 mod hearing;
 mod imported;
+mod mapping;
 mod news;
 mod owner_process;
 mod retired;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use super::attachment::{Attachment, Ended};
-use super::books;
+use super::attachment::Attachment;
 use super::imported::release_again;
+use super::mapping::Mapping;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Until;
@@ -62,7 +62,8 @@ pub(in crate::memory::share) fn end_done() -> bool {
             }
         }
     }
-    let is_left = release_again() || !left.is_empty();
+    let unended = std::mem::take(&mut *lock(&UNENDED));
+    let is_left = keep_unended(unended) | release_again() || !left.is_empty();
     lock(&RETIRED).append(&mut left);
     is_left
 }
@@ -73,37 +74,43 @@ fn end(Retired { used, .. }: Retired, left: &mut Vec<Retired>) {
         Use::Own(block) => block.sharing.let_go(),
         Use::Mapped(attachment) => {
             // Only this thread ends uses, so the last one is seen here.
-            let last = Arc::into_inner(attachment);
-            end_mappings(last.into_iter().collect(), left);
-        }
-    }
-}
-
-/// Ends mappings, or keeps them for the next time. What is refused is added to `left`.
-fn end_mappings(mut ending: Vec<Attachment>, left: &mut Vec<Retired>) {
-    while let Some(attachment) = ending.pop() {
-        match attachment.end() {
-            Ended::Wholly => {}
-            // Others may have to go for it.
-            Ended::Idle(idle) => ending.extend(books::keep(idle)),
-            Ended::NotYet(attachment, error) => {
-                debug!(target: MEMORY, "attached memory could not be let go: {error}");
-                let device = attachment.memory.device;
-                let used = Use::Mapped(Arc::new(attachment));
-                left.push(Retired { used, until: Until::at_once(), device });
+            let Some(mut attachment) = Arc::into_inner(attachment) else { return };
+            match attachment.end() {
+                Ok(ending) => end_mappings(ending),
+                Err(error) => {
+                    debug!(target: MEMORY, "attached memory could not be let go: {error}");
+                    let device = attachment.memory.device;
+                    let used = Use::Mapped(Arc::new(attachment));
+                    left.push(Retired { used, until: Until::at_once(), device });
+                }
             }
         }
     }
 }
 
-/// Ends attachments that are idle, at once. What the driver refuses is ended later.
-pub(super) fn end_idle(idle: Vec<Attachment>) {
-    let mut left = Vec::new();
-    end_mappings(idle, &mut left);
-    if !left.is_empty() {
-        lock(&RETIRED).append(&mut left);
+/// Mappings that the driver refused to end.
+static UNENDED: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
+
+/// Ends mappings that nothing uses, at once. What the driver refuses is ended later.
+pub(super) fn end_mappings(mappings: Vec<Mapping>) {
+    if keep_unended(mappings) {
         ring();
     }
+}
+
+/// Ends mappings, and returns whether any is kept for later.
+fn keep_unended(mut mappings: Vec<Mapping>) -> bool {
+    let refuses = |mapping: &mut Mapping| {
+        let outcome = mapping.end();
+        if let Err(error) = &outcome {
+            debug!(target: MEMORY, "attached memory could not be unmapped: {error}");
+        }
+        outcome.is_err()
+    };
+    mappings.retain_mut(refuses);
+    let is_left = !mappings.is_empty();
+    lock(&UNENDED).append(&mut mappings);
+    is_left
 }
 
 /// When to ask again: soon after something was retired, then ever less often.

@@ -8,13 +8,15 @@ use rustix::process::geteuid;
 
 use super::events::Recorded;
 use super::mappings::Listener;
-use super::shared::{self, SharedBlock};
-use super::{parcels, peers};
+use super::peers::{self, Known};
+use super::regions::Region;
+use super::shared::{self, Place, SharedBlock};
+use super::parcels;
 use crate::error::Result;
 use crate::memory::device::with_device;
 use crate::memory::share::socket;
 use crate::memory::share::wire::{
-    Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, describe, gone, refusal,
+    Ask, DESCRIBED, DESCRIPTORS, Held, NAMES, Request, Status, describe, gone, refusal,
 };
 use crate::process::{Peer, peer_of};
 
@@ -32,7 +34,7 @@ struct Answer {
 #[derive(Debug)]
 struct Current {
     block: u64,
-    extents: Vec<Described>,
+    region: Arc<Region>,
     events: Vec<Arc<Recorded>>,
 }
 
@@ -45,7 +47,9 @@ pub(in crate::memory::share) struct Connection {
     deadline: Option<Instant>,
     answer: Option<Answer>,
     current: Option<Current>,
-    /// Of a connection that is told of blocks that are gone.
+    /// Of a process that has shown a token: what is known of it stays as long as the connection.
+    known: Option<Known>,
+    /// Of a connection that is told of regions that have ended.
     listener: Option<Listener>,
     /// What it is just being told, and there was no room for.
     untold: Vec<u64>,
@@ -61,6 +65,7 @@ impl Connection {
             deadline: Some(Instant::now() + PATIENCE),
             answer: None,
             current: None,
+            known: None,
             listener: None,
             untold: Vec::new(),
         })
@@ -84,9 +89,9 @@ impl Connection {
         !self.untold.is_empty()
     }
 
-    /// Returns whether it is told of blocks that are gone, by a process that has ended.
-    pub(in crate::memory::share) fn is_of_listener(&self, ended: &[i32]) -> bool {
-        self.listener.as_ref().is_some_and(|listener| ended.contains(&listener.process))
+    /// Returns whether it is of one of these processes, whose ends were seen.
+    pub(in crate::memory::share) fn is_of(&self, ended: &[i32]) -> bool {
+        self.known.is_some() && ended.contains(&self.process)
     }
 
     /// Tells which mappings are to end, as far as there is room.
@@ -126,7 +131,7 @@ impl Connection {
 
     fn answer(&mut self, request: &Request) -> bool {
         if request.ask == Ask::Unmapped {
-            // Of a block that it need not hold any more, so that its connection tells whose it is.
+            // Of a region that it holds no block of any more, so that its connection tells whose it is.
             if let Some(listener) = &self.listener {
                 listener.has_ended(request.from);
             }
@@ -149,10 +154,12 @@ impl Connection {
             Ask::Events => self.events(request),
             Ask::LetGo => {
                 self.current = self.current.take().filter(|current| current.block != request.block);
-                // Before it has let go: whether the block is gone is asked then.
+                // Before it has let go: its region cannot end sooner.
                 let is_noted = match (&self.listener, request.from) {
                     (_, 0) => true,
-                    (Some(listener), mapping) => listener.stays(&block, mapping),
+                    (Some(listener), mapping) => {
+                        block.known_place().is_none_or(|place| listener.stays(&place.region, mapping))
+                    }
                     (None, _) => false,
                 };
                 peers::let_go(self.process, request.block);
@@ -164,7 +171,8 @@ impl Connection {
             }
             Ask::News => {
                 if self.listener.is_none() {
-                    self.listener = Listener::new(self.process);
+                    self.know();
+                    self.listener = self.known.as_ref().map(|_| Listener::new());
                 }
                 Ok(Answer { packet: gone(&[]), descriptors: Vec::new() })
             }
@@ -179,8 +187,8 @@ impl Connection {
             return Err(refusal(Status::Refused, FREED));
         }
         // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.
-        let (lead, extents) = match block.extents() {
-            Ok(found) => found,
+        let Place { region, lead } = match block.place() {
+            Ok(place) => place,
             Err(error) => {
                 block.sharing.let_go();
                 return Err(refusal(Status::Failed, &error.to_string()));
@@ -190,16 +198,25 @@ impl Connection {
             block.sharing.let_go();
             return Err(refusal(Status::Failed, &why));
         }
+        self.know();
         let events = block.events();
         let held = Held {
             lead,
             bytes: block.bytes,
-            backing: block.backing(),
-            extents: extents.len() as u32,
+            region: region.number,
+            extents: region.extents.len() as u32,
             events: events.len() as u32,
         };
-        self.current = Some(Current { block: block.number, extents, events });
-        Ok(Answer { packet: held.to_bytes(), descriptors: Vec::new() })
+        let names: Vec<_> = events.iter().take(NAMES).map_while(|recorded| recorded.name()).collect();
+        self.current = Some(Current { block: block.number, region, events });
+        Ok(Answer { packet: held.to_bytes(&names), descriptors: Vec::new() })
+    }
+
+    /// Keeps what is known of the process, which holds something, as long as the connection.
+    fn know(&mut self) {
+        if self.known.is_none() {
+            self.known = Known::new(self.process);
+        }
     }
 
     /// Returns the part of a list that a request asks for.
@@ -215,12 +232,12 @@ impl Connection {
     }
 
     fn described(&self, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
-        let packet = describe(Self::part(&self.current(request)?.extents, request, DESCRIBED));
+        let packet = describe(Self::part(&self.current(request)?.region.extents, request, DESCRIBED));
         Ok(Answer { packet, descriptors: Vec::new() })
     }
 
     fn extents(&self, block: &SharedBlock, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
-        let part = Self::part(&self.current(request)?.extents, request, DESCRIPTORS);
+        let part = Self::part(&self.current(request)?.region.extents, request, DESCRIPTORS);
         let device = block.block.cache.memory.device;
         let exported = with_device(device, |runtime| {
             // SAFETY: the process holds the block, so its extents are alive and stay where they are.

@@ -1,17 +1,15 @@
-//! The mappings that other processes keep of blocks which they have let go, so that they attach them again at once.
+//! The mappings that other processes keep of regions whose blocks they have let go, so that they attach what stands there next at
+//! once.
 //!
-//! Such a mapping never delays this process: the block is used again, freed and moved as if it were not there. It only keeps
-//! physical memory from going back to the driver. So once the block is gone, or its pool falls asleep, the process is asked to
-//! end it, and who gives memory back waits a while for that.
+//! Such a mapping never delays this process: the pages are used again and moved as if it were not there. It only keeps physical
+//! memory from going back to the driver. So once the region has ended, the process is asked to end its mapping, and who gives
+//! memory back waits a while for that.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use super::peers;
-use super::shared::SharedBlock;
-use crate::memory::device::DeviceMemory;
-use crate::memory::pool::Pool;
+use super::regions::Region;
 use crate::memory::share::bell::ring;
 use crate::memory::share::wire;
 use crate::sync::lock;
@@ -24,9 +22,7 @@ const MOST: usize = 1 << 14;
 struct Mapping {
     /// As its process numbers it.
     number: u64,
-    memory: &'static DeviceMemory,
-    /// The number of the block's pool.
-    pool: Option<u32>,
+    region: Arc<Region>,
     /// Whether it is to end.
     is_asked: bool,
 }
@@ -34,22 +30,25 @@ struct Mapping {
 /// What one connection has told, and is to be told.
 #[derive(Debug, Default)]
 struct Book {
-    /// By the blocks' numbers.
+    /// By the regions' numbers.
     mappings: HashMap<u64, Vec<Mapping>>,
-    /// The blocks' numbers, by the mappings'.
-    blocks: HashMap<u64, u64>,
+    /// The regions' numbers, by the mappings'.
+    regions: HashMap<u64, u64>,
     /// The numbers of mappings that are to end, which it was not told yet.
     untold: Vec<u64>,
 }
 
 impl Book {
-    /// Has mappings end.
-    fn ask(mappings: &mut [Mapping], untold: &mut Vec<u64>, is_meant: impl Fn(&Mapping) -> bool) {
-        for mapping in mappings.iter_mut().filter(|mapping| !mapping.is_asked && is_meant(mapping)) {
+    /// Has the mappings of a region end; returns whether there is any.
+    fn ask(&mut self, region: &Region) -> bool {
+        let asked = self.untold.len();
+        let mappings = self.mappings.get_mut(&region.number).into_iter().flatten();
+        for mapping in mappings.filter(|mapping| !mapping.is_asked) {
             mapping.is_asked = true;
-            mapping.memory.elsewhere.ask(1);
-            untold.push(mapping.number);
+            region.memory.elsewhere.ask(1);
+            self.untold.push(mapping.number);
         }
+        self.untold.len() > asked
     }
 }
 
@@ -61,68 +60,55 @@ struct Books {
 
 static BOOKS: Mutex<Books> = Mutex::new(Books { by_listener: BTreeMap::new(), next: 1 });
 
-/// Has the mappings of a block end that is gone.
-pub(in crate::memory::share) fn end_of_block(block: u64) {
+/// Has the mappings of regions end that have ended.
+pub(super) fn end_of(regions: &[Arc<Region>]) {
+    let mut is_asked = false;
     {
         let mut books = lock(&BOOKS);
         for book in books.by_listener.values_mut() {
-            if let Some(mappings) = book.mappings.get_mut(&block) {
-                Book::ask(mappings, &mut book.untold, |_| true);
+            for region in regions {
+                is_asked |= book.ask(region);
             }
         }
     }
-    ring();
-}
-
-/// Has the mappings of a pool's blocks end, whose memory is about to go.
-pub(in crate::memory) fn end_mappings_of(pool: &Pool) {
-    let is_meant = |mapping: &Mapping| mapping.pool == Some(pool.number) && std::ptr::eq(mapping.memory, pool.memory);
-    {
-        let mut books = lock(&BOOKS);
-        for book in books.by_listener.values_mut() {
-            for mappings in book.mappings.values_mut() {
-                Book::ask(mappings, &mut book.untold, is_meant);
-            }
-        }
+    if is_asked {
+        ring();
     }
-    ring();
 }
 
-/// A process that tells of its mappings by a connection, and is told by it which are to end. What it had told ends with it.
+/// A connection by which a process tells of its mappings, and is told which are to end. What it had told ends with it.
 #[derive(Debug)]
 pub(super) struct Listener {
     number: u64,
-    pub(super) process: i32,
-    pidfd: Arc<OwnedFd>,
 }
 
 impl Listener {
-    /// Takes in a process that holds something; none otherwise.
-    pub(super) fn new(process: i32) -> Option<Self> {
-        let pidfd = peers::begin_listening(process)?;
+    pub(super) fn new() -> Self {
         let mut books = lock(&BOOKS);
         let number = books.next;
         books.next += 1;
         books.by_listener.insert(number, Book::default());
-        Some(Self { number, process, pidfd })
+        Self { number }
     }
 
     fn book<R>(&self, look: impl FnOnce(&mut Book) -> R) -> Option<R> {
         lock(&BOOKS).by_listener.get_mut(&self.number).map(look)
     }
 
-    /// Notes that a mapping of a block stays that the process still holds; false if it has told of too many.
-    pub(super) fn stays(&self, block: &SharedBlock, number: u64) -> bool {
-        block.sharing.stay_mapped();
-        let cache = block.block.cache;
-        let pool = cache.service().map(|service| service.pool.number);
-        let mapping = Mapping { number, memory: cache.memory, pool, is_asked: false };
+    /// Notes that a mapping of a region stays, a block of which the process still holds; false if it has told of too many.
+    pub(super) fn stays(&self, region: &Arc<Region>, number: u64) -> bool {
         let add = |book: &mut Book| {
             // Told before, if it was used again meanwhile.
-            if book.blocks.insert(number, block.number).is_none() {
-                book.mappings.entry(block.number).or_default().push(mapping);
+            if let Entry::Vacant(place) = book.regions.entry(number) {
+                place.insert(region.number);
+                let mapping = Mapping { number, region: Arc::clone(region), is_asked: false };
+                book.mappings.entry(region.number).or_default().push(mapping);
+                // Not while it is held, by what this process knows; then it is heard of here.
+                if region.is_ended() {
+                    book.ask(region);
+                }
             }
-            book.blocks.len() <= MOST
+            book.regions.len() <= MOST
         };
         self.book(add).unwrap_or(false)
     }
@@ -130,18 +116,18 @@ impl Listener {
     /// Notes that a mapping has ended.
     pub(super) fn has_ended(&self, number: u64) {
         let remove = |book: &mut Book| {
-            let block = book.blocks.remove(&number)?;
-            let mappings = book.mappings.get_mut(&block)?;
+            let region = book.regions.remove(&number)?;
+            let mappings = book.mappings.get_mut(&region)?;
             let place = mappings.iter().position(|mapping| mapping.number == number)?;
             let ended = mappings.swap_remove(place);
             if mappings.is_empty() {
-                book.mappings.remove(&block);
+                book.mappings.remove(&region);
             }
             Some(ended)
         };
         let ended = self.book(remove).flatten();
         if let Some(ended) = ended.filter(|ended| ended.is_asked) {
-            ended.memory.elsewhere.end(1);
+            ended.region.memory.elsewhere.end(1);
         }
     }
 
@@ -160,9 +146,8 @@ impl Drop for Listener {
         let book = lock(&BOOKS).by_listener.remove(&self.number);
         for mapping in book.into_iter().flat_map(|book| book.mappings.into_values()).flatten() {
             if mapping.is_asked {
-                mapping.memory.elsewhere.end(1);
+                mapping.region.memory.elsewhere.end(1);
             }
         }
-        peers::end_listening(self.process, &self.pidfd);
     }
 }

@@ -5,6 +5,7 @@ mod events;
 pub(super) mod mappings;
 pub(super) mod parcels;
 pub(super) mod peers;
+mod regions;
 pub(super) mod shared;
 
 pub(super) use connection::Connection;

@@ -18,13 +18,13 @@ struct Peer {
     pidfd: Arc<OwnedFd>,
     /// What it holds, and how often, by number.
     held: HashMap<u64, (Arc<SharedBlock>, u64)>,
-    /// The connections by which it is told of blocks that are gone.
-    listening: usize,
+    /// Its connections by which it has held something.
+    connections: usize,
 }
 
 impl Peer {
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.listening == 0
+        self.held.is_empty() && self.connections == 0
     }
 }
 
@@ -54,7 +54,7 @@ pub(in crate::memory::share) fn add(process: i32, block: &Arc<SharedBlock>) -> R
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| {
         format!("the process that attaches cannot be watched (pidfd_open: {error}); Linux 5.3 is needed")
     })?;
-    let mut peer = Peer { pidfd: Arc::new(pidfd), held: HashMap::new(), listening: 0 };
+    let mut peer = Peer { pidfd: Arc::new(pidfd), held: HashMap::new(), connections: 0 };
     held(&mut peer);
     lock(&PEERS).get_or_insert_default().insert(process, peer);
     Ok(())
@@ -91,23 +91,35 @@ pub(in crate::memory::share) fn let_go(process: i32, block: u64) {
     drop(gone);
 }
 
-/// Notes that a process which holds something listens; its end is seen also when it holds nothing more. Returns what tells of
-/// that.
-pub(super) fn begin_listening(process: i32) -> Option<Arc<OwnedFd>> {
-    let mut peers = lock(&PEERS);
-    let peer = peers.as_mut()?.get_mut(&process)?;
-    peer.listening += 1;
-    Some(Arc::clone(&peer.pidfd))
+/// A connection of a process that has held something: its end is seen also when it holds nothing more.
+#[derive(Debug)]
+pub(super) struct Known {
+    process: i32,
+    pidfd: Arc<OwnedFd>,
 }
 
-/// Notes that a process listens no more, unless it has ended and another one has its id.
-pub(super) fn end_listening(process: i32, pidfd: &Arc<OwnedFd>) {
-    let mut peers = lock(&PEERS);
-    let Some(peers) = peers.as_mut() else { return };
-    let Some(peer) = peers.get_mut(&process).filter(|peer| Arc::ptr_eq(&peer.pidfd, pidfd)) else { return };
-    peer.listening -= 1;
-    if peer.is_idle() {
-        peers.remove(&process);
+impl Known {
+    /// Notes a connection of a process that holds something; none otherwise.
+    pub(super) fn new(process: i32) -> Option<Self> {
+        let mut peers = lock(&PEERS);
+        let peer = peers.as_mut()?.get_mut(&process)?;
+        peer.connections += 1;
+        Some(Self { process, pidfd: Arc::clone(&peer.pidfd) })
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let mut peers = lock(&PEERS);
+        let Some(peers) = peers.as_mut() else { return };
+        // Unless the process has ended, and another one has its id.
+        let Some(peer) = peers.get_mut(&self.process).filter(|peer| Arc::ptr_eq(&peer.pidfd, &self.pidfd)) else {
+            return;
+        };
+        peer.connections -= 1;
+        if peer.is_idle() {
+            peers.remove(&self.process);
+        }
     }
 }
 

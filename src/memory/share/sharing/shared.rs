@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::events::Recorded;
+use super::regions::{self, Region};
 use crate::error::{Error, Result};
 use crate::ids::CaptureStatus;
 use crate::memory::cache::Sharing;
@@ -27,6 +28,16 @@ pub(in crate::memory::share) struct SharedBlock {
     pub(in crate::memory::share) sharing: Arc<Sharing>,
     /// What was submitted before it was shared, as far as it may not be done.
     events: Mutex<Vec<Arc<Recorded>>>,
+    /// Where it stood when it was asked for last.
+    place: Mutex<Option<Place>>,
+}
+
+/// Where a block lies.
+#[derive(Clone, Debug)]
+pub(in crate::memory::share) struct Place {
+    pub(in crate::memory::share) region: Arc<Region>,
+    /// Where it starts in the region's first extent, in bytes.
+    pub(in crate::memory::share) lead: u64,
 }
 
 /// Every shared block, and how many there were when those that are gone were last looked for.
@@ -102,7 +113,15 @@ pub(in crate::memory::share) fn share(block: Allocation, bytes: u64, stream: &St
             let number = books.next;
             books.next += 1;
             sharing.set_number(number);
-            let shared = Arc::new(SharedBlock { number, secret, block, bytes, sharing, events: Mutex::default() });
+            let shared = Arc::new(SharedBlock {
+                number,
+                secret,
+                block,
+                bytes,
+                sharing,
+                events: Mutex::default(),
+                place: Mutex::default(),
+            });
             books.blocks.insert(number, Arc::clone(&shared));
             shared
         });
@@ -170,20 +189,28 @@ impl SharedBlock {
         lock(&self.events).clone()
     }
 
-    /// Returns the number of the memory that is behind a block that is held, once its extents are known: another number, other
-    /// memory. A block that is held keeps its memory, so it is the extents' number.
-    pub(in crate::memory::share) fn backing(&self) -> u64 {
-        self.block.cache.service().map_or(0, |service| service.pool.sleep.backing())
-    }
-
-    /// Returns where the block starts in its first extent, and the extents, while it is held.
-    pub(in crate::memory::share) fn extents(&self) -> Result<(u64, Vec<Described>)> {
+    /// Returns where the block lies, while it is held.
+    pub(in crate::memory::share) fn place(&self) -> Result<Place> {
         if let Some(service) = self.block.cache.service()
             && service.pool.sleep.is_asleep()
         {
             return Err(pool::asleep(&service.pool));
         }
-        extents_of(self.block, self.bytes)
+        // A block stays where it is as long as its extents do.
+        let known = self.known_place().filter(|place| !place.region.is_ended());
+        if let Some(place) = known {
+            return Ok(place);
+        }
+        let (lead, extents) = extents_of(self.block, self.bytes)?;
+        let place = Place { region: regions::find(self.memory(), extents), lead };
+        let before = lock(&self.place).replace(place.clone());
+        drop(before);
+        Ok(place)
+    }
+
+    /// Returns where the block was found to lie.
+    pub(super) fn known_place(&self) -> Option<Place> {
+        lock(&self.place).clone()
     }
 }
 
