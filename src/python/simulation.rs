@@ -32,6 +32,11 @@ pub(super) fn host_clear_faults() {
 }
 
 #[pyfunction]
+pub(super) fn host_reuse_extent_numbers() {
+    host::reuse_extent_numbers();
+}
+
+#[pyfunction]
 pub(super) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
     let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::invalid_value(e.to_string()))?;
     library::set_create_cost(cost);

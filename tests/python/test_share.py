@@ -87,16 +87,19 @@ def test_strangers_get_nothing_and_harm_no_other(case):
     [
         "it_is_attached_again_without_a_mapping",
         "the_owner_uses_the_memory_at_once",
-        "what_is_freed_is_unmapped",
+        "a_new_buffer_where_one_was_needs_no_mapping",
+        "two_buffers_in_one_extent_have_one_mapping",
+        "an_extents_number_that_comes_again_is_another_extent",
+        "what_is_given_back_is_unmapped",
+        "what_a_pool_had_is_unmapped_as_it_ends",
+        "what_the_owner_cannot_release_is_another_region",
         "freed_while_it_is_attached",
         "a_pool_that_sleeps_has_its_memory_back",
         "what_sleeps_and_wakes_unheard_is_not_used",
         "sleep_that_is_refused_leaves_it",
-        "a_stopped_process_holds_up_no_other",
         "an_owner_that_ends_leaves_nothing",
         "a_process_that_is_killed_is_not_waited_for",
         "a_forked_child_leaves_it_alone",
-        "the_oldest_go_first",
         "a_process_without_room_for_files_attaches",
         "whatever_call_fails_it_ends",
     ],
@@ -105,11 +108,18 @@ def test_what_is_let_go_stays_mapped_until_its_owner_gives_it_back(case):
     run_program("share/idle.py", case, GPUPOOL_HOST_MEMORY=SMALL)
 
 
+@pytest.mark.parametrize("case", ["a_stopped_process_holds_up_no_other", "the_oldest_go_first"])
+def test_many_regions_stay_mapped(case):
+    run_program("share/idle.py", case)
+
+
 def test_what_is_let_go_stays_mapped_for_each_device():
     run_program("share/idle.py", "on_two_devices", GPUPOOL_HOST_DEVICES="2")
 
 
-@pytest.mark.parametrize("case", ["while_attaching", "while_sharing", "while_letting_go"])
+@pytest.mark.parametrize(
+    "case", ["while_attaching", "while_attaching_what_is_mapped", "while_sharing", "while_letting_go"]
+)
 def test_what_fails_leaves_both_processes_as_they_were(case):
     run_program("share/faults.py", case)
 

@@ -1,8 +1,8 @@
 //! The address range that a device's pages stand in, and the driver's calls that map extents there: each bound to the
 //! device, safe in a stream capture, counted.
 
-use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;

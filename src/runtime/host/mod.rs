@@ -42,6 +42,8 @@ pub(crate) use fault::Call;
 pub(crate) use fault::check;
 #[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
+#[cfg(feature = "fault-injection")]
+pub use virtual_memory::reuse_extent_numbers;
 
 /// How many devices to simulate.
 pub const DEVICES_VARIABLE: &str = "GPUPOOL_HOST_DEVICES";

@@ -39,6 +39,9 @@ pub(super) struct Space {
     /// The files of other processes, by device and number, each kept by the extents that were imported of it.
     imported: BTreeMap<(u64, u64), Weak<File>>,
     next_extent: u64,
+    /// Numbers of extents that are gone, which come again if they are kept.
+    gone_extents: Vec<u64>,
+    keeps_gone: bool,
 }
 
 static SPACE: Mutex<Space> = Mutex::new(Space {
@@ -49,7 +52,16 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
     allocations: BTreeMap::new(),
     imported: BTreeMap::new(),
     next_extent: 1,
+    gone_extents: Vec::new(),
+    keeps_gone: false,
 });
+
+/// From now on an extent gets the number of the one that went last, as drivers may give it. Otherwise no number comes again, so that
+/// what is used too late is seen.
+#[cfg(feature = "fault-injection")]
+pub fn reuse_extent_numbers() {
+    space().keeps_gone = true;
+}
 
 pub(super) fn space() -> MutexGuard<'static, Space> {
     lock(&SPACE)
@@ -217,11 +229,17 @@ impl Space {
         const FUNCTION: &str = "extent_create";
         pages(FUNCTION, 0, bytes)?;
         let place = self.take(FUNCTION, memory, device, bytes)?;
-        let number = self.next_extent;
-        self.next_extent += 1;
+        let number = self.number();
         let extent = SimulatedExtent { place, imported: None, mappings: 0, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
         Ok(Extent(number))
+    }
+
+    fn number(&mut self) -> u64 {
+        self.gone_extents.pop().unwrap_or_else(|| {
+            self.next_extent += 1;
+            self.next_extent - 1
+        })
     }
 
     /// A descriptor of the device's file whose own offset is that of the extent.
@@ -257,8 +275,7 @@ impl Space {
             }
         };
         let place = Place { device: Device::from_ordinal(0), offset, bytes: 0 };
-        let number = self.next_extent;
-        self.next_extent += 1;
+        let number = self.number();
         let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
         Ok(Extent(number))
@@ -282,6 +299,9 @@ impl Space {
             Some(&SimulatedExtent { place, ref imported, mappings: 0, is_released: true }) => {
                 let is_own = imported.is_none();
                 extents.remove(&number);
+                if self.keeps_gone {
+                    self.gone_extents.push(number);
+                }
                 // Another process's memory is that process's to count.
                 if is_own { self.give_back(memory, place) } else { Ok(()) }
             }

@@ -44,7 +44,8 @@ impl Mapping {
     ) -> std::result::Result<Self, (crate::error::Error, Option<Box<Self>>)> {
         let mut mapping = Self::nowhere(memory, owner, region);
         let reserved = extents.iter().map(|(_, bytes)| bytes).sum();
-        mapping.start = with_device(memory.device, |runtime| runtime.address_reserve(reserved)).map_err(|e| (e, None))?;
+        mapping.start =
+            with_device(memory.device, |runtime| runtime.address_reserve(reserved)).map_err(|e| (e, None))?;
         mapping.reserved = reserved;
         match mapping.map_all(extents) {
             Ok(()) => Ok(mapping),

@@ -8,16 +8,14 @@ use rustix::process::geteuid;
 
 use super::events::Recorded;
 use super::mappings::Listener;
+use super::parcels;
 use super::peers::{self, Known};
 use super::regions::Region;
 use super::shared::{self, Place, SharedBlock};
-use super::parcels;
 use crate::error::Result;
 use crate::memory::device::with_device;
 use crate::memory::share::socket;
-use crate::memory::share::wire::{
-    Ask, DESCRIBED, DESCRIPTORS, Held, NAMES, Request, Status, describe, gone, refusal,
-};
+use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Held, NAMES, Request, Status, describe, gone, refusal};
 use crate::process::{Peer, peer_of};
 
 /// How long a process may take to say what it wants, or to take what it asked for.

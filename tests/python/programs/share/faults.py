@@ -5,25 +5,26 @@ import sys
 
 import gpupool
 from gpupool import _native
-from other_process import MIB, attach, attached_bytes, content, fill, free, other_process, shared_blocks
+from other_process import (
+    MIB,
+    attach,
+    attached_bytes,
+    content,
+    fill,
+    free,
+    other_process,
+    shared_blocks,
+    watched_processes,
+)
 from waiting import wait_until
 
 # Pages of several extents.
 PIECES = 9
 # No program makes more calls of one kind.
 MOST = 2 * PIECES + 10
-# What a process calls to attach a block.
-OF_ATTACHING = (
-    "Bind",
-    "ExchangeCaptureMode",
-    "StreamCaptureStatus",
-    "EventImport",
-    "StreamWaitEvent",
-    "AddressReserve",
-    "ExtentImport",
-    "MemoryMap",
-    "MemorySetAccess",
-)
+# What a process calls to attach a block whose region is mapped, and to map it.
+OF_HOLDING = ("Bind", "StreamCaptureStatus", "EventImport", "StreamWaitEvent")
+OF_ATTACHING = (*OF_HOLDING, "ExchangeCaptureMode", "AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess")
 
 
 def inject(kept: dict, call: str, after: int) -> None:
@@ -81,6 +82,8 @@ def while_attaching() -> None:
         other.call(empty_cache)
         number = _native.host_submit(stream)
         token = buffer.share(stream)
+        # Its thread closes what there was.
+        wait_until(lambda: other.call(watched_processes) == 0, "the connection is closed")
         files = other.call(open_files)
         for call in OF_ATTACHING:
             for after in range(MOST):
@@ -103,10 +106,53 @@ def while_attaching() -> None:
             wait_until(lambda: shared_blocks() == [], "nothing is attached")
             wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
             other.call(empty_cache)
+            wait_until(lambda: other.call(watched_processes) == 0, "the connection is closed")
             number = _native.host_submit(stream)
             token = buffer.share(stream)
         assert failed == set(OF_ATTACHING), failed
         _native.host_complete(stream, number)
+
+
+def while_attaching_what_is_mapped() -> None:
+    stream = gpupool.Stream()
+    held, buffer = gpupool.empty(1000), gpupool.empty(1000)
+    buffer.fill(1)
+    bytes(buffer)
+    with other_process() as other:
+        # In use, and idle.
+        for is_used in (True, False):
+            other.call(attach, held.share(), "held")
+            if not is_used:
+                other.call(free, "held")
+                wait_until(lambda: shared_blocks() == [], "nothing is attached")
+                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            used = held.nbytes * is_used
+            files = other.call(open_files)
+            failed = set()
+            for call in OF_ATTACHING:
+                for after in range(MOST):
+                    number = _native.host_submit(stream)
+                    token = buffer.share(stream)
+                    other.call(inject, call, after)
+                    is_failed = fails_or_not(lambda token=token: other.call(attach_behind, token))
+                    other.call(clear)
+                    _native.host_complete(stream, number)
+                    if not is_failed:
+                        assert other.call(content) == {1}
+                        other.call(free)
+                    else:
+                        failed.add(call)
+                    wait_until(lambda used=used: other.call(attached_bytes) == used, "it is let go")
+                    wait_until(lambda is_used=is_used: len(shared_blocks()) == is_used, "it is let go")
+                    assert other.call(open_files) == files, call
+                    if not is_failed:
+                        break
+                else:
+                    raise AssertionError(f"{call} always fails")
+            # What maps is not called.
+            assert failed == set(OF_HOLDING), failed
+            if is_used:
+                other.call(free, "held")
 
 
 def while_sharing() -> None:

@@ -21,6 +21,7 @@ from other_process import (
     free,
     other_process,
     shared_blocks,
+    watched_processes,
 )
 from waiting import wait_until
 
@@ -28,7 +29,7 @@ from waiting import wait_until
 OF_MAPPING = ("AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess")
 PIECES = 9
 MANY = 1100
-# As many attachments stay mapped as src/memory/share/attached/books.rs says.
+# As many regions stay mapped as src/memory/share/attached/books.rs says.
 IDLE_MOST = 1024
 
 
@@ -60,6 +61,8 @@ def mappings(owner: int | str, process: int | str) -> int:
 
 def wait_until_idle(other: OtherProcess) -> None:
     wait_until(lambda: other.call(attached_bytes) == 0, "it is let go")
+    # The owner hears of it a little later.
+    wait_until(lambda: shared_blocks() == [], "the owner has it back")
 
 
 def attach_and_let_go(other: OtherProcess, token: gpupool.ShareToken, **arguments: int) -> int:
@@ -114,20 +117,6 @@ def state(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def watched_processes() -> int:
-    """Return how many processes' ends this one would be told of, with each of which it has a connection."""
-    numbers = os.listdir("/proc/self/fd")
-    return sum("pidfd" in link_of(number) for number in numbers)
-
-
-def link_of(number: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{number}")
-    except FileNotFoundError:
-        # That of the listing, or one that was closed meanwhile.
-        return ""
-
-
 def it_is_attached_again_without_a_mapping() -> None:
     buffer = in_pieces(1)
     with other_process() as other:
@@ -168,30 +157,158 @@ def the_owner_uses_the_memory_at_once() -> None:
             same = gpupool.empty(large)
             assert same.ptr == address
             same.fill(2)
-        # Another buffer, at the same addresses here, and not the one that was mapped there.
-        other.call(attach, same.share())
+        # Another buffer in the same memory.
+        assert not needs_a_mapping(other, same.share())
         assert other.call(content) == {2}
 
 
-def what_is_freed_is_unmapped() -> None:
+def a_new_buffer_where_one_was_needs_no_mapping() -> None:
     with other_process() as other:
-        for give_back in (lambda: None, gpupool.empty_cache):
+        buffer = in_pieces(1)
+        token = buffer.share()
+        address = attach_and_let_go(other, token)
+        for byte in (2, 3, 4):
+            place, nbytes = buffer.ptr, buffer.nbytes
+            buffer.free()
+            buffer = gpupool.empty(nbytes)
+            buffer.fill(byte)
+            assert buffer.ptr == place
+            # That of before is gone, though its memory is mapped.
+            name, why = other.refusal(attach, token)
+            assert name == "InvalidValue", why
+            token = buffer.share()
+            assert not needs_a_mapping(other, token)
+            assert other.call(address_of) == address
+            assert other.call(content) == {byte}
+            other.call(fill, 9)
+            assert set(bytes(buffer)) == {9}
+            other.call(free)
+            wait_until_idle(other)
+        # A shorter one begins there, and lies in fewer extents.
+        buffer.free()
+        shorter = gpupool.empty(2 * MIB)
+        assert needs_a_mapping(other, shorter.share())
+
+
+def address_of(kept: dict) -> int:
+    return kept["buffer"].ptr
+
+
+def two_buffers_in_one_extent_have_one_mapping() -> None:
+    one, two, three = (gpupool.empty(1000) for _ in range(3))
+    for byte, buffer in enumerate((one, two, three)):
+        buffer.fill(byte)
+    with other_process() as other:
+        first = other.call(attach, one.share(), "one")
+        other.call(refuse_to_map)
+        second = other.call(attach, two.share(), "two")
+        other.call(allow)
+        assert second - first == two.ptr - one.ptr
+        assert mappings("self", other.process.pid) == 1
+        assert other.call(attached_bytes) == one.nbytes + two.nbytes
+        assert {block[0] for block in shared_blocks()} == {one.ptr, two.ptr}
+        # Each is held, and let go, by itself.
+        other.call(free, "one")
+        wait_until(lambda: [block[0] for block in shared_blocks()] == [two.ptr], "one is let go")
+        assert other.call(attached_bytes) == two.nbytes
+        one.free()
+        gpupool.empty_cache()
+        assert other.call(content, "two") == {1}
+        other.call(refuse_to_map)
+        assert other.call(attach, three.share(), "three") - second == three.ptr - two.ptr
+        other.call(allow)
+        other.call(free, "two")
+        other.call(free, "three")
+        wait_until_idle(other)
+        assert mappings("self", other.process.pid) == 1
+        assert not needs_a_mapping(other, two.share())
+        assert other.call(content) == {1}
+
+
+def an_extents_number_that_comes_again_is_another_extent() -> None:
+    _native.host_reuse_extent_numbers()
+    with other_process() as other:
+        for is_heard in (True, False):
+            buffer = in_pieces(1)
+            attach_and_let_go(other, buffer.share())
+            attach_and_let_go(other, buffer.share())
+            place = buffer.ptr
+            with contextlib.nullcontext() if is_heard else stopped(other.process.pid):
+                buffer.free()
+                gpupool.empty_cache()
+                same = in_pieces(2)
+                assert same.ptr == place
+                # The addresses are others', in the simulated memory as on a GPU.
+                apart = in_pieces(3)
+            assert needs_a_mapping(other, same.share())
+            for byte, new in ((2, same), (3, apart)):
+                other.call(attach, new.share())
+                assert other.call(content) == {byte}
+                other.call(free)
+            wait_until_idle(other)
+            same.free()
+            apart.free()
+            gpupool.empty_cache()
+            wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+
+
+def what_is_given_back_is_unmapped() -> None:
+    with other_process() as other:
+        for give_back in (gpupool.empty_cache, run_out_of_memory):
             buffer, stays = in_pieces(1), in_pieces(2)
             attach_and_let_go(other, stays.share())
             before = mappings("self", other.process.pid)
             attach_and_let_go(other, buffer.share())
-            assert mappings("self", other.process.pid) > before
+            both = mappings("self", other.process.pid)
+            assert both > before
             buffer.free()
+            assert mappings("self", other.process.pid) == both
             give_back()
-            wait_until(
-                lambda before=before: mappings("self", other.process.pid) == before, "what was freed is not mapped"
-            )
+            # It was waited for.
+            assert mappings("self", other.process.pid) == before
             # The other one stays.
             assert not needs_a_mapping(other, stays.share())
             assert other.call(content) == {2}
             other.call(free)
+            wait_until_idle(other)
             stays.free()
-            wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+            gpupool.empty_cache()
+            assert mappings("self", other.process.pid) == 0
+
+
+def run_out_of_memory() -> None:
+    # As much as the device has, of which some is in use.
+    raised(gpupool.OutOfMemory, lambda: gpupool.empty(64 * MIB))
+
+
+def what_a_pool_had_is_unmapped_as_it_ends() -> None:
+    pool, buffer = pool_of(1)
+    with other_process() as other:
+        attach_and_let_go(other, buffer.share())
+        buffer.free()
+        pool.close()
+        wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+
+
+def what_the_owner_cannot_release_is_another_region() -> None:
+    _native.host_reuse_extent_numbers()
+    with other_process() as other:
+        for after in range(PIECES + 1):
+            buffer = in_pieces(1)
+            attach_and_let_go(other, buffer.share())
+            buffer.free()
+            _native.host_inject("ExtentRelease", "other", after)
+            with contextlib.suppress(gpupool.Error):
+                gpupool.empty_cache()
+            _native.host_clear_faults()
+            new = in_pieces(2)
+            other.call(attach, new.share())
+            assert other.call(content) == {2}
+            other.call(free)
+            wait_until_idle(other)
+            new.free()
+            gpupool.empty_cache()
+            assert mappings("self", other.process.pid) == 0
 
 
 def freed_while_it_is_attached() -> None:
@@ -199,11 +316,12 @@ def freed_while_it_is_attached() -> None:
         buffer = in_pieces(1)
         other.call(attach, buffer.share())
         buffer.free()
+        gpupool.empty_cache()
         assert other.call(content) == {1}
         other.call(free)
-        # It is gone as the process lets go.
         wait_until(lambda: shared_blocks() == [], "it is let go")
-        wait_until(lambda: mappings("self", other.process.pid) == 0, "nothing is mapped")
+        gpupool.empty_cache()
+        assert mappings("self", other.process.pid) == 0
 
 
 def pool_of(byte: int) -> tuple[gpupool.MemPool, gpupool.DeviceBuffer]:
@@ -264,17 +382,24 @@ def sleep_that_is_refused_leaves_it() -> None:
         assert other.call(content) == {3}
 
 
+def each_in_a_pool(count: int) -> tuple[list[gpupool.MemPool], list[gpupool.DeviceBuffer]]:
+    """Return buffers of which each is alone in its extent."""
+    pools = [gpupool.MemPool() for _ in range(count)]
+    return pools, [pool.empty(1000) for pool in pools]
+
+
 def a_stopped_process_holds_up_no_other() -> None:
     pool, asleep = pool_of(1)
-    buffers = [gpupool.empty(1000) for _ in range(MANY // 2)]
+    pools, buffers = each_in_a_pool(MANY // 2)
     with other_process() as other:
         other.call(attach_all, [buffer.share() for buffer in buffers])
         other.call(free_all)
         attach_and_let_go(other, asleep.share())
         with stopped(other.process.pid):
             # More news than a socket has room for.
-            for buffer in buffers:
+            for buffer, of_buffer in zip(buffers, pools, strict=True):
                 buffer.free()
+                of_buffer.close()
             gpupool.empty_cache()
             gpupool.empty_cache()
             pool.sleep()
@@ -369,7 +494,7 @@ def fork_and_try(kept: dict, token: gpupool.ShareToken) -> int:
 
 
 def the_oldest_go_first() -> None:
-    buffers = [gpupool.empty(1000) for _ in range(MANY)]
+    _pools, buffers = each_in_a_pool(MANY)
     tokens = [buffer.share() for buffer in buffers]
     with other_process() as other:
         for token in tokens:
@@ -422,7 +547,8 @@ def on_two_devices() -> None:
             attach_and_let_go(other, token, device=device)
         assert mappings("self", other.process.pid) == both
         buffer.free()
-        wait_until(lambda: mappings("self", other.process.pid) == 0, "both have ended")
+        gpupool.empty_cache()
+        assert mappings("self", other.process.pid) == 0
 
 
 def whatever_call_fails_it_ends() -> None:
@@ -432,8 +558,13 @@ def whatever_call_fails_it_ends() -> None:
         attach_and_let_go(other, first.share())
         other.call(empty_cache)
         for call in ("Bind", "ExchangeCaptureMode", "MemoryUnmap", "AddressFree", "ExtentRelease"):
-            for end in (lambda buffer: buffer.free(), lambda buffer: other.call(empty_cache)):
+            for end in (give_back, lambda buffer: other.call(empty_cache)):
                 end_with_a_fault(other, call, end)
+
+
+def give_back(buffer: gpupool.DeviceBuffer) -> None:
+    buffer.free()
+    gpupool.empty_cache()
 
 
 def end_with_a_fault(other: OtherProcess, call: str, end: Callable) -> None:

@@ -145,3 +145,16 @@ def is_full(nbytes: int) -> bool:
     except gpupool.OutOfMemory:
         return True
     return False
+
+
+def watched_processes(kept: dict | None = None) -> int:
+    """Return how many processes' ends a process would be told of, with each of which it has a connection."""
+    return sum("pidfd" in _link_of(number) for number in os.listdir("/proc/self/fd"))
+
+
+def _link_of(number: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        # That of the listing, or one that was closed meanwhile.
+        return ""
