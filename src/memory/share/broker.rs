@@ -14,10 +14,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::attached::{News, Soon, end_done, end_idle_on, hear, listening};
 use super::bell::{bell, hush};
 use super::secret::random;
-use super::sharing::{Connection, peers};
+use super::sharing::{Connection, mappings, peers};
 use super::socket;
 use crate::error::{Error, Result};
-use crate::memory::device::set_end_idle;
+use crate::memory::device::{set_end_idle, set_on_release};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -60,6 +60,7 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let name = random()?;
     let bell = bell().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
+    set_on_release(mappings::end_with);
     set_end_idle(end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())

@@ -282,6 +282,8 @@ mod tests {
         Told { kind: 0, boot: [0; 16], user: 0, process: 0, name, secret, block, parcel: 0, bytes: 1, device }
     }
 
+    type Outcome<T> = Result<T, &'static str>;
+
     struct Test {
         memory: &'static DeviceMemory,
         owner: Arc<Owner>,
@@ -298,10 +300,10 @@ mod tests {
             self.with(region, block, find)
         }
 
-        fn add(&self, region: u64, block: u64) -> Arc<Attachment> {
+        fn add(&self, region: u64, block: u64) -> Outcome<Arc<Attachment>> {
             let mut mapping = Mapping::nowhere(self.memory, &self.owner, region);
             mapping.reserved = 4;
-            self.with(region, block, |wanted| add(mapping, wanted)).expect("it was just added")
+            self.with(region, block, |wanted| add(mapping, wanted)).ok_or("it was just added")
         }
 
         fn attached(&self) -> u64 {
@@ -310,8 +312,8 @@ mod tests {
     }
 
     /// Lets a block go, and returns what ends then.
-    fn end_use(attachment: Arc<Attachment>) -> Vec<u64> {
-        let attachment = Arc::into_inner(attachment).expect("it is used once");
+    fn end_use(attachment: Arc<Attachment>) -> Outcome<Vec<u64>> {
+        let attachment = Arc::into_inner(attachment).ok_or("it is used once")?;
         let ending = match leave(attachment.mapping, true) {
             Leaving::Stays => settle(&attachment),
             Leaving::Used => {
@@ -323,67 +325,68 @@ mod tests {
                 mapping.into_iter().collect()
             }
         };
-        ending.iter().map(|mapping| mapping.number).collect()
+        Ok(ending.iter().map(|mapping| mapping.number).collect())
     }
 
     /// One test, for the books are the process's.
     #[test]
-    fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() {
+    fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
         let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
         let name = random().unwrap_or_default();
         let test = Test { memory, owner: Owner::of(&told(name, 0)) };
-        let one = test.add(7, 1);
+        let one = test.add(7, 1)?;
         let number = one.mapping;
         assert!(test.find(8, 1).is_none());
-        let (again, is_again) = test.find(7, 1).expect("it is in use");
+        let (again, is_again) = test.find(7, 1).ok_or("it is in use")?;
         assert!(is_again && Arc::ptr_eq(&again, &one));
         drop(again);
         // Another block in the same region has the same mapping, and a hold of its own.
-        let (two, is_again) = test.find(7, 2).expect("its region is mapped");
+        let (two, is_again) = test.find(7, 2).ok_or("its region is mapped")?;
         assert!(!is_again && two.mapping == number && test.attached() == 2);
-        assert_eq!((end_use(one), test.attached()), (vec![], 1));
-        assert_eq!((end_use(two), test.attached()), (vec![], 0));
+        assert_eq!((end_use(one)?, test.attached()), (vec![], 1));
+        assert_eq!((end_use(two)?, test.attached()), (vec![], 0));
 
         // Idle it is found by any block there, and not by one that does not lie in it.
         assert!(test.with(7, 3, |wanted| find(&Wanted { lead: 4, ..*wanted })).is_none());
-        let (three, _) = test.find(7, 3).expect("its region is idle");
+        let (three, _) = test.find(7, 3).ok_or("its region is idle")?;
         assert!(three.mapping == number && test.attached() == 1);
         // What has ended is used until its last use is over.
         assert!(matches!(end(number), Ending::Later));
-        let (four, _) = test.find(7, 4).expect("its region is in use");
-        assert_eq!(end_use(three), []);
-        assert_eq!(end_use(four), [number]);
+        let (four, _) = test.find(7, 4).ok_or("its region is in use")?;
+        assert!(end_use(three)?.is_empty());
+        assert_eq!(end_use(four)?, [number]);
         assert!(test.find(7, 1).is_none() && matches!(end(number), Ending::Unknown));
 
         // Heard of before the owner was told that it stays.
-        let five = Arc::into_inner(test.add(9, 5)).expect("it is used once");
+        let five = Arc::into_inner(test.add(9, 5)?).ok_or("it is used once")?;
         assert!(matches!(leave(five.mapping, true), Leaving::Stays));
         assert!(matches!(end(five.mapping), Ending::Later));
         assert_eq!(settle(&five).len(), 1);
         // In use again before that.
-        let six = Arc::into_inner(test.add(10, 6)).expect("it is used once");
+        let six = Arc::into_inner(test.add(10, 6)?).ok_or("it is used once")?;
         assert!(matches!(leave(six.mapping, true), Leaving::Stays));
-        let (seven, _) = test.find(10, 7).expect("its region is mapped");
+        let (seven, _) = test.find(10, 7).ok_or("its region is mapped")?;
         assert!(settle(&six).is_empty() && take_on(memory.device).is_empty() && take_unused(seven.mapping).is_none());
-        assert_eq!(end_use(seven), []);
+        assert!(end_use(seven)?.is_empty());
         assert_eq!(take_on(memory.device).len(), 1);
 
         // Of two that were mapped at a time one stays.
-        let (first, second) = (test.add(11, 8), test.add(11, 9));
+        let (first, second) = (test.add(11, 8)?, test.add(11, 9)?);
         let number = second.mapping;
         assert!(first.mapping != number && test.find(11, 1).is_some_and(|(found, _)| found.mapping != number));
-        assert_eq!(end_use(second), [number]);
+        assert_eq!(end_use(second)?, [number]);
 
         assert_eq!(take_of(name).len(), 0);
         let numbers: Vec<_> = (0..=IDLE_MOST as u64)
             .map(|region| {
-                let attachment = test.add(100 + region, 0);
+                let attachment = test.add(100 + region, 0)?;
                 let number = attachment.mapping;
-                (number, end_use(attachment))
+                Ok((number, end_use(attachment)?))
             })
-            .collect();
+            .collect::<Outcome<_>>()?;
         assert_eq!(numbers.iter().flat_map(|(_, ended)| ended).collect::<Vec<_>>(), [&numbers[0].0]);
         assert_eq!(take_of(name).len(), IDLE_MOST);
         assert!(take_on(memory.device).is_empty());
+        Ok(())
     }
 }

@@ -9,9 +9,11 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use super::regions::Region;
+use super::regions::{self, Region};
+use crate::ids::Device;
 use crate::memory::share::bell::ring;
 use crate::memory::share::wire;
+use crate::runtime::Extent;
 use crate::sync::lock;
 
 /// The most mappings that one process may keep: more than any version of gpupool does, so that one that says more is put out.
@@ -60,13 +62,17 @@ struct Books {
 
 static BOOKS: Mutex<Books> = Mutex::new(Books { by_listener: BTreeMap::new(), next: 1 });
 
-/// Has the mappings of regions end that have ended.
-pub(super) fn end_of(regions: &[Arc<Region>]) {
+/// Ends the regions that an extent is part of, which is about to go back to the driver, and has their mappings end.
+pub(in crate::memory::share) fn end_with(device: Device, extent: Extent) {
+    let regions = regions::end(device, extent);
+    if regions.is_empty() {
+        return;
+    }
     let mut is_asked = false;
     {
         let mut books = lock(&BOOKS);
         for book in books.by_listener.values_mut() {
-            for region in regions {
+            for region in &regions {
                 is_asked |= book.ask(region);
             }
         }

@@ -8,20 +8,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::mappings;
 use crate::ids::Device;
-use crate::memory::device::{DeviceMemory, set_on_release};
+use crate::memory::device::DeviceMemory;
 use crate::memory::share::wire::Described;
 use crate::runtime::Extent;
 use crate::sync::lock;
 
 /// A list of extents. It is known as long as a block that was attached lies in it, or another process has it mapped.
 #[derive(Debug)]
-pub(in crate::memory::share) struct Region {
+pub(super) struct Region {
     /// No other region of this process ever has it.
-    pub(in crate::memory::share) number: u64,
-    pub(in crate::memory::share) memory: &'static DeviceMemory,
-    pub(in crate::memory::share) extents: Vec<Described>,
+    pub(super) number: u64,
+    pub(super) memory: &'static DeviceMemory,
+    pub(super) extents: Vec<Described>,
     is_ended: AtomicBool,
 }
 
@@ -33,8 +32,6 @@ static REGIONS: Mutex<Option<ByExtent>> = Mutex::new(None);
 /// Returns the region that consists of these extents, which a block that is held has now.
 pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<Described>) -> Arc<Region> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Before the first one is there.
-    set_on_release(end);
     // Dropped after the lock, which the end of a region takes.
     let mut others = Vec::new();
     let mut regions = lock(&REGIONS);
@@ -54,28 +51,23 @@ pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<Described>) -> Ar
     region
 }
 
-/// Ends the regions that an extent is part of, which is about to go back to the driver.
-fn end(device: Device, extent: Extent) {
-    let ended: Vec<_> = {
-        let mut regions = lock(&REGIONS);
-        let Some(regions) = regions.as_mut().filter(|regions| !regions.is_empty()) else { return };
-        let Some(gone) = regions.remove(&(device, extent)) else { return };
-        let gone: Vec<_> = gone.iter().filter_map(Weak::upgrade).collect();
-        // None is found any more, by whichever extent it begins with.
-        for region in &gone {
-            region.is_ended.store(true, Ordering::SeqCst);
-            region.leave(regions);
-        }
-        gone
-    };
-    if !ended.is_empty() {
-        mappings::end_of(&ended);
+/// Ends the regions that an extent is part of, which is about to go back to the driver, and returns them.
+pub(super) fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
+    let mut regions = lock(&REGIONS);
+    let Some(regions) = regions.as_mut() else { return Vec::new() };
+    let Some(gone) = regions.remove(&(device, extent)) else { return Vec::new() };
+    let gone: Vec<_> = gone.iter().filter_map(Weak::upgrade).collect();
+    // None is found any more, by whichever extent it begins with.
+    for region in &gone {
+        region.is_ended.store(true, Ordering::SeqCst);
+        region.leave(regions);
     }
+    gone
 }
 
 impl Region {
     /// Returns whether one of its extents has gone back to the driver.
-    pub(in crate::memory::share) fn is_ended(&self) -> bool {
+    pub(super) fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::SeqCst)
     }
 
@@ -132,14 +124,14 @@ mod tests {
         assert!(Arc::ptr_eq(&find(memory, extents(&[1, 2])), &one));
 
         // The driver gives the number again, and it is other memory.
-        end(memory.device, Extent::from_number(3));
+        assert!(end(memory.device, Extent::from_number(3)).iter().all(|region| Arc::ptr_eq(region, &two)));
         assert!(two.is_ended() && !one.is_ended() && !turned.is_ended());
         let again = find(memory, extents(&[1, 2, 3]));
         assert!(again.number > turned.number && !again.is_ended());
         // What goes on another device is none of it.
-        end(Device::from_ordinal(6), Extent::from_number(1));
+        _ = end(Device::from_ordinal(6), Extent::from_number(1));
         assert!(!one.is_ended());
-        end(memory.device, Extent::from_number(2));
+        _ = end(memory.device, Extent::from_number(2));
         assert!(one.is_ended() && turned.is_ended() && again.is_ended());
         assert!(!are_known(memory, &[1, 2, 3]));
 

@@ -35,9 +35,9 @@ pub(in crate::memory::share) struct SharedBlock {
 /// Where a block lies.
 #[derive(Clone, Debug)]
 pub(in crate::memory::share) struct Place {
-    pub(in crate::memory::share) region: Arc<Region>,
+    pub(super) region: Arc<Region>,
     /// Where it starts in the region's first extent, in bytes.
-    pub(in crate::memory::share) lead: u64,
+    pub(super) lead: u64,
 }
 
 /// Every shared block, and how many there were when those that are gone were last looked for.
