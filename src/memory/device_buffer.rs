@@ -278,7 +278,7 @@ impl DeviceBuffer {
     pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
         process::refuse_forked()?;
         let block = self.shareable()?;
-        share::share(block, self.bytes, stream, false)
+        share::share(block, self.bytes, Some(stream), false)
     }
 
     /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at once. Of a
@@ -290,7 +290,7 @@ impl DeviceBuffer {
     pub fn send(&self, stream: &Stream) -> Result<ShareToken> {
         process::refuse_forked()?;
         let block = self.shareable()?;
-        share::share(block, self.bytes, stream, true)
+        share::share(block, self.bytes, Some(stream), true)
     }
 
     fn shareable(&self) -> Result<Allocation> {

@@ -95,7 +95,7 @@ pub(super) fn attach(
 pub(super) fn share_at(py: Python<'_>, ptr: u64, stream: &Bound<'_, PyAny>) -> PyResult<(PyShareToken, u64)> {
     process::refuse_forked()?;
     let stream = stream::resolve(py, Some(stream), None)?;
-    let (token, offset) = py.detach(|| memory::share_at(ptr, &stream, false))?;
+    let (token, offset) = py.detach(|| memory::share_at(ptr, Some(&stream), false))?;
     Ok((PyShareToken(token), offset))
 }
 

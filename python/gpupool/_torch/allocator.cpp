@@ -148,7 +148,7 @@ bool is_token(const std::string &handle) { return handle.size() != sizeof(cudaIp
 // Gives another process's memory up, where PyTorch's last storage of it dies: on any thread, also at the process's end,
 // when the thread has no current stream any more.
 void detach(gpupool_attached *attached, DeviceIndex device) {
-  // Work of any stream may use the memory, which is unmapped here, so the device is waited for, as by PyTorch's own. That
+  // Work of any stream may use the memory, which its owner uses again then, so the device is waited for, as by PyTorch's own. That
   // would spoil a capture; then the current stream's work is, and the receiving stream's, by no call of the host's.
   bool is_captured = has_detour(ROUTED);
   if (!is_captured) try {
@@ -440,10 +440,10 @@ class Allocator final : public CUDAAllocator {
   // PyTorch asks at each send, keeps the block until the receiver has let go of it, and sends an event of its own.
   CA::ShareableHandle shareIpcHandle(void *pointer) override {
     if (!is_ours(pointer)) return native->shareIpcHandle(pointer);
-    auto device = current_device();
     char token[GPUPOOL_TOKEN_BYTES];
     uint64_t bytes = sizeof token, offset = 0;
-    check(api.share(pointer, device, current_stream(device), false, token, &bytes, &offset));
+    // PyTorch sends an event along, or has waited for the stream, and has the receiver's stream wait for that.
+    check(api.share(pointer, -1, nullptr, false, token, &bytes, &offset));
     return {static_cast<ptrdiff_t>(offset), std::string(token, bytes)};
   }
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {

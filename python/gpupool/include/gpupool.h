@@ -347,7 +347,8 @@ typedef struct gpupool_api {
   /* Ends what pool_add_segment_callback began with the same two. */
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                       void *context);
-  /* Shares the live block that a pointer lies in with other processes of the same user, after the work so far on the stream.
+  /* Shares the live block that a pointer lies in with other processes of the same user, after the work so far on the stream;
+   * for device -1 after none: the caller has them wait for what they need.
    * `bytes` is how much room there is for the token, at least GPUPOOL_TOKEN_BYTES, and becomes its size; `offset` where the
    * pointer lies in the block. A block that is_sent is kept until its token was attached once, any other as long as it is not
    * freed. Freed while others have it attached, it is used again once all have let go or ended, and their work is done. */
@@ -359,7 +360,8 @@ typedef struct gpupool_api {
   /* Keeps attached memory, once it is given up, until the stream's work at that time is done. */
   int (*attached_record_stream)(const gpupool_attached *attached, int device, void *stream);
   /* Gives attached memory up, after the work so far on the stream and on the one that it was attached for; for device -1 on
-   * that alone, which need not be alive. */
+   * that alone, which need not be alive. It stays mapped, for the next attach of what lies in the same memory, until its
+   * owner gives that back to the driver, or empty_cache. */
   int (*detach)(gpupool_attached *attached, int device, void *stream);
   /* As deallocate, in the order of this stream of the device, which is alive: work that it has now is done before the block
    * is used again, by whichever stream. Pinned memory is used again once the stream's work so far is done. */

@@ -34,12 +34,17 @@ pub(in crate::memory) use attached::{AttachedBuffer, attach};
 pub(in crate::memory) use sharing::shared::refuse_held;
 pub use token::ShareToken;
 
-/// Shares a block of so many bytes, after what was submitted to the stream so far; one that `is_sent` is held until
-/// another process has attached it.
+/// Shares a block of so many bytes, after what was submitted to the stream so far; with no stream, after nothing. One that `is_sent`
+/// is held until another process has attached it.
 ///
 /// # Errors
 /// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).
-pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
+pub(in crate::memory) fn share(
+    block: Allocation,
+    bytes: u64,
+    stream: Option<&Stream>,
+    is_sent: bool,
+) -> Result<ShareToken> {
     process::refuse_forked()?;
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
@@ -69,7 +74,7 @@ pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: &Stream, i
 ///
 /// # Errors
 /// As [`share`]; `ErrorKind::InvalidValue` if there is no block.
-pub(crate) fn share_at(address: u64, stream: &Stream, is_sent: bool) -> Result<(ShareToken, u64)> {
+pub(crate) fn share_at(address: u64, stream: Option<&Stream>, is_sent: bool) -> Result<(ShareToken, u64)> {
     let (start, bytes) = report::block_around(address)?;
     Ok((share(serve::find(start, None)?, bytes, stream, is_sent)?, address - start))
 }

@@ -60,12 +60,16 @@ impl Books {
     }
 }
 
-/// Shares a live block, and notes the work so far on the stream, for which processes that attach it will wait.
+/// Shares a live block, and notes the work so far on the stream, if one is given, for which processes that attach it will wait.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
 /// `ErrorKind::Library` if the driver refuses.
-pub(in crate::memory::share) fn share(block: Allocation, bytes: u64, stream: &Stream) -> Result<Arc<SharedBlock>> {
+pub(in crate::memory::share) fn share(
+    block: Allocation,
+    bytes: u64,
+    stream: Option<&Stream>,
+) -> Result<Arc<SharedBlock>> {
     check_live(block)?;
     let memory = block.cache.memory;
     let service = block.cache.service();
@@ -91,18 +95,7 @@ pub(in crate::memory::share) fn share(block: Allocation, bytes: u64, stream: &St
             memory.device
         )));
     }
-    if stream.capture_status()? != CaptureStatus::None {
-        return Err(Error::invalid_value(
-            "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
-             before the capture or after it",
-        ));
-    }
-    let is_idle = {
-        // The question spoils captures of this thread, and of others in global mode.
-        let _relaxed = RelaxedCapture::new(get()?)?;
-        stream.query()?
-    };
-    let event = if is_idle { None } else { Some(Recorded::on(stream)?) };
+    let event = stream.map_or(Ok(None), work_of)?;
     let secret = Secret::new()?;
     let sharing = block.cache.share_block(block.offset);
     let (shared, gone) = {
@@ -132,6 +125,22 @@ pub(in crate::memory::share) fn share(block: Allocation, bytes: u64, stream: &St
     lock(&shared.events).extend(event);
     drop(done);
     Ok(shared)
+}
+
+/// Returns what stands for the work so far on a stream, if there is any.
+fn work_of(stream: &Stream) -> Result<Option<Arc<Recorded>>> {
+    if stream.capture_status()? != CaptureStatus::None {
+        return Err(Error::invalid_value(
+            "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
+             before the capture or after it",
+        ));
+    }
+    let is_idle = {
+        // The question spoils captures of this thread, and of others in global mode.
+        let _relaxed = RelaxedCapture::new(get()?)?;
+        stream.query()?
+    };
+    if is_idle { Ok(None) } else { Recorded::on(stream).map(Some) }
 }
 
 /// Returns the block with this number, if it is known.

@@ -4,6 +4,7 @@ import ctypes
 
 import gpupool
 from c_table import function
+from gpupool import _native
 from other_process import MIB, other_process, shared_blocks
 from waiting import wait_until
 
@@ -15,11 +16,11 @@ def why() -> str:
     return function("last_error", ctypes.c_char_p)().decode()
 
 
-def share(pointer: int, room: int = ROOM, is_sent: int = 0) -> tuple[int, bytes, int]:
+def share(pointer: int, room: int = ROOM, is_sent: int = 0, device: int = 0) -> tuple[int, bytes, int]:
     """Return the status, the token and the offset."""
     token, nbytes, offset = (ctypes.c_char * ROOM)(), ctypes.c_uint64(room), ctypes.c_uint64()
     status = function("share")(
-        ctypes.c_void_p(pointer), 0, None, is_sent, token, ctypes.byref(nbytes), ctypes.byref(offset)
+        ctypes.c_void_p(pointer), device, None, is_sent, token, ctypes.byref(nbytes), ctypes.byref(offset)
     )
     return status, token.raw[: nbytes.value], offset.value
 
@@ -36,6 +37,11 @@ def attach(kept: dict, token: bytes, device: int = 0) -> tuple[int, str]:
 
 def word_at(kept: dict, offset: int) -> int:
     return ctypes.c_uint64.from_address(kept["pointer"].value + offset).value
+
+
+def finish(kept: dict) -> None:
+    """Wait for the stream that it was attached for."""
+    gpupool.synchronize(0)
 
 
 def detach(kept: dict, device: int) -> int:
@@ -56,6 +62,15 @@ def main() -> None:
                     assert other.call(word_at, offset) == offset + 77
                     assert other.call(detach, device) == 0
         wait_until(lambda: shared_blocks() == [], "nothing is attached")
+        # For device -1 nothing is waited for: what is under way here does not hold up the other process.
+        number = _native.host_submit(0)
+        status, token, _ = share(buffers[0].ptr + 8, device=-1)
+        assert (status, other.call(attach, token)) == (0, (0, ""))
+        other.call(finish)
+        assert other.call(word_at, 8) == 85
+        assert other.call(detach, 0) == 0
+        wait_until(lambda: shared_blocks() == [], "it is let go")
+        _native.host_complete(0, number)
         # What was sent stays until it has arrived.
         status, token, _ = share(buffers[1].ptr, is_sent=1)
         buffers[1].free()

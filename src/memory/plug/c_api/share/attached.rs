@@ -18,7 +18,7 @@ pub struct Attached(DeviceBuffer);
 ///
 /// # Safety
 /// The stream is alive and of the device.
-unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
+pub(super) unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
     // SAFETY: as the caller promises.
     (device >= 0).then(|| unsafe { stream_of(device, stream) }).transpose()
 }

@@ -8,7 +8,8 @@ use std::slice;
 pub use attached::Attached;
 pub(super) use attached::{attach, attached_record_stream, detach};
 
-use super::call::{null, place, run, stream_of};
+use self::attached::named;
+use super::call::{null, place, run};
 use crate::error::Error;
 use crate::memory::share::{self, ShareToken};
 use crate::process;
@@ -33,7 +34,7 @@ pub(super) unsafe extern "C" fn share(
             return Err(null("token"));
         }
         // SAFETY: the caller promises that the stream is alive and of the device.
-        let stream = unsafe { stream_of(device, stream) }?;
+        let stream = unsafe { named(device, stream) }?;
         let room = std::mem::replace(bytes, ShareToken::BYTES as u64);
         if room < ShareToken::BYTES as u64 {
             return Err(Error::invalid_value(format!(
@@ -41,7 +42,7 @@ pub(super) unsafe extern "C" fn share(
                 ShareToken::BYTES
             )));
         }
-        let (shared, lead) = share::share_at(pointer.addr() as u64, &stream, is_sent != 0)?;
+        let (shared, lead) = share::share_at(pointer.addr() as u64, stream.as_ref(), is_sent != 0)?;
         // SAFETY: the caller passes room for as many bytes as it says, which are enough.
         unsafe { slice::from_raw_parts_mut(token.cast::<u8>(), ShareToken::BYTES) }.copy_from_slice(shared.as_bytes());
         *offset = lead;
