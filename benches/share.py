@@ -2,10 +2,10 @@
 
     python benches/share.py [--output FILE]
 
-Prints a JSON line for each work: sharing and attaching a block of 64 extents, the first time, later with nothing
-attached, and later while it is attached; a copy within attached memory beside the same copy of the owner's own, on the
-same GPU and on a second one where there is one; and making extents with and without the flags for export and RDMA, by
-the driver alone.
+Prints a JSON line for each work: sharing and attaching a block of 64 extents, the first time, later with nothing in
+use (it stays mapped), and later while it is attached; a copy within attached memory beside the same copy of the owner's
+own, on the same GPU and on a second one where there is one; and making extents with and without the flags for export
+and RDMA, by the driver alone.
 """
 
 import argparse

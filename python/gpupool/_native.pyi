@@ -1536,7 +1536,10 @@ class MemoryStats:
 
     @property
     def attached_bytes(self) -> int:
-        """Bytes of other processes' buffers that are attached for the device, which no other count has."""
+        """Bytes of other processes' buffers that are attached for the device, which no other count has.
+
+        What was let go does not count, also where it stays mapped for the next time.
+        """
 
     @property
     def sent_bytes(self) -> int:
@@ -1695,8 +1698,10 @@ def attach(
     """Take up a buffer that another process of the same user shares: the same memory, without a copy.
 
     Work on the stream comes after what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its
-    owner can use the memory again once this process's work with it is done. Where the owner ends first, it stays. A
-    program of containers needs no ptrace rights for it, and the containers one network and PID namespace.
+    owner can use the memory again once this process's work with it is done. Where the owner ends first, it stays. What
+    was let go stays mapped here until its owner gives that memory back to the driver, so that attaching what lies there
+    next maps nothing. A program of containers needs no ptrace rights for it, and the containers one network and PID
+    namespace.
 
     >>> buffer = gpupool.empty(4)
     >>> buffer.copy_from(b"gpu!")
@@ -1937,6 +1942,9 @@ def empty_cache() -> int:
 
     What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments``
     or an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
+
+    What this process keeps mapped of buffers that it had attached is unmapped. Where other processes still map what
+    this one has freed, it waits a moment for them, a quarter of a second at most.
 
     >>> gpupool.empty(1 << 20).free()
     >>> released = gpupool.empty_cache()

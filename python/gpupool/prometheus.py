@@ -41,6 +41,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "their workspaces, and other: other processes, CUDA contexts and other allocators.",
     ),
     "gpupool_device_memory_peak_reserved_bytes": ("gauge", "The most that gpupool's memory pools held at once."),
+    "gpupool_device_memory_attached_bytes": (
+        "gauge",
+        "Buffers of other processes that are attached for the device and in use, no part of this process's memory.",
+    ),
     "gpupool_device_allocations_total": ("counter", "Blocks of memory handed out."),
     "gpupool_device_frees_total": ("counter", "Blocks of memory that came back."),
     "gpupool_device_driver_calls_total": ("counter", "Calls of the driver's memory functions."),
@@ -212,6 +216,7 @@ def _of_device(device: _summary.DeviceSummary) -> _Part:
     ):
         yield "device_memory_bytes", {"holder": holder}, nbytes
     yield "device_memory_peak_reserved_bytes", {}, device.peak_reserved_bytes
+    yield "device_memory_attached_bytes", {}, device.attached_bytes
     yield "device_allocations_total", {}, device.allocations
     yield "device_frees_total", {}, device.frees
     yield "device_driver_calls_total", {}, device.driver_calls

@@ -310,7 +310,8 @@ impl DeviceBuffer {
 /// Takes up a buffer that another process shares: the same memory, for the device that is named or the stream's, by default the
 /// one that it is on. Work on the stream, by default the current one there, comes after what was submitted before the buffer
 /// was shared. When it is freed, its owner can use the memory again once this process's work with it is done. It stays where its
-/// owner ends first.
+/// owner ends first. What was let go stays mapped here until its owner gives that memory back to the driver, so that attaching what
+/// lies there next maps nothing; [`empty_cache`](crate::empty_cache) unmaps it.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for a token of another machine, boot, user or version of gpupool, a buffer that was freed, a device

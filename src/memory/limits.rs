@@ -58,7 +58,9 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 /// Gives free memory of every pool back to the driver, on every device that was used, pinned memory of the host too, and
 /// returns the bytes that went. Large pieces of pinned memory, which the driver lets go only once running kernels have ended,
 /// go a little later, on a thread of their own, and are not among those bytes.
-/// Works inside scopes, and does not wait: pages that the GPU may still be using go later. Segments that may be
+/// What this process keeps mapped of buffers that it had attached is unmapped; where other processes still map what this one
+/// has freed, it waits a moment for them, a quarter of a second at most.
+/// Works inside scopes, and does not wait for the GPU: pages that the GPU may still be using go later. Segments that may be
 /// registered stay, those of pools with `no_split` or a source of their own: they go by
 /// [`MemPool::trim`](crate::MemPool::trim), or with the pool.
 ///

@@ -1,11 +1,14 @@
 //! Blocks that travel: a process shares one by a token, and others of the same user attach it.
 //!
-//! The owner's side (`sharing/`): the books of what is shared, and one thread (`broker.rs`) that listens under a random name,
-//! sends descriptors of the block's extents to processes that show the token's secret, and learns from pidfds which of them
-//! have ended. A shared block that is freed waits until every process has let go, as one waits for streams.
-//! The other side (`attached/`) asks, maps what it gets, and has the stream wait for the owner's event. What is freed is
-//! let go by a thread of its own process once its work is done, so that the owner is told only of work that is over, and needs
-//! no event of another process. It stays mapped there for the next time, until its owner says that the block is gone.
+//! The owner's side (`sharing/`): the books of what is shared (`shared.rs`) and of who holds it (`peers.rs`), and one thread
+//! (`broker.rs`) that listens under a random name, answers processes that show the token's secret (`connection.rs`), and learns
+//! from pidfds which of them have ended. A shared block that is freed waits until every process has let go, as one waits for
+//! streams.
+//! The other side (`attached/`) asks, maps what it gets, and has the stream wait for the owner's events. What is freed is let go
+//! by a thread of its own process once its work is done (`retired.rs`), so that the owner is told only of work that is over.
+//! A block lies in a region, the list of its extents, which the owner numbers (`regions.rs`). It is the region that is mapped
+//! (`mapping.rs`), by the blocks in it that are in use (`attachment.rs`), and that stays mapped for the next one (`books.rs`), until
+//! its owner says (`mappings.rs`, `hearing.rs`) that one of its extents goes back to the driver.
 
 mod attached;
 mod bell;

@@ -23,7 +23,8 @@ use crate::process;
 use crate::runtime::{self, Event, RelaxedCapture};
 use crate::sync::ThisThread;
 
-/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already.
+/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already. Other processes that keep
+/// its memory mapped are waited for, within bounds.
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some of it; `ErrorKind::InvalidValue` while a stream is captured;
