@@ -62,11 +62,13 @@ fn a_scope_keeps_its_pool_and_ends_with_its_thread() {
     let id = pool.id();
     let uses = || pool_use_count(device(0).unwrap(), id).ok().flatten();
     thread::scope(|threads| {
-        threads.spawn(|| {
+        let thread = threads.spawn(|| {
             enter(pool);
             pool.release();
             assert_eq!((pool_of_a_request(&stream), uses()), (id, Some(1)));
         });
+        // The end of the block would not wait for what ends with the thread.
+        thread.join().expect("the thread does not panic");
     });
     assert_eq!(uses(), None);
     assert_all_back();

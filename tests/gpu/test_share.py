@@ -100,7 +100,12 @@ def test_what_was_submitted_before_is_waited_for_on_the_gpu(other):
     spin = cupy.RawKernel(
         'extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin"
     )
+    # All kernels are loaded before the one that is to run long, here and in the other process.
     spin((1,), (1,), (0,))
+    array += 0
+    other.attach(buffer)
+    assert other("count", 0) == "0 wrong words"
+    assert other("free") == "freed"
     with stream:
         spin((1,), (1,), (LONG_KERNEL,))
         array += 7

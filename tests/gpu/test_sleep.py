@@ -1,8 +1,11 @@
 """Pools that sleep on a GPU: contents, graphs captured before, and two processes that take turns."""
 
+import contextlib
 import gc
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import gpupool
 import pytest
@@ -147,9 +150,22 @@ def test_what_sleeps_makes_room_for_another_pool(pool):
     del first, last
 
 
+def host_bytes():
+    """Return how much memory of the host this process and its children may take."""
+    available = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    nbytes = int(available[1]) << 10
+    # A container may have less.
+    with contextlib.suppress(OSError, ValueError):
+        nbytes = min(nbytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return nbytes
+
+
+@pytest.mark.alone
 def test_two_processes_take_turns_on_the_whole_device(pool):
-    # Each has more than half of what is free.
-    nbytes = (free_bytes() - 4 * GIB) * 3 // 5 // MIB * MIB
+    # Each has more than half of what is free, and what both back up has room in the host's memory.
+    free = free_bytes() - 4 * GIB
+    nbytes = min(free * 3 // 5, host_bytes() * 2 // 5) // MIB * MIB
+    _taken = cupy.cuda.Memory(free - nbytes * 5 // 3)
     array, part = words_in(pool, nbytes, 1), 64 * MIB // 8
     program = [sys.executable, PROGRAMS / "sleep" / "the_other_process.py", str(nbytes)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
