@@ -62,7 +62,7 @@ demo: .venv/built ## threads share handles and trace files are replayed, on a GP
 .PHONY: test
 test: .venv/built .venv/library .venv/frameworks ## all tests; those that need a GPU skip without one
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
-	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target
+	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
 	@echo "tests that need a GPU:"
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
