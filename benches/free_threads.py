@@ -8,7 +8,6 @@ lines are the ratios of 16 threads to one, of which no more than 2.5 is wanted. 
 others.
 """
 
-import json
 import statistics
 import sys
 import threading
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import gpupool
+from figures import in_threads, tell
 
 THREADS = 1, 2, 4, 8, 16
 CALLS = 200_000
@@ -37,32 +37,25 @@ def handle(stream: gpupool.Stream) -> Callable[[], object]:
 
 def slowest(call: Callable[[gpupool.Stream], Callable[[], object]], streams: list[gpupool.Stream]) -> float:
     """Return the nanoseconds of a call on the slowest thread, with a thread for each stream."""
-    barrier = threading.Barrier(len(streams))
-    times = []
 
-    def work(stream: gpupool.Stream) -> None:
-        run = call(stream)
+    def work(index: int, together: threading.Barrier) -> float:
+        run = call(streams[index])
         for _ in range(1000):
             run()
-        barrier.wait()
+        together.wait()
         start = time.perf_counter()
         for _ in range(CALLS):
             run()
-        times.append((time.perf_counter() - start) / CALLS * 1e9)
+        return (time.perf_counter() - start) / CALLS * 1e9
 
-    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return max(times)
+    return in_threads(len(streams), work)
 
 
 def main() -> None:
     """Measure, and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     is_enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
-    print(json.dumps({"python": sys.version.split()[0], "gil": is_enabled, "runtime": gpupool.runtime()}))
+    tell(python=sys.version.split()[0], gil=is_enabled, runtime=gpupool.runtime())
     shared = gpupool.Stream()
     own = [gpupool.Stream() for _ in range(max(THREADS))]
     for name, call in (("pair", pair), ("handle", handle)):
@@ -71,10 +64,9 @@ def main() -> None:
             for count in THREADS:
                 streams = own[:count] if whose == "own" else [shared] * count
                 figures[count] = statistics.median(slowest(call, streams) for _ in range(rounds))
-                line = {"work": name, "streams": whose, "threads": count, "ns": round(figures[count], 1)}
-                print(json.dumps(line), flush=True)
+                tell(work=name, streams=whose, threads=count, ns=round(figures[count], 1))
             ratio = round(figures[max(THREADS)] / figures[1], 3)
-            print(json.dumps({"work": name, "streams": whose, "16 threads over 1": ratio}), flush=True)
+            tell(work=name, streams=whose, **{"16 threads over 1": ratio})
 
 
 if __name__ == "__main__":

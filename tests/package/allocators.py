@@ -32,10 +32,10 @@ class WrongLibrary(Exception):
     """A library that must not be published; the message says why."""
 
 
-def load_compiler() -> ModuleType:
-    """Return gpupool's own module that compiles, without gpupool, which may not be built yet."""
-    path = ROOT / "python" / "gpupool" / "_torch" / "compiler.py"
-    spec = importlib.util.spec_from_file_location("compiler", path)
+def own_module(path: str) -> ModuleType:
+    """Return a module of gpupool's own, without gpupool, which may not be built yet."""
+    file = ROOT / "python" / "gpupool" / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,7 +43,7 @@ def load_compiler() -> ModuleType:
     return module
 
 
-compiler = load_compiler()
+compiler = own_module("_torch/compiler.py")
 
 
 def build(version: str, cache: Path) -> Path:

@@ -6,16 +6,14 @@ a version both have the same headers, which are compared.
 """
 
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from types import ModuleType
 
-from allocators import HERE, OLD_SYSTEMS, ROOT, WrongLibrary, check, compiler
+from allocators import HERE, OLD_SYSTEMS, WrongLibrary, check, compiler, own_module
 from pytorch.fetch import CUDA, CannotFetch, extract
 
 # The versions that gpupool's wheel has modules for.
@@ -28,17 +26,7 @@ _BINDINGS = re.compile(r"cuda/bindings/[^/]*(\.px[di]|__init__\.py)$")
 _LOGGER = re.compile(r"rapids_logger/include/")
 
 
-def load_commands() -> ModuleType:
-    """Return gpupool's own commands, without gpupool, which may not be built yet."""
-    spec = importlib.util.spec_from_file_location("commands", ROOT / "python" / "gpupool" / "_rmm" / "commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-commands = load_commands()
+commands = own_module("_rmm/commands.py")
 
 
 def fetched(folder: Path, requirement: str, wanted: re.Pattern[str]) -> Path:

@@ -230,7 +230,7 @@ pub(super) fn settle(attachment: &Attachment) -> Vec<Mapping> {
             books.next_age += 1;
         }
     }
-    // Not sooner: whoever sees that nothing is attached finds it idle.
+    // Not sooner: a caller that sees that nothing is attached finds it idle.
     books.forget(attachment);
     while books.idle.len() > IDLE_MOST || books.idle_extents > EXTENTS_MOST {
         let Some(oldest) = books.idle.values().next().copied() else { break };

@@ -4,10 +4,7 @@ Arguments: the library of calls, gpupool's allocator for PyTorch, and the name o
 folder of PyTorch's package.
 """
 
-import ctypes
-import json
 import os
-import runpy
 import shutil
 import sys
 import tempfile
@@ -21,35 +18,15 @@ from errors import assert_says, raised
 from gpupool._frameworks import sent_tensors
 from gpupool._torch import compiler, library, place
 from other_process import other_process
+from pytorch_in_place import IN_PLACE, NATIVE, call, fill
 
 MIB = 1 << 20
-NATIVE, IN_PLACE = 0, 1
-
-calls = ctypes.CDLL(sys.argv[1])
-
-
-def call(name, *arguments):
-    function = calls[name]
-    function.restype = ctypes.c_char_p
-    converted = [each if isinstance(each, bytes) else ctypes.c_ulonglong(each) for each in arguments]
-    answer = json.loads(function(*converted).decode(errors="replace"), strict=False)
-    assert "error" not in answer, f"{name}: {answer}"
-    return answer["is"]
 
 
 def import_torch():
     """Have a module as PyTorch's is when it was imported."""
-    folder = Path(os.environ["FETCHED_TORCH"])
-    torch, told = ModuleType("torch"), runpy.run_path(str(folder / "version.py"))
-    torch.__file__, torch.__version__ = str(folder / "__init__.py"), told["__version__"]
-    torch.version = SimpleNamespace(cuda=told["cuda"])
-    torch._C = SimpleNamespace(
-        _GLIBCXX_USE_CXX11_ABI=True,
-        _cuda_customAllocator=None,
-        _cuda_getAllocatorBackend=lambda: call("name", IN_PLACE),
-        _cuda_getCurrentRawStream=lambda device: 0,
-    )
-    sys.modules["torch"] = torch
+    torch = sys.modules["torch"] = ModuleType("torch")
+    fill("torch")
     call("set_up", NATIVE, 2)
     return torch
 

@@ -18,6 +18,7 @@ from other_process import (
     attached_bytes,
     content,
     fill,
+    fork_one_that_stays,
     free,
     other_process,
     shared_blocks,
@@ -423,15 +424,6 @@ def free_all(kept: dict) -> None:
 def own_buffer(kept: dict) -> gpupool.ShareToken:
     kept["own"] = in_pieces(7)
     return kept["own"].share()
-
-
-def fork_one_that_stays(kept: dict) -> int:
-    child = os.fork()
-    if child == 0:
-        # Gone also where the test fails.
-        signal.alarm(60)
-        signal.pause()
-    return child
 
 
 def an_owner_that_ends_leaves_nothing() -> None:

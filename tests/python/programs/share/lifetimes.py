@@ -14,6 +14,7 @@ from other_process import (
     attach,
     content,
     fill,
+    fork_one_that_stays,
     free,
     is_full,
     other_process,
@@ -150,15 +151,6 @@ def owner_whose_child_keeps_its_socket_ends() -> None:
         assert_says(error, "has ended")
         os.kill(child, signal.SIGKILL)
         same.free()
-
-
-def fork_one_that_stays(kept: dict) -> int:
-    child = os.fork()
-    if child == 0:
-        # Gone also where the test fails.
-        signal.alarm(60)
-        signal.pause()
-    return child
 
 
 def child_of_an_attached_process() -> None:

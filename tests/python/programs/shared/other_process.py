@@ -115,8 +115,8 @@ def content(kept: dict, name: str = "buffer") -> set[int]:
 
 
 def attached_bytes(kept: dict) -> int:
-    """Return how much is attached."""
-    return gpupool.memory_stats().attached_bytes
+    """Return how much is attached, for all devices."""
+    return sum(gpupool.memory_stats(device).attached_bytes for device in range(gpupool.device_count()))
 
 
 def shared_blocks() -> list[tuple[int, int, bool, tuple[int, ...]]]:
@@ -158,3 +158,13 @@ def _link_of(number: str) -> str:
     except FileNotFoundError:
         # That of the listing, or one that was closed meanwhile.
         return ""
+
+
+def fork_one_that_stays(kept: dict) -> int:
+    """Fork a child that does nothing, and return its id."""
+    child = os.fork()
+    if child == 0:
+        # Gone also where the test fails.
+        signal.alarm(60)
+        signal.pause()
+    return child

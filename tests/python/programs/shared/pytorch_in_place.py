@@ -7,15 +7,17 @@ import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 NATIVE, IN_PLACE = 0, 1
 
 
-def call(name: str, *arguments: int) -> object:
+def call(name: str, *arguments: int | bytes) -> Any:
     """Call a function of the library of calls, the first argument of the program."""
     function = ctypes.CDLL(sys.argv[1])[name]
     function.restype = ctypes.c_char_p
-    answer = json.loads(function(*map(ctypes.c_ulonglong, arguments)).decode(errors="replace"), strict=False)
+    converted = [each if isinstance(each, bytes) else ctypes.c_ulonglong(each) for each in arguments]
+    answer = json.loads(function(*converted).decode(errors="replace"), strict=False)
     assert "error" not in answer, f"{name}: {answer}"
     return answer["is"]
 
