@@ -528,6 +528,62 @@ fn whatever_the_driver_refuses_the_pool_is_awake_or_asleep_with_all_that_it_had(
     assert_eq!(pinned(), 0);
 }
 
+/// Puts a pool to sleep that the driver neither takes an extent back from nor maps one for again: it keeps what it had.
+fn sleep_with_refusals(pool: &MemPool, release: Fault) {
+    inject(release);
+    inject(Fault { call: Call::MemoryMap, kind: StatusKind::Other, after: 0, times: u32::MAX });
+    pool.sleep(Backup::None).expect_err("the driver refuses");
+    let stats = pool.stats().unwrap();
+    assert!(pool.is_asleep() && stats.reserved_bytes > 0, "{release:?}: {stats:?}");
+}
+
+#[test]
+fn what_the_driver_did_not_take_back_goes_with_its_pool() {
+    let _host = host();
+    let streams = [stream(0), stream(0)];
+    for (call, after) in [(Call::ExtentRelease, 0), (Call::ExtentRelease, 2), (Call::MemoryUnmap, 1)] {
+        for reserve in [0, 32 * MIB] {
+            for (is_used, is_woken) in [(false, false), (true, false), (true, true)] {
+                let pool = builder().reserve(reserve).build().unwrap();
+                let mut blocks = blocks_of(&[40 * MIB, 3 * MIB], &pool, &streams[0]);
+                blocks.push(empty_in(&pool, 30 * MIB, &streams[1]).unwrap());
+                blocks.truncate(if is_used { 3 } else { 0 });
+                sleep_with_refusals(&pool, Fault { call, kind: StatusKind::Other, after, times: u32::MAX });
+                drop(pool);
+                clear_faults();
+                empty_cache().unwrap();
+                if is_woken {
+                    gpupool::wake(device(0)).unwrap();
+                    (1..).zip(&blocks).for_each(|(number, block)| fill(block, number << 32));
+                    assert_whole(&blocks);
+                }
+                blocks.truncate(1);
+                empty_cache().unwrap();
+                // What others get stands where nothing of the pool's does.
+                drop(empty(64 * MIB, &streams[0]).unwrap());
+                drop(blocks);
+                empty_cache().unwrap();
+                let why = format!("{call:?} {after}, reserve {reserve}, used {is_used}, woken {is_woken}");
+                assert_eq!((used(0), pinned()), (0, 0), "{why}");
+                assert_eq!(memory_stats(device(0)).unwrap().pools, 1, "{why}");
+            }
+        }
+    }
+    assert_all_back();
+}
+
+#[test]
+fn a_reserve_that_the_driver_did_not_take_back_goes_with_its_pool() {
+    let _host = host();
+    let pool = builder().reserve(32 * MIB).build().unwrap();
+    sleep_with_refusals(&pool, Fault { call: Call::ExtentRelease, kind: StatusKind::Other, after: 0, times: u32::MAX });
+    drop(pool);
+    clear_faults();
+    assert_eq!(memory_stats(device(0)).unwrap().pools, 2);
+    assert_all_back();
+    assert_eq!(memory_stats(device(0)).unwrap().pools, 1);
+}
+
 #[test]
 fn the_pool_of_a_block_is_known_while_it_sleeps() {
     let _host = host();

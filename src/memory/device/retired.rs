@@ -148,6 +148,23 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Gives back extents of a pool that is asleep and keeps their pages, mapped ones and such as are unmapped already. What the
+    /// driver refuses stays in the lists.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library`, the driver's refusal.
+    ///
+    /// # Safety
+    /// Nothing but these lists has the extents, and no work uses them.
+    pub(in crate::memory) unsafe fn give_back_asleep(
+        &self,
+        mapped: &mut Vec<Mapping>,
+        unmapped: &mut Vec<Mapping>,
+        supply: &Supply,
+    ) -> Result<()> {
+        self.end_extents(mapped, unmapped, false, supply, &mut 0)
+    }
+
     /// Gives extents back that are mapped, and such as are unmapped already; with `frees_pages` others may have their pages.
     fn end_extents(
         &self,

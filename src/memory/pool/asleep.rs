@@ -203,6 +203,15 @@ impl Sleep {
         }
     }
 
+    /// Returns whether the pool may have memory that no cache has: what the driver did not take back, or what is just coming back.
+    pub(in crate::memory) fn keeps_memory(&self) -> bool {
+        match &*lock(&self.phase) {
+            Phase::Asleep(record) => !record.kept.is_empty(),
+            Phase::Changing(_) => true,
+            Phase::Awake => false,
+        }
+    }
+
     pub(in crate::memory) fn times(&self) -> SleepTimes {
         *lock(&self.times)
     }

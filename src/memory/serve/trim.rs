@@ -165,7 +165,8 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
 /// not come back to it.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
     let has_ended = |cache: &ThreadCache| cache.lock(thread).end_if_empty();
-    if pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
+    let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
+    if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
     }
 }

@@ -107,17 +107,19 @@ impl Reserve {
         state.take_free_extents()
     }
 
-    /// Takes all free pages, which have no extents, if the pool has ended.
-    pub(in crate::memory) fn take_free_if_ended(&self) -> Option<Vec<Run>> {
+    /// Returns whether its pool has ended.
+    pub(in crate::memory) fn has_ended(&self) -> bool {
+        lock(&self.state).has_ended
+    }
+
+    /// Takes all free pages, which have no extents, for their pool is asleep.
+    pub(in crate::memory) fn take_free(&self) -> Vec<Run> {
         let mut state = lock(&self.state);
-        if !state.has_ended {
-            return None;
-        }
         let runs: Vec<_> = state.free.runs().collect();
         for &(first, pages) in &runs {
             state.free.take(first, pages);
         }
-        Some(runs)
+        runs
     }
 
     /// Returns what is free here: start and bytes of each piece.

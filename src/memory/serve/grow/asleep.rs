@@ -1,18 +1,19 @@
 //! Memory of pools that are asleep: which addresses they still need, and the extents that stand there once they wake.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, is_no_memory};
 use crate::error::Result;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{DeviceCaches, ThreadCache};
 use crate::memory::device::{PAGE, Reserve, Run};
-use crate::memory::pool::Pool;
+use crate::memory::pool::{Kept, Pool, Record};
 use crate::memory::serve::out_of_memory::{call, callbacks, note};
 use crate::memory::serve::settle::Patience;
 use crate::memory::serve::trim::trim_pools;
-use crate::runtime::Extent;
+use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
 
 /// Returns the pages that a pool which is asleep needs once it wakes, as offsets, in order: each run is of one cache, or of
@@ -41,12 +42,15 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     if let Some(reserve) = reserve {
         // It has no extents while the pool is asleep, so none goes.
         reserve.put_back(of_reserve.iter().map(run_of).collect());
-        match reserve.take_free_if_ended() {
-            Some(runs) => {
-                runs.into_iter().for_each(|run| put_back(pool, run));
-                needed.extend(in_reserve);
+        if !reserve.has_ended() {
+            needed.push(kept);
+        } else {
+            needed.extend(in_reserve);
+            if may_let_go {
+                reserve.take_free().into_iter().for_each(|run| put_back(pool, run));
+            } else {
+                needed.extend(reserve.free().into_iter().map(|(start, bytes)| start..start + bytes));
             }
-            None => needed.push(kept),
         }
     }
     needed.sort_unstable_by_key(|range| range.start);
@@ -78,14 +82,50 @@ fn put_back(pool: &Pool, (first, pages): Run) {
     pool.memory.put_back_pages(first, pages);
 }
 
-/// Lets go of what a pool that is asleep does not need any more: addresses, and pinned memory. It calls no driver.
+/// Lets go of what a pool that is asleep does not need any more: addresses, and pinned memory. Of one that nothing uses any more
+/// that goes too which the driver did not take back when it fell asleep.
 pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
     let Some(mut change) = pool.sleep.try_change(thread) else { return };
     let Some(record) = &mut change.record else { return };
+    if !record.kept.is_empty() && is_over(pool, thread) {
+        // What the driver refuses to take back now is tried again whenever memory is given back.
+        let _ = give_kept_back(pool, record);
+    }
     let needed = pages_asleep(pool, thread, record.kept.is_empty());
     let unneeded = record.keep_only(&needed);
     drop(change);
     drop(unneeded);
+}
+
+/// Returns whether nothing uses the pool any more, nor any block of it.
+fn is_over(pool: &Pool, thread: ThisThread) -> bool {
+    let is_idle = |cache: &ThreadCache| {
+        cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
+    };
+    pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
+}
+
+/// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. What it refuses again is
+/// kept.
+fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
+    if let Some(copies) = &record.copies {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        if !copies.query()? {
+            return Ok(());
+        }
+        record.copies = None;
+    }
+    let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
+    let [mut mapped, mut unmapped] =
+        [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
+    // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no block is there
+    // that could be used.
+    let outcome = unsafe { pool.memory.give_back_asleep(&mut mapped, &mut unmapped, &pool.supply) };
+    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+        let left = extents.into_iter().map(|extent| Kept { extents: vec![extent], is_mapped, is_open: false });
+        record.kept.extend(left);
+    }
+    outcome
 }
 
 /// Returns a new extent for a pool that is waking: of what the device has, else of what other pools and the user's callbacks
