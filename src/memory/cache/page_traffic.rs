@@ -1,24 +1,26 @@
-//! Pages that go to and fro between the streams of a pool.
+//! Pages that are moved again and again.
 //!
-//! A stream that lacks pages takes those that are free on another. Where the other soon needs them back, and so on,
-//! each time costs driver calls, and the program would be quicker with pages for both. So a cache counts the pages that
-//! it lost and took back; once those are many, for the memory that it has and for what it allocated meanwhile, it takes
-//! new ones. Streams that only ever take, as those of a program with a stream for each piece of work, are not
-//! concerned.
+//! A stream that lacks pages in a row has its own free ones moved together, and takes those that are free on others. Where
+//! that goes on, each time costs driver calls, and the program would be quicker with some pages more. So a cache counts the
+//! pages that were moved within it, and those that it lost to others and took back; once they are many, for the memory that
+//! it has and for what it allocated meanwhile, it takes new ones. Streams that only ever take, as those of a program with a
+//! stream for each piece of work, are not concerned.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often a page is taken back before a new one is worth its memory. With 2, CuPy's 200 requests on four streams
-/// (`benches/results/h200-frameworks/run.txt`) take new pages after a while, and no recorded trace ever does.
-const ROUNDS: u64 = 2;
+/// So many new pages a moved one is worth: as two, of which each is moved once more in vain. Until a cache has moved half as
+/// many as it has in all, it takes none.
+const ROUNDS: (u64, u64) = (1, 2);
+/// The most allocations for each page moved: fewer moves than these cost little, and no recorded trace has more for long.
+const ALLOCATIONS: u64 = 8;
 
-/// The pages that one cache lost to others and took back.
+/// The pages of one cache that were moved.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct PageTraffic {
     /// Pages that others took, and that were not taken back.
     lost: AtomicU64,
-    /// Pages that were taken back, less those that new pages have paid for.
-    returned: AtomicU64,
+    /// Pages that were moved within the cache or taken back, less those that new pages have paid for.
+    moved: AtomicU64,
     /// The allocations that the cache had made before the first of them.
     allocations: AtomicU64,
 }
@@ -31,27 +33,32 @@ impl PageTraffic {
 
     /// Pages were taken from another cache, after so many allocations.
     pub(in crate::memory) fn take(&self, pages: u64, allocations: u64) {
-        let lost = subtract(&self.lost, pages);
-        if self.returned.fetch_add(lost, Ordering::Relaxed) == 0 {
+        self.shift(subtract(&self.lost, pages), allocations);
+    }
+
+    /// Pages were moved within the cache, after so many allocations.
+    pub(in crate::memory) fn shift(&self, pages: u64, allocations: u64) {
+        if self.moved.fetch_add(pages, Ordering::Relaxed) == 0 {
             self.allocations.store(allocations, Ordering::Relaxed);
         }
     }
 
     /// New pages were created.
     pub(in crate::memory) fn create(&self, pages: u64) {
-        subtract(&self.returned, ROUNDS * pages);
+        subtract(&self.moved, ROUNDS.0 * pages / ROUNDS.1);
     }
 
     /// Returns whether new pages are worth their memory for a cache that will have so many, after so many allocations.
     pub(in crate::memory) fn is_worth_new_pages(&self, pages: u64, allocations: u64) -> bool {
-        let returned = self.returned.load(Ordering::Relaxed);
-        returned > ROUNDS * pages && returned > allocations.saturating_sub(self.allocations.load(Ordering::Relaxed))
+        let moved = self.moved.load(Ordering::Relaxed);
+        let allocations = allocations.saturating_sub(self.allocations.load(Ordering::Relaxed));
+        moved * ROUNDS.1 > ROUNDS.0 * pages && moved * ALLOCATIONS > allocations
     }
 
     /// Forgets what was counted, for a cache that is to serve another stream.
     pub(in crate::memory) fn reset(&self) {
         self.lost.store(0, Ordering::Relaxed);
-        self.returned.store(0, Ordering::Relaxed);
+        self.moved.store(0, Ordering::Relaxed);
     }
 }
 

@@ -487,6 +487,16 @@ impl ThreadCache {
     /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
     pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
         let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
+        self.note_taken(heap, taken)
+    }
+
+    /// Takes free mappings in a row out of this cache's heap; see [`Heap::take_row`].
+    pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64) -> Vec<Mapping> {
+        let taken = heap.take_row(&self.memory.pages, bytes);
+        self.note_taken(heap, taken)
+    }
+
+    fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
         if is_recorded() {
             // Those in a row are one event, but for segments.
             let has_segments = self.has_segments();

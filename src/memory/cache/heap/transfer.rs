@@ -103,6 +103,40 @@ impl Heap {
         taken
     }
 
+    /// Takes mappings in a row out of one free block, the smallest that has enough: at least so many bytes of them, and all of
+    /// the block's where that leaves out no more than it takes.
+    pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64) -> Vec<Mapping> {
+        let mut candidates = self.free.at_least(&self.blocks, bytes);
+        candidates.sort_unstable_by_key(|&id| self.blocks[id as usize].size());
+        for id in candidates {
+            let block = &self.blocks[id as usize];
+            let (start, end) = (block.start, block.end());
+            let mut row: Vec<Mapping> = Vec::new();
+            let mut at = start.next_multiple_of(PAGE);
+            while at < end && let Some(mapping) = pages.mapping(at) {
+                at = mapping.end();
+                if mapping.start() >= start && at <= end {
+                    row.push(mapping);
+                }
+            }
+            let Some(first) = row.first().map(|mapping| mapping.start()) else { continue };
+            let needed = row.partition_point(|mapping| mapping.end() - first < bytes) + 1;
+            if needed > row.len() {
+                continue;
+            }
+            let (taken, all) = (row[needed - 1].end() - first, row[row.len() - 1].end() - first);
+            if all > 2 * taken {
+                row.truncate(needed);
+            }
+            let end = row[row.len() - 1].end();
+            self.cut_out(id, first, end);
+            pages.set_cache(first, end, None);
+            self.tell_live();
+            return row;
+        }
+        Vec::new()
+    }
+
     /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there
     /// are. The block that ends at `kept` is left alone.
     pub(in crate::memory) fn take_mappings(

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::effort::Effort;
 use super::growth::{Gathered, Growth};
-use super::place::spare;
+use super::place::{Place, spare};
 use crate::error::Result;
 use crate::ids::CaptureStatus;
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
 use crate::memory::device::{PAGE, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
@@ -16,9 +16,6 @@ use crate::runtime::{self, RelaxedCapture};
 
 /// Takes free pages of other caches, those of the same pool first, until there are enough.
 pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
-    if effort == Effort::Ready && is_worth_new_pages(growth) {
-        return Ok(());
-    }
     let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
     for pool in pools(growth.request, effort).iter().filter(may_move) {
         if effort <= Effort::Exact {
@@ -39,7 +36,7 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
 /// are found at work before the rest is given up. So a program with thousands of streams does not ask about each of them
 /// whenever one grows; the next request goes on with those behind.
 pub(super) const LOOKED_AT: usize = 256;
-const FOUND_AT_WORK: usize = 64;
+const FOUND_AT_WORK: usize = 48;
 
 /// Takes free pages of those caches of a pool that have told of some. Goes on as long as half of them have none any more.
 fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Result<()> {
@@ -76,16 +73,16 @@ fn pools(request: &Request, effort: Effort) -> Vec<Arc<Pool>> {
     pools
 }
 
-/// Returns whether the request had better take new pages than those that other streams would want back.
-fn is_worth_new_pages(growth: &Growth<'_>) -> bool {
-    let Request { cache, thread, .. } = *growth.request;
+/// Returns whether the request had better take new pages than have the cache's own moved again, or those that other streams
+/// would want back: as long as no more than half of what the cache then has is free.
+pub(super) fn is_worth_new_pages(request: &Request, heap: &Heap, place: Place) -> bool {
     // Making pinned memory takes 5 times as long as mapping it anew.
-    if cache.memory.is_of_host() {
+    if request.memory().is_of_host() {
         return false;
     }
-    let heap = cache.lock(thread);
-    let pages = heap.mapped() / PAGE + u64::from(growth.place.pages);
-    cache.traffic.is_worth_new_pages(pages, heap.allocations())
+    let pages = heap.mapped() / PAGE + u64::from(place.pages);
+    let is_needed = pages * PAGE <= 2 * (heap.live() + request.bytes);
+    is_needed && request.cache.traffic.is_worth_new_pages(pages, heap.allocations())
 }
 
 /// What a look at a cache has found.

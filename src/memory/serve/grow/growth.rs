@@ -197,10 +197,14 @@ impl<'a> Growth<'a> {
     fn count_traffic(&self) {
         let count = |mappings: &[Mapping]| mappings.iter().map(|mapping| u64::from(mapping.pages)).sum();
         let Request { cache, thread, .. } = *self.request;
-        for from in self.gathered.iter().filter(|from| !std::ptr::eq(from.cache, cache)) {
-            let pages = count(&from.mappings);
-            from.cache.traffic.lose(pages);
-            cache.traffic.take(pages, cache.lock(thread).allocations());
+        for from in &self.gathered {
+            let (pages, allocations) = (count(&from.mappings), cache.lock(thread).allocations());
+            if std::ptr::eq(from.cache, cache) {
+                cache.traffic.shift(pages, allocations);
+            } else {
+                from.cache.traffic.lose(pages);
+                cache.traffic.take(pages, allocations);
+            }
         }
         cache.traffic.create(count(&self.created));
     }

@@ -11,6 +11,7 @@ mod effort;
 mod empty_slabs;
 mod gather;
 mod growth;
+mod in_place;
 mod lent_slabs;
 mod pages;
 mod place;

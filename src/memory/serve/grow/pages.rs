@@ -5,8 +5,9 @@ use log::debug;
 use super::claim::out_of_addresses;
 use super::effort::Effort;
 use super::empty_slabs::serve_from_empty_slabs;
-use super::gather::gather;
+use super::gather::{gather, is_worth_new_pages};
 use super::growth::Growth;
+use super::in_place::serve_in_place;
 use super::place::{find_place, rivals, spare};
 use super::segment::grow_by_segment;
 use crate::error::{Bytes, Result};
@@ -36,6 +37,13 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
     {
         return Ok(Some(offset));
     }
+    if effort == Effort::Ready
+        && may_move
+        && let Some(offset) = serve_in_place(request, rivals)?
+    {
+        return Ok(Some(offset));
+    }
+    let moves;
     let (place, own) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(None) };
         if effort > Effort::Exact {
@@ -45,14 +53,15 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
         let (wanted, slack) = spare(&heap, wanted, slack, rivals);
-        let own = if may_move { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
+        moves = may_move && !(effort == Effort::Ready && is_worth_new_pages(request, &heap, place));
+        let own = if moves { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
         (place, own)
     };
     let source = service.pool.source().segments();
     let mut growth = Growth::new(request, place, rivals);
     let outcome = (|| {
         growth.add(cache, service, own)?;
-        if may_move {
+        if moves {
             gather(&mut growth, effort)?;
         }
         // What is asked for without a segment has failed with one.
