@@ -585,6 +585,29 @@ fn a_reserve_that_the_driver_did_not_take_back_goes_with_its_pool() {
 }
 
 #[test]
+fn a_pool_that_ends_while_it_is_to_wake_is_no_error() {
+    let _host = host();
+    let (stream, other) = (stream(0), stream(0));
+    let pool = builder().build().unwrap();
+    let buffer = empty_in(&pool, 3 * MIB, &stream).unwrap();
+    buffer.record_stream(&other).unwrap();
+    let kept = empty_in(&pool, 3 * MIB, &stream).unwrap();
+    pool.sleep(Backup::Host).unwrap();
+    drop(kept);
+    drop(pool);
+    // Its work cannot be recorded now, so it waits.
+    inject(Fault { call: Call::EventRecord, kind: StatusKind::Other, after: 0, times: 2 });
+    drop(buffer);
+    clear_faults();
+    assert_eq!(memory_stats(device(0)).unwrap().pools, 2);
+    inject(Fault { call: Call::StreamCreate, kind: StatusKind::Other, after: 0, times: 1 });
+    gpupool::wake(device(0)).unwrap();
+    clear_faults();
+    assert_eq!(memory_stats(device(0)).unwrap().pools, 1);
+    assert_all_back();
+}
+
+#[test]
 fn the_pool_of_a_block_is_known_while_it_sleeps() {
     let _host = host();
     let stream = stream(0);

@@ -113,7 +113,9 @@ impl Heap {
             let (start, end) = (block.start, block.end());
             let mut row: Vec<Mapping> = Vec::new();
             let mut at = start.next_multiple_of(PAGE);
-            while at < end && let Some(mapping) = pages.mapping(at) {
+            while at < end
+                && let Some(mapping) = pages.mapping(at)
+            {
                 at = mapping.end();
                 if mapping.start() >= start && at <= end {
                     row.push(mapping);
