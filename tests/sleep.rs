@@ -660,6 +660,26 @@ fn copies_that_could_not_be_waited_for_are_waited_for_before_the_next_try() {
 }
 
 #[test]
+fn a_wake_that_failed_is_tried_again_during_a_capture() {
+    let _host = host();
+    let (stream, captured) = (stream(0), stream(0));
+    let pool = builder().build().unwrap();
+    let blocks = blocks(&pool, &stream);
+    pool.sleep(Backup::Host).unwrap();
+    let graphs = builder().build().unwrap();
+    let scope = graphs.capture(&captured).unwrap();
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    inject(Fault { call: Call::StreamSynchronize, kind: StatusKind::Other, after: 0, times: 2 });
+    pool.wake().expect_err("copies cannot be waited for");
+    clear_faults();
+    pool.wake().unwrap();
+    assert_whole(&blocks);
+    end_capture(&captured).expect("nothing spoils the capture");
+    drop((scope, graphs, blocks, pool));
+    assert_all_back();
+}
+
+#[test]
 fn a_sleep_that_fails_waits_for_its_copies_before_others_have_the_memory() {
     let _host = host();
     let stream = stream(0);

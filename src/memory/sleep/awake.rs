@@ -208,8 +208,14 @@ fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Range<u64>> {
 fn give_up(pool: &Pool, taken: Taken) -> bool {
     let memory = pool.memory;
     let Taken { mapped, unmapped, stream } = taken;
-    let is_done = stream.as_ref().is_none_or(|stream| stream.synchronize().is_ok());
-    let until = if is_done { Until::at_once() } else { Until::Devices(vec![memory.device]) };
+    // Waiting would spoil a capture under way.
+    let wait = |stream: &Stream| {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        stream.synchronize()
+    };
+    let is_done = stream.as_ref().is_none_or(|stream| wait(stream).is_ok());
+    // Not all work on the device, which is not waited for during a capture.
+    let until = stream.filter(|_| !is_done).map_or(Until::at_once(), |stream| Until::Unrecorded(vec![stream]));
     // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
     unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
     // What the driver refuses to take back now is tried again whenever memory is given back.
