@@ -90,8 +90,9 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 	$(BIN)/python tests/layout.py
 
 .PHONY: docs
-docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails
+docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails, and a name that its search does not find
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest --quiet tests/site
 
 .PHONY: allocators
 allocators: .venv/ready ## build/allocators: the library of PyTorch's allocator for each version of PyTorch, as the wheel has them

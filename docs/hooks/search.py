@@ -1,0 +1,78 @@
+"""Names in the site's search: who types one finds its place in the reference first.
+
+The theme's search (lunr) looks for words that begin with what was typed, and weighs a match by its field alone. So each
+section of the reference gets its names in fields of their own, each with a weight: what can only be a name (with a dot,
+or in camel case) weighs most, a name that is a word as well little more than a title, and of a name that begins with
+such a word (`memory_stats`) less, so that a question in words finds the guide.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+
+# The weights of the fields where a section's own weight is 1; those of the theme are 1 for text and 1,000 for titles.
+FIELDS = {
+    "dotted": 1.2e4,
+    "dotted_member": 4e3,
+    "camel": 4e4,
+    "word": 2e6,
+    "member": 1e6,
+    "snake": 1e4,
+    "snake_member": 5e3,
+}
+ANCHOR = re.compile(r"#(gpupool(?:\.\w+)+)$")
+CAMEL = re.compile(r"[a-z][A-Z]")
+
+
+def weight(path: str, title: str) -> float:
+    """Return what a section of the reference weighs: less than the guide's in its text, and less for long names.
+
+    Those begin with shorter ones, and words that are seldom weigh more.
+    """
+    is_property = "<code>property</code>" in title
+    length = len(path.removeprefix("gpupool."))
+    return 0.01 * (10 / max(6, length)) ** 2 * (0.1 if is_property else 1)
+
+
+def fields(path: str) -> dict[str, str]:
+    """Return the fields of a name of the reference, such as ``gpupool.MemPool.trim``."""
+    parts = path.split(".")
+    last = parts[-1]
+    # A class in a module is as much of a name as one of the package.
+    is_member = len(parts) > 2 and not last[0].isupper()
+    suffix = "_member" if is_member else ""
+    found = {f"dotted{suffix}": " ".join(".".join(parts[start:]) for start in range(len(parts) - 1))}
+    if "_" in last:
+        found[f"snake{suffix}"] = last
+    elif CAMEL.search(last):
+        found["camel"] = last
+    else:
+        found["member" if is_member else "word"] = last
+    return found
+
+
+def named(section: dict[str, Any]) -> dict[str, Any]:
+    """Return a section of the index, with its names if it is one of the reference."""
+    anchor = ANCHOR.search(section["location"])
+    if anchor is None:
+        return section
+    path, title = anchor[1], section["title"]
+    last = path.rsplit(".", 1)[-1]
+    if path not in title:
+        # Members stand under their class there, and alone in what was found.
+        title = title.replace(last, path.removeprefix("gpupool."), 1)
+    return {**section, "title": title, "boost": weight(path, title), **fields(path)}
+
+
+# After the search has written its index.
+@event_priority(-100)
+def on_post_build(config: Any, **_: Any) -> None:
+    """Give the names of the reference to the index."""
+    place = Path(config.site_dir) / "search/search_index.json"
+    index = json.loads(place.read_text())
+    index["config"]["fields"] |= {name: {"boost": weight} for name, weight in FIELDS.items()}
+    index["docs"] = [named(section) for section in index["docs"]]
+    place.write_text(json.dumps(index, separators=(",", ":")))
