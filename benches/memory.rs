@@ -253,7 +253,7 @@ fn replay_trace(path: &str) {
         }
         peak = peak.max(now);
     }
-    let result = replay(&events, 1, ReplayAllocator::Gpupool, &mut |_| true);
+    let result = replay(&events, 1, ReplayAllocator::Gpupool, 0, &mut |_| true);
     let result = result.expect("the trace fits").expect("it runs to its end");
     let name = path.rsplit('/').next().unwrap_or(path);
     println!(

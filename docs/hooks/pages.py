@@ -3,21 +3,28 @@
 - `table: NAME`: a table of benches/table.py, from the results that were measured
 - `output: FILE: COMMAND`: the output of a command, from a file of benches/results
 - `command: NAME`: the help of `gpupool NAME`
+- `file: PATH`: another page that is Markdown, from the repository's root
+- `program: NAME`: a program of examples/: what its head says, and its text, folded away
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 """
 
+import ast
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[2]
-COMMENT = re.compile(r"^<!-- (table|output|command|picture): (.+) -->$", re.MULTILINE)
+# How the head of an example says how to run it.
+COMMAND = re.compile(r"^(?:Run it with: |    (?=python ))(.+)\n*", re.MULTILINE)
+COMMENT = re.compile(r"^<!-- (table|output|command|file|program|picture): (.+) -->$", re.MULTILINE)
 
 
 def _load(path: Path) -> Any:
@@ -55,6 +62,25 @@ def command(name: str) -> str:
     return f"```text\n{done.stdout.rstrip()}\n```"
 
 
+def file(path: str) -> str:
+    """Return the text of a file of Markdown."""
+    return (ROOT / path).read_text()
+
+
+def program(name: str) -> str:
+    """Return a section on a program: what its head says, and below it the program, which opens on a click."""
+    text = (ROOT / "examples" / name).read_text()
+    if name.endswith(".py"):
+        language, head = "python", ast.get_docstring(ast.parse(text)) or ""
+    else:
+        language = "rust"
+        lines = itertools.takewhile(lambda line: line.startswith("//!"), text.splitlines())
+        head = "\n".join(line.removeprefix("//!").removeprefix(" ") for line in lines)
+    head = COMMAND.sub(r"\n```\n\1\n```\n\n", head)
+    folded = textwrap.indent(f"```{language}\n{text}```", "    ", lambda line: True)
+    return f'## {name}\n\n{head}\n\n??? example "The program"\n{folded}'
+
+
 def picture(name: str) -> str:
     """Return a picture as HTML."""
     svg = (ROOT / f"docs/pictures/{name}.svg").read_text()
@@ -63,7 +89,14 @@ def picture(name: str) -> str:
     return "\n".join(['<div class="picture">', *lines, "</div>"])
 
 
-MAKERS = {"table": table, "output": output, "command": command, "picture": picture}
+MAKERS = {
+    "table": table,
+    "output": output,
+    "command": command,
+    "file": file,
+    "program": program,
+    "picture": picture,
+}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

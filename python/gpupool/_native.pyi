@@ -2166,6 +2166,10 @@ class ReplayResult:
     def warm_ns(self) -> float:
         """The nanoseconds an event takes in later passes; their median."""
 
+    @property
+    def reserved(self) -> list[tuple[int, int]]:
+        """What the allocator had reserved at each change, as (event, bytes after it), if that was asked for."""
+
 def replay(
     slots: bytes,
     sizes: bytes,
@@ -2174,11 +2178,13 @@ def replay(
     threads: int,
     allocator: str,
     watch: Callable[[float], object] | None = None,
+    changes: int = 0,
 ) -> ReplayResult:
     """Replay a trace in several threads at once, and return the memory and time that it took.
 
     ``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends the
-    replay.
+    replay. With ``changes``, on one thread, the result has what was reserved, as from :func:`replay_reserved`: it is
+    that of the pass that peak and driver calls are of, which is not timed.
     """
 
 def replay_reserved(

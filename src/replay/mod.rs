@@ -1,7 +1,8 @@
 //! Replaying a log of allocations: the same requests, in the same order, on this machine.
 //!
 //! Peak and driver calls are those of the first pass over the log, times those of the first pass and the median of
-//! three more, as PyTorch's allocator is measured.
+//! three more, as PyTorch's allocator is measured. Where what is reserved is to be told as well, a pass before all
+//! others looks at it after every event, so that looking costs the timed ones nothing; peak and driver calls are its.
 
 mod reserved;
 mod server;
@@ -11,6 +12,7 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use self::reserved::look;
 use self::server::{Block, Server};
 use self::watch::{Progress, watched};
 use crate::error::{Error, Result};
@@ -42,7 +44,7 @@ pub enum ReplayAllocator {
 }
 
 /// What a replay took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReplayResult {
     /// The most bytes that the allocator had of the device. The driver does not say what `cuMemAlloc` takes beyond what
     /// was asked for, and HIP's not what its pool does: then the bytes asked for.
@@ -55,6 +57,8 @@ pub struct ReplayResult {
     pub cold_ns: f64,
     /// Nanoseconds an event, median of three more passes.
     pub warm_ns: f64,
+    /// The bytes that the allocator had reserved, at each change: (event, bytes after it), if that was asked for.
+    pub reserved: Vec<(usize, u64)>,
 }
 
 const PASSES: usize = 4;
@@ -153,18 +157,21 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
 }
 
 /// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given
-/// back.
+/// back. Of one thread it is also told what was reserved over the events, in at most so many changes, if more than none
+/// are asked for: as by [`replay_reserved`].
 ///
 /// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If
 /// it returns false, the replay ends and returns none.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for no
-/// threads and for more than 1024; `ErrorKind::Unavailable` if the system does not start so many.
+/// threads and for more than 1024, and where what several threads reserve is asked for; `ErrorKind::Unavailable` if the
+/// system does not start so many.
 pub fn replay(
     events: &[ReplayEvent],
     threads: usize,
     allocator: ReplayAllocator,
+    changes: usize,
     watch: &mut dyn FnMut(f64) -> bool,
 ) -> Result<Option<ReplayResult>> {
     if threads == 0 {
@@ -173,21 +180,85 @@ pub fn replay(
     if threads > MAX_THREADS {
         return Err(Error::invalid_value(format!("a replay has at most {MAX_THREADS} threads, not {threads}")));
     }
+    if threads > 1 && changes > 0 {
+        return Err(Error::invalid_value("what is reserved over the events is told of a replay on one thread"));
+    }
     let place = ReplayPlace::new(events, allocator)?;
-    let progress = Progress::new(PASSES * threads * events.len());
-    watched(&progress, watch, || passes(&place, events, threads, &progress))
+    let progress = Progress::new((PASSES * threads + usize::from(changes > 0)) * events.len());
+    watched(&progress, watch, || {
+        let _bound = BoundDevice::new(runtime::get()?, place.server.device)?;
+        place.server.clear()?;
+        if changes == 0 {
+            let (figures, cold_ns, warm_ns) = passes(&place, events, threads, &progress)?;
+            return Ok(figures.with(cold_ns, warm_ns, Vec::new()));
+        }
+        let counted = Counted::new(&place.server)?;
+        let reserved = look(&place, events, changes, &progress)?;
+        let figures = counted.figures(&place.server)?;
+        place.server.clear()?;
+        let (_, cold_ns, warm_ns) = passes(&place, events, threads, &progress)?;
+        Ok(figures.with(cold_ns, warm_ns, reserved))
+    })
+}
+
+/// What was counted before a pass.
+struct Counted {
+    driver_calls: u64,
+    moved_pages: u64,
+}
+
+/// What a pass took, but for its time.
+struct Figures {
+    peak_reserved: u64,
+    driver_calls: u64,
+    moved_pages: u64,
+}
+
+impl Counted {
+    fn new(server: &Server) -> Result<Self> {
+        let stats = memory_stats(server.device)?;
+        Ok(Self { driver_calls: stats.driver_calls, moved_pages: stats.moved_pages })
+    }
+
+    /// Returns what a pass took that began then and has just ended, the first after `clear`.
+    fn figures(&self, server: &Server) -> Result<Figures> {
+        Ok(match server.allocator {
+            ReplayAllocator::Gpupool => {
+                let stats = memory_stats(server.device)?;
+                Figures {
+                    peak_reserved: stats.total.peak_reserved_bytes,
+                    driver_calls: stats.driver_calls - self.driver_calls,
+                    moved_pages: stats.moved_pages - self.moved_pages,
+                }
+            }
+            ReplayAllocator::Driver | ReplayAllocator::Async => {
+                Figures { peak_reserved: server.peak_reserved()?, driver_calls: server.calls(), moved_pages: 0 }
+            }
+        })
+    }
+}
+
+impl Figures {
+    fn with(self, cold_ns: f64, warm_ns: f64, reserved: Vec<(usize, u64)>) -> ReplayResult {
+        let Self { peak_reserved, driver_calls, moved_pages } = self;
+        ReplayResult { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
+    }
 }
 
 fn not_started(threads: usize, error: &std::io::Error) -> Error {
     Error::unavailable(format!("{threads} threads cannot be started for a replay, take fewer: {error}"))
 }
 
-fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress: &Progress) -> Result<ReplayResult> {
+/// Goes over the log in all passes that are timed, and returns what the first took, its nanoseconds an event, and those
+/// of the others. The current device is the place's, with nothing cached.
+fn passes(
+    place: &ReplayPlace,
+    events: &[ReplayEvent],
+    threads: usize,
+    progress: &Progress,
+) -> Result<(Figures, f64, f64)> {
     let server = &place.server;
-    let device = server.device;
-    let _bound = BoundDevice::new(runtime::get()?, device)?;
-    server.clear()?;
-    let before = memory_stats(device)?;
+    let counted = Counted::new(server)?;
     // This thread is one more at the barrier, to read the figures between the passes.
     let barrier = Barrier::new(threads + 1);
     let (outcomes, first) = thread::scope(|scope| {
@@ -211,7 +282,7 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
             barrier.wait();
             barrier.wait();
             if first.is_none() {
-                first = Some((memory_stats(device), server.calls()));
+                first = Some(counted.figures(server));
             }
             barrier.wait();
         }
@@ -230,19 +301,6 @@ fn passes(place: &ReplayPlace, events: &[ReplayEvent], threads: usize, progress:
     let cold_ns = per_pass.remove(0);
     per_pass.sort_by(f64::total_cmp);
     let warm_ns = per_pass[per_pass.len() / 2];
-    let (after, calls) = first.ok_or_else(|| Error::internal("a replay had no first pass"))?;
-    let after = after?;
-    Ok(match server.allocator {
-        ReplayAllocator::Gpupool => ReplayResult {
-            peak_reserved: after.total.peak_reserved_bytes,
-            driver_calls: after.driver_calls - before.driver_calls,
-            moved_pages: after.moved_pages - before.moved_pages,
-            cold_ns,
-            warm_ns,
-        },
-        ReplayAllocator::Driver | ReplayAllocator::Async => {
-            let peak_reserved = server.peak_reserved()?;
-            ReplayResult { peak_reserved, driver_calls: calls, moved_pages: 0, cold_ns, warm_ns }
-        }
-    })
+    let figures = first.ok_or_else(|| Error::internal("a replay had no first pass"))??;
+    Ok((figures, cold_ns, warm_ns))
 }

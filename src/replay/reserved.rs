@@ -59,27 +59,37 @@ pub fn replay_reserved(
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(events.len());
     watched(&progress, watch, || {
-        let ReplayPlace { server, streams, slots } = &place;
-        let _bound = BoundDevice::new(runtime::get()?, server.device)?;
-        server.clear()?;
-        let mut blocks = empty_slots(*slots)?;
-        let mut changes = Changes::new(most);
-        let mut outcome = Ok(());
-        'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {
-            for (place, event) in chunk.iter().enumerate() {
-                outcome = step(server, event, streams, &mut blocks).and_then(|()| server.reserved()).map(|bytes| {
-                    changes.add(number * CHUNK + place, bytes);
-                });
-                if outcome.is_err() {
-                    break 'events;
-                }
-            }
-            if !progress.advance(chunk.len()) {
-                break;
+        let _bound = BoundDevice::new(runtime::get()?, place.server.device)?;
+        place.server.clear()?;
+        look(&place, events, most, &progress)
+    })
+}
+
+/// Goes over a log once and returns what was reserved, as [`replay_reserved`] does. The current device is the place's.
+pub(super) fn look(
+    place: &ReplayPlace,
+    events: &[ReplayEvent],
+    most: usize,
+    progress: &Progress,
+) -> Result<Vec<(usize, u64)>> {
+    let ReplayPlace { server, streams, slots } = place;
+    let mut blocks = empty_slots(*slots)?;
+    let mut changes = Changes::new(most);
+    let mut outcome = Ok(());
+    'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {
+        for (place, event) in chunk.iter().enumerate() {
+            outcome = step(server, event, streams, &mut blocks).and_then(|()| server.reserved()).map(|bytes| {
+                changes.add(number * CHUNK + place, bytes);
+            });
+            if outcome.is_err() {
+                break 'events;
             }
         }
-        outcome.and(server.free_all(&mut blocks, streams)).map(|()| changes.found)
-    })
+        if !progress.advance(chunk.len()) {
+            break;
+        }
+    }
+    outcome.and(server.free_all(&mut blocks, streams)).map(|()| changes.found)
 }
 
 #[cfg(test)]

@@ -14,9 +14,10 @@ import gpupool
 import pytest
 from gpupool import _native
 from gpupool.__main__ import main
+from gpupool._report import units as _units
 from gpupool._traces import progress as _progress
 from gpupool._traces import trace as _trace
-from running import PROGRAMS
+from running import PROGRAMS, start_command
 from snapshots import block, entry, segment, write
 from test_plot import page
 
@@ -86,28 +87,54 @@ def test_picture(snapshot, tmp_path, capsys):
     assert [first["title"], second["title"]] == ["torch.pickle", "two_streams-1.csv.gz"]
     assert first["areas"][0]["label"] == "live: peak 6.00 MiB"
     assert first["areas"][0]["y"] == [3 * MIB, 6 * MIB, 3 * MIB, 0, MIB]
-    ours, recorded = first["lines"]
+    ours, torch, expandable, recorded = first["lines"]
     assert ours["label"].startswith("reserved by gpupool: peak ")
+    # PyTorch takes 20 MiB for requests of 1 to 10 MiB, and 2 MiB for those of up to 1 MiB.
+    assert torch["label"] == "by PyTorch (simulated): peak 22.0 MiB, ratio 3.667"
+    assert list(zip(torch["x"], torch["y"], strict=True)) == [(0, 20 * MIB), (6, 22 * MIB)]
+    assert expandable["label"] == "by PyTorch, expandable segments (simulated): peak 22.0 MiB, ratio 3.667"
     assert recorded["label"] == "as recorded: peak 40.0 MiB, ratio 6.667"
     assert list(zip(recorded["x"], recorded["y"], strict=True)) == [(0, 20 * MIB), (2, 40 * MIB), (5, 20 * MIB)]
-    assert [line["label"].split(":")[0] for line in second["lines"]] == ["reserved by gpupool"]
+    assert [line["label"].split(":")[0] for line in second["lines"]] == [
+        "reserved by gpupool",
+        "by PyTorch (simulated)",
+        "by PyTorch, expandable segments (simulated)",
+    ]
     # Each has its own axis.
     assert first["link"] == second["link"] == ""
     assert max(second["lines"][0]["y"]) >= 4843126792
+
+
+def test_one_replay_is_enough_for_the_table_and_all_pictures(tmp_path, monkeypatch, capsys):
+    replays = []
+
+    def replay(*arguments):
+        replays.append(arguments)
+        return original(*arguments)
+
+    original = _native.replay
+    monkeypatch.setattr(_native, "replay", replay)
+    monkeypatch.delattr(_native, "replay_reserved")
+    outputs = [tmp_path / "out.html", tmp_path / "out.png"]
+    assert main(["replay", "--json", LOG, "-o", str(outputs[0]), "-o", str(outputs[1])]) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert len(replays) == 1
+    # What is drawn is what the table says, to the byte.
+    assert max(page(outputs[0])["panels"][0]["lines"][0]["y"]) == row["peak_reserved"]
+    assert outputs[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
     asked = []
 
     def replay(*arguments):
-        return SimpleNamespace(peak_reserved=8 * MIB, driver_calls=1, moved_pages=0, cold_ns=1.0, warm_ns=1.0)
-
-    def replay_reserved(*arguments):
         asked.append(arguments[5])
-        return [(0, 5 * MIB), (2, 8 * MIB)]
+        changes = [(0, 5 * MIB), (2, 8 * MIB)]
+        return SimpleNamespace(
+            peak_reserved=8 * MIB, driver_calls=1, moved_pages=0, cold_ns=1.0, warm_ns=1.0, reserved=changes
+        )
 
     monkeypatch.setattr(_native, "replay", replay)
-    monkeypatch.setattr(_native, "replay_reserved", replay_reserved)
     monkeypatch.setattr(gpupool, "runtime", lambda: "cuda")
     output = tmp_path / "out.html"
     assert main(["replay", "--compare", snapshot, "-o", str(output)]) == 0
@@ -121,10 +148,72 @@ def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
         "reserved by gpupool",
         "by the driver (cuMemAlloc)",
         "by the driver's pool (cuMemAllocAsync)",
+        "by PyTorch (simulated)",
+        "by PyTorch, expandable segments (simulated)",
         "as recorded",
     ]
     # Told apart without colours too.
-    assert len({line["dash"] for line in lines}) == len({line["colour"] for line in lines}) == 4
+    assert len({line["dash"] for line in lines}) == len({line["colour"] for line in lines}) == 6
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    """Write a log: 24 blocks of 3 MiB, every second one freed, then one of 12 MiB; at most 72 MiB are live."""
+    lines = [f"allocate,{number},{3 * MIB},0" for number in range(1, 25)]
+    lines += [f"free,{number},{3 * MIB},0" for number in range(1, 25, 2)]
+    lines.append(f"allocate,100,{12 * MIB},0")
+    path = tmp_path / "pieces.csv"
+    path.write_text("Action,Pointer,Size,Stream\n" + "".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def test_what_does_not_fit_on_a_device(pieces, tmp_path):
+    output = tmp_path / "out.html"
+    done = start_command("replay", "--compare", "--memory", "86 MiB", pieces, "-o", str(output))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "runtime host (simulated device of 86.0 MiB), allocators compared, 1 thread"
+    # Six blocks fit into each segment of 20 MiB, and no segment has 12 MiB free in one piece.
+    assert lines[6] == (
+        "  torch ran out of memory at event 36: 12.0 MiB asked for, 36.0 MiB in use, "
+        "44.0 MiB reserved and free, in pieces of at most 3.00 MiB, 6.00 MiB not reserved"
+    )
+    assert "ran out" not in "".join(lines[:6])
+    (chart,) = page(output)["panels"]
+    ours, torch, _ = chart["lines"]
+    assert torch["label"] == "by PyTorch (simulated): peak 80.0 MiB, ratio 1.111, out of memory"
+    # It ends there.
+    assert (torch["x"][-1], torch["y"][-1]) == (36, 0)
+    assert chart["marks"][0] == {"x": 36, "label": "out of memory: by PyTorch (simulated)"}
+    assert "out of memory" not in ours["label"]
+
+
+def test_a_device_that_is_too_small_for_all(pieces):
+    done = start_command("replay", "--compare", "--json", "--memory", "40MiB", pieces)
+    assert (done.returncode, done.stderr) == (0, "")
+    ours, torch, expandable = map(json.loads, done.stdout.splitlines())
+    assert (ours["peak_reserved"], ours["ratio"]) == (None, None)
+    assert ours["out_of_memory"].startswith("tried to allocate 3.0 MiB")
+    # PyTorch's has 12 blocks in two segments of 20 MiB, and no third.
+    assert (torch["fails_at"], torch["peak_reserved"]) == (12, 40 * MIB)
+    assert torch["out_of_memory"].startswith("at event 12: 3.00 MiB asked for, 36.0 MiB in use, 4.00 MiB reserved")
+    assert expandable["fails_at"] == 13
+    assert (ours["fails_at"], "changes" in torch) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("22GiB", 22 << 30), ("1.5 GiB", 3 << 29), ("24G", 24 << 30), ("24 GB", 24 * 10**9), ("512", 512), ("8kB", 8000)],
+)
+def test_sizes_as_people_write_them(text, nbytes):
+    assert _units.parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "much", "-1", "1e9", "0", "5000TiB"])
+def test_sizes_that_are_none(text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["replay", LOG, "--memory", text])
+    assert f"argument --memory: {text!r} is" in capsys.readouterr().err
 
 
 def test_png_of_one_allocator(tmp_path, capsys):
@@ -138,6 +227,10 @@ def test_png_of_one_allocator(tmp_path, capsys):
     [
         (["--compare", "--allocator", "async"], "--compare takes every allocator; leave --allocator out"),
         (["-o", "x.html", "--threads", "2"], "a picture shows one thread; leave --threads out"),
+        (
+            ["--memory", "1GiB", "--allocator", "driver"],
+            "--memory simulates a device, which has gpupool's allocator alone; leave --allocator out",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(arguments, message, capsys):
@@ -183,6 +276,10 @@ def test_reserved_over_events():
     reserved = _native.replay_reserved(*packed(events), 100, "gpupool")
     assert reserved[0] == (0, 40 * MIB)
     assert dict(reserved)[1] == 100 * MIB
+    assert _native.replay(*packed(events), 1, "gpupool", None, 100).reserved == reserved
+    assert _native.replay(*packed(events), 1, "gpupool").reserved == []
+    with pytest.raises(gpupool.InvalidValue, match="of a replay on one thread"):
+        _native.replay(*packed(events), 2, "gpupool", None, 100)
     # What was freed is used again.
     assert max(nbytes for _, nbytes in reserved) == 100 * MIB
     assert gpupool.memory_stats().live_blocks == 0

@@ -71,7 +71,7 @@ def replayed(monkeypatch):
     calls = []
 
     def replay(*arguments):
-        *packed, watch = arguments
+        *packed, watch, _ = arguments
         watch(0.5)
         calls.append(tuple(packed))
         return SimpleNamespace(

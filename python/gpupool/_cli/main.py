@@ -11,8 +11,12 @@ from gpupool._cli import plot as _plot
 from gpupool._cli import replay as _replay
 from gpupool._cli import run as _run_program
 from gpupool._cli.output import say
+from gpupool._report.units import parse_size, size
 from gpupool._traces.bounds import MAX_TIME
 from gpupool._traces.replay import ALLOCATORS, MAX_THREADS
+
+# The most memory of a simulated device.
+_MOST_MEMORY = 1 << 47
 
 
 def main(arguments: list[str] | None = None) -> int | Callable[[], int]:
@@ -71,7 +75,20 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         help="replay with every allocator that can be had here, simulate PyTorch's, and show what a snapshot tells of "
         "the program's own",
     )
-    replay.add_argument("-o", "--output", metavar="FILE", help="draw it too: a .html or a .png file")
+    replay.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="replay on a simulated device with so much memory, such as 22GiB: does the program fit there?",
+    )
+    replay.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="draw it too: a .html or a .png file; given twice, both of one replay",
+    )
     plot = commands.add_parser(
         "plot",
         help="draw a trace file: memory over time, the address map of a moment, handles over time",
@@ -81,7 +98,12 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     )
     plot.add_argument("file", metavar="FILE", help="a CSV log of RMM, or a memory snapshot of PyTorch or gpupool")
     plot.add_argument(
-        "-o", "--output", metavar="OUT", help="a .html or a .png file (default: FILE's name with .html, in this folder)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        action="append",
+        default=[],
+        help="a .html or a .png file, or both by giving it twice (default: FILE's name with .html, in this folder)",
     )
     plot.add_argument("--device", type=int, help="which device of a snapshot (default: the one with most events)")
     plot.add_argument(
@@ -107,6 +129,8 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
             parser.error("--compare takes every allocator; leave --allocator out")
         if options.output and options.threads > 1:
             parser.error("a picture shows one thread; leave --threads out")
+        if options.memory is not None and options.allocator != "gpupool":
+            parser.error("--memory simulates a device, which has gpupool's allocator alone; leave --allocator out")
     if options.command == "info":
         found = gpupool.info(smoke_test=not options.no_smoke_test)
         say(found.to_json() if options.json else str(found))
@@ -118,8 +142,26 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     elif options.command == "plot":
         _plot.run(options.file, options.output, options.device, options.at)
     else:
-        _replay.run(options.traces, options.threads, options.allocator, options.json, options.compare, options.output)
+        _replay.run(
+            options.traces,
+            options.threads,
+            options.allocator,
+            options.json,
+            options.compare,
+            options.output,
+            options.memory,
+        )
     return 0
+
+
+def _size(text: str) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 1 <= nbytes <= _MOST_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is the memory of no device: at most {size(_MOST_MEMORY)}")
+    return nbytes
 
 
 def _moment(text: str) -> str:

@@ -13,20 +13,22 @@ from gpupool._traces.progress import Progress
 from gpupool._traces.replay import HOST_MEMORY
 
 
-def run(path: str, output: str | None, device: int | None, moment: str | None) -> None:
-    """Draw the file, and print the name of the picture."""
+def run(path: str, outputs: list[str], device: int | None, moment: str | None) -> None:
+    """Draw the file once, and print the name of each picture."""
     _simulate()
-    if output is None:
-        output = _page.name_for(path)
-    _output.check(output)
+    outputs = outputs or [_page.name_for(path)]
+    for output in outputs:
+        _output.check(output)
     with Progress(f"reading {printable(os.path.basename(path))}") as progress:
         file = _trace.read_file(path, device, progress)
     picture = _draw.draw(file, moment)
-    _output.write(output, picture)
+    for output in outputs:
+        _output.write(output, picture)
     others = [other for other in file.devices if other != file.device]
     if others and device is None:
         say(f"device {file.device}, which has most; --device {_bounds.first_of(others, ' or ')} draws another")
-    say(f"wrote {printable(output)}")
+    for output in outputs:
+        say(f"wrote {printable(output)}")
 
 
 def _simulate() -> None:

@@ -23,7 +23,8 @@ def run(
     allocator: str = "gpupool",
     as_json: bool = False,
     compare: bool = False,
-    output: str | None = None,
+    outputs: Sequence[str] = (),
+    memory: int | None = None,
 ) -> None:
     """Replay each trace in every one of the threads at once, and print a line for each trace as soon as it is done.
 
@@ -34,10 +35,14 @@ def run(
         as_json: Print JSON objects instead of a table.
         compare: Replay with every allocator that is available here, and show the program's own as well, if the trace
             tells of it.
-        output: A file for a picture, if one is to be drawn.
+        outputs: The files for a picture, if one is to be drawn; all are of one replay.
+        memory: The bytes of a simulated device to replay on, in place of the device that is here.
     """
-    if output is not None:
+    for output in outputs:
         _output.check(output)
+    if memory is not None:
+        os.environ["GPUPOOL_RUNTIME"] = "host"
+        os.environ["GPUPOOL_HOST_MEMORY"] = str(memory)
     os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))
     runtime = gpupool.runtime()
     if allocator != "gpupool" and runtime == "host":
@@ -47,8 +52,9 @@ def run(
         )
     allocators = [allocator] if not compare else ["gpupool"] if runtime == "host" else list(ALLOCATORS)
     width = max(len("trace"), *(len(printable(os.path.basename(path))) for path in paths))
+    device = "simulated device" if memory is None else f"simulated device of {size(memory)}"
     if not as_json:
-        where = "host (simulated device)" if runtime == "host" else runtime
+        where = f"host ({device})" if runtime == "host" else runtime
         what = "allocators compared" if compare else f"allocator {allocator}"
         say(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
         if compare and runtime == "host":
@@ -63,25 +69,34 @@ def run(
     for path in paths:
         with Progress(f"reading {printable(os.path.basename(path))}") as progress:
             trace = _trace.read(path, progress)
-        for row in rows(trace, threads, allocators, compare):
+        found: list[Row] = []
+        for row in rows(trace, threads, allocators, compare, draw=bool(outputs)):
             say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
+            if row.out_of_memory is not None and not as_json:
+                say(f"  {row.allocator} ran out of memory{row.out_of_memory}")
+            found.append(row)
         if not as_json and trace.device_count > 1:
             say(f"  device {trace.device}, which has most events of {trace.device_count} devices")
-        if output is not None:
-            charts.append(_comparison.chart(trace, allocators, compare))
-    if output is not None:
+        if outputs:
+            charts.append(_comparison.chart(trace, found))
+    if outputs:
         title = "Allocators compared" if compare else f"Replay with {allocator}"
-        where = "a simulated device" if runtime == "host" else runtime
+        where = f"a {device}" if runtime == "host" else runtime
         subtitle = f"what programs asked for, and what allocators reserved for it in a replay on {where}"
-        _output.write(output, Picture(title, subtitle, [], charts))
+        picture = Picture(title, subtitle, [], charts)
+    for output in outputs:
+        _output.write(output, picture)
         if not as_json:
             say(f"wrote {printable(output)}")
 
 
 def _as_json(row: Row, compare: bool) -> str:
     line = asdict(row)
+    del line["changes"]
+    if row.out_of_memory is not None:
+        line["out_of_memory"] = row.out_of_memory.lstrip(": ")
     if not compare:
-        del line["allocator"]
+        del line["allocator"], line["out_of_memory"], line["fails_at"]
     for name, digits in (("ratio", 4), ("cold_ns", 1), ("warm_ns", 1)):
         line[name] = None if line[name] is None else round(line[name], digits)
     return json.dumps(line)
@@ -91,8 +106,11 @@ def _as_text(row: Row, width: int, compare: bool) -> str:
     def whole(number: float | None) -> str:
         return "-" if number is None else f"{number:.0f}"
 
+    reserved = "-" if row.peak_reserved is None else size(row.peak_reserved)
+    ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+
     return (
         f"{row.trace:<{width}} {f'{row.allocator:<9} ' if compare else ''}{row.events:>8} {size(row.peak_live):>10}"
-        f" {size(row.peak_reserved):>13} {row.ratio:>6.3f} {whole(row.driver_calls):>12} {whole(row.moved_pages):>11}"
+        f" {reserved:>13} {ratio:>6} {whole(row.driver_calls):>12} {whole(row.moved_pages):>11}"
         f" {whole(row.cold_ns):>8} {whole(row.warm_ns):>8}"
     )

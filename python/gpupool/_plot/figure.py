@@ -11,9 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from gpupool._plot.picture import PALETTE, ROWS, AddressMap, Chart, Picture, Place
+from gpupool._plot.picture import PALETTE, AddressMap, Chart, Picture, Place, row_size
 from gpupool._report.units import byte_unit, time_unit
 
+# Dashes that matplotlib has no name for, in the widths of the line.
+_DASHES: dict[str, Any] = {"longdash": (0, (9, 3)), "dashdotdot": (0, (6, 2, 1, 2, 1, 2))}
 _HEIGHTS = {"chart": 3.4, "map": 3.6}
 
 
@@ -66,15 +68,16 @@ def _chart(axes: Axes, chart: Chart) -> None:
         axes.fill_between(x, 0, values, step="post", color=PALETTE[area.colour], linewidth=0.6)
         legend.insert(0, Patch(color=PALETTE[area.colour], label=area.label))
     for line in chart.lines:
+        dash = _DASHES.get(line.dash, line.dash)
         axes.step(
             [at / unit for at in [*line.x, chart.end]],
             [value / scale for value in [*line.y, line.y[-1]]],
             where="post",
             color=PALETTE[line.colour],
-            linestyle=line.dash,
+            linestyle=dash,
             linewidth=1.4,
         )
-        legend.append(Line2D([], [], color=PALETTE[line.colour], linestyle=line.dash, linewidth=1.4, label=line.label))
+        legend.append(Line2D([], [], color=PALETTE[line.colour], linestyle=dash, linewidth=1.4, label=line.label))
     for mark in chart.marks:
         axes.axvline(mark.x / unit, color=PALETTE["vermillion"], linewidth=1, linestyle="dashed")
     if chart.marks:
@@ -95,7 +98,8 @@ def _tops(chart: Chart) -> list[list[int]]:
 
 def _legend(axes: Axes, title: str, entries: list[Any]) -> None:
     """Draw the legend above the axes, and the title above it."""
-    columns = 1 if any(len(entry.get_label()) > 90 for entry in entries) else 2 if len(entries) < 5 else 3
+    longest = max(len(entry.get_label()) for entry in entries)
+    columns = 1 if longest > 68 else 2 if longest > 45 or len(entries) < 5 else 3
     rows = -(-len(entries) // columns)
     axes.legend(
         handles=entries,
@@ -110,8 +114,8 @@ def _legend(axes: Axes, title: str, entries: list[Any]) -> None:
 
 
 def _map(axes: Axes, found: AddressMap) -> None:
-    per_row = _round_up(-(-found.size // ROWS))
-    label, scale = byte_unit(per_row)
+    per_row = row_size(found.size)
+    label, scale = byte_unit(max(1, per_row // 8))
     boxes, colours, hatched = [], [], []
     for block in found.blocks:
         for left, right, row in _rows(block, per_row):
@@ -154,19 +158,15 @@ def _map(axes: Axes, found: AddressMap) -> None:
     )
     axes.set_xlim(0, per_row / scale)
     axes.set_ylim(-(-found.size // per_row), 0)
-    name, unit = byte_unit(found.size)
-    values = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, found.size / unit)
-    shown = [value for value in values if 0 <= value * unit <= found.size]
-    axes.set_yticks([value * unit / per_row for value in shown], [f"{value:g}" for value in shown])
+    axes.set_xticks([part * per_row / 8 / scale for part in range(9)])
+    axes.xaxis.set_major_formatter("{x:g}")
+    # Every fourth row says where it begins, in a unit that is whole there.
+    name, unit = byte_unit(4 * per_row)
+    rows = range(0, -(-found.size // per_row) + 1, 4)
+    axes.set_yticks(rows, [f"{row * per_row // unit:,}" for row in rows])
     axes.set_ylabel(name)
     axes.set_xlabel(f"{label}, each row goes on where the one above ends\n{found.note}")
     _legend(axes, found.title, legend)
-
-
-def _round_up(nbytes: int) -> int:
-    """Return the next number with at most three binary digits."""
-    power = 1 << max(0, nbytes.bit_length() - 3)
-    return max(1, -(-nbytes // power) * power)
 
 
 def _rows(block: Place, per_row: int) -> list[tuple[int, int, int]]:

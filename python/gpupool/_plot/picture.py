@@ -20,11 +20,11 @@ PALETTE = {
     "ink": "#1a1a1a",
     "free": "#e6e6e6",
 }
-# The rows of an address map, from the first address to the last as one reads a page.
+# The most rows of an address map, from the first address to the last as one reads a page.
 ROWS = 24
 # The colours of pools, libraries and allocators, in this order; `grey` is for all the rest.
 COLOURS = ("sky", "orange", "green", "purple", "yellow", "vermillion", "blue")
-Dash: TypeAlias = Literal["solid", "dashed", "dotted", "dashdot"]
+Dash: TypeAlias = Literal["solid", "dashed", "dotted", "dashdot", "longdash", "dashdotdot"]
 
 
 @dataclass
@@ -131,3 +131,8 @@ class Picture:
     subtitle: str
     facts: list[tuple[str, str]]
     panels: list[Chart | AddressMap]
+
+
+def row_size(nbytes: int) -> int:
+    """Return the bytes of a row of an address map, a power of two, so that rows begin at round addresses."""
+    return 1 << max(0, -(-nbytes // ROWS) - 1).bit_length()

@@ -1,5 +1,10 @@
 """Numbers for people: bytes and times with a unit."""
 
+import re
+
+# A number and its unit: GiB and G are 1024 MiB, GB is 1000 MB.
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?:(?P<power>[KMGTkmgt])(?:iB|(?P<decimal>B)|)|B?)")
+
 
 def size(nbytes: int) -> str:
     """Return a number of bytes as text, with three digits."""
@@ -10,6 +15,19 @@ def size(nbytes: int) -> str:
         value /= 1024
         power += 1
     return f"{value:#.3g}".rstrip(".") + f" {'KMGTPEZY'[power - 1]}iB"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a text such as ``22GiB``, ``24 GB`` or ``512`` means.
+
+    Raises:
+        ValueError: It means no number of bytes.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no size: write it as 22GiB, 24GB or in bytes")
+    power = "KMGT".find(found["power"].upper()) + 1 if found["power"] else 0
+    return round(float(found["number"]) * (1000 if found["decimal"] else 1024) ** power)
 
 
 def duration(microseconds: int) -> str:

@@ -26,6 +26,21 @@ _STEP = 1 << 14
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """What PyTorch's allocator would have had as memory ran out, when all that it could give back was given back."""
+
+    requested: int
+    live: int
+    """The bytes of the device that blocks in use have, as they are rounded up."""
+    free: int
+    """The bytes that are reserved and free."""
+    largest: int
+    """The largest piece of them."""
+    left: int
+    """The bytes of the device that are not reserved."""
+
+
+@dataclass(frozen=True)
 class Simulation:
     """The memory that PyTorch's allocator would have taken for a trace."""
 
@@ -36,6 +51,8 @@ class Simulation:
     """How often it would have given back all that it had free, since the device had no more."""
     fails_at: int | None
     """The number of the event at which memory would have run out for good, where the simulation ends."""
+    shortage: Shortage | None
+    """What there was then."""
     changes: list[tuple[int, int]] = field(repr=False)
     """The bytes reserved after each event that changed them, as (event, bytes)."""
 
@@ -116,6 +133,13 @@ class _Allocator:
         """Take a block back, and join it with free neighbours."""
         block.is_free = True
         block.arena.put(self._joined(block))
+
+    def shortage(self, requested: int) -> Shortage:
+        """Return what there is as a request fails."""
+        pieces = [size for arena in self._arenas.values() for size, _ in arena.free]
+        free = sum(pieces)
+        left = (self.capacity or 0) - self.reserved
+        return Shortage(requested, self.reserved - free, free, max(pieces, default=0), left)
 
     def _fitting(self, arena: _Arena, size: int) -> _Block | None:
         """Return the smallest free block that is large enough, if there is one."""
@@ -311,7 +335,7 @@ def simulate(
     blocks: dict[int, _Block] = {}
     changes: list[tuple[int, int]] = []
     peak = latest = 0
-    fails_at = None
+    fails_at = shortage = None
     for number, slot in enumerate(slots):
         if watch is not None and number % _STEP == 0:
             watch(number / len(slots))
@@ -321,10 +345,10 @@ def simulate(
         try:
             blocks[slot] = allocator.allocate(sizes[number], streams[number], trace.pools[slot])
         except _OutOfMemory:
-            fails_at = number
+            fails_at, shortage = number, allocator.shortage(sizes[number])
             break
         if allocator.reserved != latest:
             latest = allocator.reserved
             peak = max(peak, latest)
             changes.append((number, latest))
-    return Simulation(peak, allocator.growths, allocator.retries, fails_at, changes)
+    return Simulation(peak, allocator.growths, allocator.retries, fails_at, shortage, changes)

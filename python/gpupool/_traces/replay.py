@@ -1,9 +1,11 @@
 """The replay: the allocations of a trace file once more, and the memory and time that they take."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import gpupool
 from gpupool import _native
+from gpupool._report.units import size
 from gpupool._traces import pytorch
 from gpupool._traces.progress import Progress
 from gpupool._traces.trace import Trace
@@ -31,26 +33,46 @@ class Row:
     allocator: str
     events: int
     peak_live: int
-    peak_reserved: int
-    ratio: float
+    peak_reserved: int | None
+    ratio: float | None
     driver_calls: int | None = None
     moved_pages: int | None = None
     cold_ns: float | None = None
     warm_ns: float | None = None
+    out_of_memory: str | None = None
+    """What there was as the device's memory ran out, as the end of a sentence; None where the trace fits."""
+    fails_at: int | None = None
+    """The number of the event at which it did, where that is known."""
+    changes: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    """The bytes reserved at each change, as (event, bytes), if a picture is to be drawn; where memory ran out, up to
+    then."""
 
 
-def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -> Iterator[Row]:
+def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool, *, draw: bool = False) -> Iterator[Row]:
     """Replay the trace in every one of the threads at once, with each allocator, and yield a row as soon as it is done.
 
-    To compare is to tell of PyTorch's allocator as well, simulated, and of the program's own, if the trace does.
+    Args:
+        trace: The trace.
+        threads: The number of threads.
+        allocators: The allocators that serve the requests.
+        compare: Tell of PyTorch's allocator as well, simulated, and of the program's own, if the trace does; and of
+            each for which the trace does not fit.
+        draw: Tell what was reserved at each change.
     """
+    most = _MOST_CHANGES if draw else 0
     # No more can be live than if the threads reached their peaks at the same moment.
     peak_live = threads * trace.peak_live
     for allocator in allocators:
-        with Progress(f"replaying {trace.name} with {allocator}") as progress:
-            result = _native.replay(
-                trace.slots, trace.sizes, trace.streams, trace.slot_count, threads, allocator, progress
-            )
+        try:
+            with Progress(f"replaying {trace.name} with {allocator}") as progress:
+                result = _native.replay(
+                    trace.slots, trace.sizes, trace.streams, trace.slot_count, threads, allocator, progress, most
+                )
+        except gpupool.OutOfMemory as error:
+            if not compare:
+                raise
+            yield Row(trace.name, allocator, trace.events, peak_live, None, None, out_of_memory=_reason(error))
+            continue
         yield Row(
             trace=trace.name,
             allocator=allocator,
@@ -62,21 +84,52 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool) -
             moved_pages=result.moved_pages,
             cold_ns=result.cold_ns,
             warm_ns=result.warm_ns,
+            changes=result.reserved if draw else [],
         )
     # The program ran once, whatever the number of threads that replay its trace.
     if compare and threads == 1:
+        capacity = _native.device_info(gpupool.current_device())["total_bytes"]
         for allocator in SIMULATED:
-            peak = simulated(trace, allocator).peak_reserved
-            yield Row(trace.name, allocator, trace.events, peak_live, peak, peak / peak_live)
+            found = simulated(trace, allocator, capacity)
+            peak, changes = found.peak_reserved, found.changes if draw else []
+            ratio = peak / peak_live
+            yield Row(
+                trace=trace.name,
+                allocator=allocator,
+                events=trace.events,
+                peak_live=peak_live,
+                peak_reserved=peak,
+                ratio=ratio,
+                out_of_memory=_shortage(found),
+                fails_at=found.fails_at,
+                changes=changes,
+            )
         if trace.reserved:
             peak = max(trace.reserved)
             yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)
 
 
-def simulated(trace: Trace, allocator: str) -> pytorch.Simulation:
-    """Return what PyTorch's own allocator would have reserved, by the name of its kind in `SIMULATED`."""
+def _reason(error: gpupool.OutOfMemory) -> str:
+    """Return what an error says was asked for, as the end of a sentence."""
+    return ": " + str(error).split("; ", 1)[0].split(": ", 1)[-1]
+
+
+def _shortage(found: pytorch.Simulation) -> str | None:
+    """Return where memory ran out and what there was, as the end of a sentence; None if it did not."""
+    short = found.shortage
+    if short is None:
+        return None
+    pieces = f", in pieces of at most {size(short.largest)}" if short.free else ""
+    return (
+        f" at event {found.fails_at:,}: {size(short.requested)} asked for, {size(short.live)} in use, "
+        f"{size(short.free)} reserved and free{pieces}, {size(short.left)} not reserved"
+    )
+
+
+def simulated(trace: Trace, allocator: str, capacity: int) -> pytorch.Simulation:
+    """Return what PyTorch's own allocator would have reserved on a device, by the name of its kind in `SIMULATED`."""
     with Progress(f"simulating {trace.name} with {allocator}") as progress:
-        return pytorch.simulate(trace, expandable=SIMULATED[allocator], watch=progress)
+        return pytorch.simulate(trace, expandable=SIMULATED[allocator], capacity=capacity, watch=progress)
 
 
 def reserved(trace: Trace, allocator: str) -> list[tuple[int, int]]:

@@ -22,12 +22,14 @@ pub(in crate::python) struct PyReplayResult {
     cold_ns: f64,
     #[doc = docstring!("ReplayResult.warm_ns")]
     warm_ns: f64,
+    #[doc = docstring!("ReplayResult.reserved")]
+    reserved: Vec<(usize, u64)>,
 }
 
 impl From<ReplayResult> for PyReplayResult {
     fn from(result: ReplayResult) -> Self {
-        let ReplayResult { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns } = result;
-        Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns }
+        let ReplayResult { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved } = result;
+        Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
     }
 }
 
@@ -95,7 +97,7 @@ fn watched<T: Send>(
 
 #[doc = docstring!("replay")]
 #[pyfunction]
-#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None))]
+#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None, changes = 0))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(in crate::python) fn replay(
     py: Python<'_>,
@@ -106,10 +108,11 @@ pub(in crate::python) fn replay(
     threads: usize,
     allocator: &str,
     watch: Option<&Bound<'_, PyAny>>,
+    changes: usize,
 ) -> PyResult<PyReplayResult> {
     let allocator = self::allocator(allocator)?;
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| crate::replay::replay(&events, threads, allocator, watch)).map(Into::into)
+    watched(py, watch, |watch| crate::replay::replay(&events, threads, allocator, changes, watch)).map(Into::into)
 }
 
 #[doc = docstring!("replay_reserved")]
