@@ -94,6 +94,10 @@ docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest --quiet tests/site
 
+.PHONY: pictures
+pictures: .venv/built .venv/docs ## the pictures in docs/pictures and what the notebooks print, made anew; no GPU is needed
+	$(BIN)/python docs/hooks/draw.py
+
 .PHONY: allocators
 allocators: .venv/ready ## build/allocators: the library of PyTorch's allocator for each version of PyTorch, as the wheel has them
 	$(BIN)/python tests/package/allocators.py build/pytorch build/allocators

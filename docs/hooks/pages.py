@@ -4,13 +4,16 @@
 - `output: FILE: COMMAND`: the output of a command, from a file of benches/results
 - `command: NAME`: the help of `gpupool NAME`
 - `file: PATH`: another page that is Markdown, from the repository's root
+- `notebook: NAME`: a notebook of examples/, with what its cells print, but for its title
 - `program: NAME`: a program of examples/: what its head says, and its text, folded away
+- `printed: NAME`: what the command printed that drew docs/pictures/NAME.png, kept by `make pictures`
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 """
 
 import ast
 import importlib.util
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -24,7 +27,7 @@ from mkdocs.exceptions import PluginError
 ROOT = Path(__file__).parents[2]
 # How the head of an example says how to run it.
 COMMAND = re.compile(r"^(?:Run it with: |    (?=python ))(.+)\n*", re.MULTILINE)
-COMMENT = re.compile(r"^<!-- (table|output|command|file|program|picture): (.+) -->$", re.MULTILINE)
+COMMENT = re.compile(r"^<!-- (table|output|command|file|notebook|program|printed|picture): (.+) -->$", re.MULTILINE)
 
 
 def _load(path: Path) -> Any:
@@ -67,6 +70,23 @@ def file(path: str) -> str:
     return (ROOT / path).read_text()
 
 
+def notebook(name: str) -> str:
+    """Return the cells of a notebook, its sections as those of a section, and what its code printed."""
+    parts = []
+    for cell in json.loads((ROOT / "examples" / name).read_text())["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text = re.sub(r"^# .+\n+", "", text)
+            parts.append(re.sub(r"^(?=#)", "#", text, flags=re.MULTILINE).replace("](../docs/", "]("))
+            continue
+        language = "console" if text.startswith("!") else "python"
+        parts.append(f"```{language}\n{re.sub(r'^!', '$ ', text)}\n```")
+        printed = "".join(line for output in cell["outputs"] for line in output["text"])
+        if printed:
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
 def program(name: str) -> str:
     """Return a section on a program: what its head says, and below it the program, which opens on a click."""
     text = (ROOT / "examples" / name).read_text()
@@ -79,6 +99,11 @@ def program(name: str) -> str:
     head = COMMAND.sub(r"\n```\n\1\n```\n\n", head)
     folded = textwrap.indent(f"```{language}\n{text}```", "    ", lambda line: True)
     return f'## {name}\n\n{head}\n\n??? example "The program"\n{folded}'
+
+
+def printed(name: str) -> str:
+    """Return what the command of a picture printed, as a block."""
+    return f"```text\n{(ROOT / 'docs/pictures' / f'{name}.txt').read_text().rstrip()}\n```"
 
 
 def picture(name: str) -> str:
@@ -94,7 +119,9 @@ MAKERS = {
     "output": output,
     "command": command,
     "file": file,
+    "notebook": notebook,
     "program": program,
+    "printed": printed,
     "picture": picture,
 }
 

@@ -1,0 +1,51 @@
+"""Draws all pictures of the guide anew, and lets the notebooks run: `make pictures`. No GPU is needed.
+
+A picture is made by the command that its page shows: every line `$ gpupool ...` in a block of a page that names a file in
+docs/pictures is run. What it prints is kept beside the picture where the page shows that, by `<!-- printed: NAME -->`.
+The pictures in SVG are drawn by hand.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs/pictures"
+COMMAND = re.compile(r"^\$ gpupool (.*docs/pictures/(\w[\w-]*)\.png.*)$", re.MULTILINE)
+# The notebooks of examples/, and the pictures that they leave behind, by their names in docs/pictures.
+NOTEBOOKS = {"out_of_memory.ipynb": {"before.png": "oom-before.png", "after.png": "oom-after.png"}}
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Run Python in a folder, on a simulated device, and return what it prints."""
+    environment = {**os.environ, "GPUPOOL_RUNTIME": "host"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Make each picture, in a folder of its own in which the repository's files are found by the same paths."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for linked in ("docs", "tests"):
+            (folder / linked).symlink_to(ROOT / linked)
+        for page in sorted(ROOT.glob("docs/**/*.md")):
+            text = page.read_text()
+            for command, picture in COMMAND.findall(text):
+                print(f"{page.relative_to(ROOT)}: {picture}.png", flush=True)
+                printed = run(folder, "-m", "gpupool", *shlex.split(command))
+                if f"<!-- printed: {picture} -->" in text:
+                    (PICTURES / f"{picture}.txt").write_text(printed)
+        for notebook, left in NOTEBOOKS.items():
+            print(f"examples/{notebook}: {', '.join(left.values())}", flush=True)
+            run(folder, str(ROOT / "tests/notebook.py"), str(ROOT / "examples" / notebook), name, "--write")
+            for file, picture in left.items():
+                (PICTURES / picture).write_bytes((folder / file).read_bytes())
+
+
+if __name__ == "__main__":
+    main()
