@@ -1,6 +1,6 @@
 """Draws all pictures of the guide anew, and lets the notebooks run: `make pictures`. No GPU is needed.
 
-A picture is made by the command that its page shows: every line `$ gpupool ...` in a block of a page that names a file in
+A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that names a file in
 docs/pictures is run. What it prints is kept beside the picture where the page shows that, by `<!-- printed: NAME -->`.
 The pictures in SVG are drawn by hand.
 """

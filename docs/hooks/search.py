@@ -22,6 +22,7 @@ FIELDS = {
     "member": 1e6,
     "snake": 1e4,
     "snake_member": 5e3,
+    "whole": 1,
 }
 ANCHOR = re.compile(r"#(gpupool(?:\.\w+)+)$")
 CAMEL = re.compile(r"[a-z][A-Z]")
@@ -64,7 +65,10 @@ def named(section: dict[str, Any]) -> dict[str, Any]:
     if path not in title:
         # Members stand under their class there, and alone in what was found.
         title = title.replace(last, path.removeprefix("gpupool."), 1)
-    return {**section, "title": title, "boost": weight(path, title), **fields(path)}
+    # What was found is shown with its first paragraph; the rest is looked through, too.
+    text = section["text"]
+    first = text[: text.index("</p>") + 4] if "</p>" in text else text
+    return {**section, "title": title, "text": first, "whole": text, "boost": weight(path, title), **fields(path)}
 
 
 # After the search has written its index.

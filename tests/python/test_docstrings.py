@@ -8,8 +8,11 @@ import operator
 import os
 import pydoc
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import docstring_examples
 import gpupool
 import pytest
 from gpupool import _native
@@ -158,6 +161,16 @@ def test_examples_run(name, nothing_left):
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)
     assert told == []
     test.globs.clear()
+
+
+def test_examples_that_need_a_framework_run_where_it_is():
+    # Those of prometheus_client here; tests/gpu has the others.
+    names = {name.split(".")[0] for name in EXAMPLES} & NEED_A_FRAMEWORK
+    assert names == docstring_examples.SETUPS.keys()
+    command = [sys.executable, docstring_examples.__file__, "prometheus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "2 examples\n"
 
 
 def test_what_a_new_user_meets_first_has_an_example():

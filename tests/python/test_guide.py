@@ -6,6 +6,7 @@ import uuid
 
 import guide
 import pytest
+from running import start_command
 
 
 @pytest.mark.parametrize("name", guide.programs(on_gpu=False))
@@ -36,3 +37,46 @@ def test_the_readmes_tables_are_those_of_the_results():
         rows = lines[start : lines.index("", start)]
         # It may leave rows out.
         assert set(rows) <= set(heads[head]), head
+
+
+def text_of_all_pages():
+    return "".join(path.read_text() for path in [guide.ROOT / "README.md", *guide.ROOT.glob("docs/**/*.md")])
+
+
+def test_every_example_is_on_its_page():
+    text = (guide.ROOT / "docs/examples.md").read_text()
+    programs = [path.name for path in guide.ROOT.glob("examples/*.*") if path.suffix != ".ipynb"]
+    assert sorted(re.findall(r"^<!-- program: (.+) -->$", text, re.MULTILINE)) == sorted(programs)
+    assert [path.name for path in guide.ROOT.glob("examples/*.ipynb") if path.name not in text] == []
+
+
+def test_every_picture_is_on_a_page_and_made_by_a_command():
+    text = text_of_all_pages() + "".join(path.read_text() for path in guide.ROOT.glob("examples/*.ipynb"))
+    commands = "\n".join(re.findall(r"^\$ gpupool .+$", text, re.MULTILINE))
+    for path in guide.ROOT.glob("docs/pictures/*"):
+        if path.suffix == ".svg":
+            assert f"<!-- picture: {path.stem} -->" in text, path.name
+        elif path.suffix == ".txt":
+            assert f"<!-- printed: {path.stem} -->" in text, path.name
+        else:
+            assert f"(pictures/{path.name})" in text or f"(../docs/pictures/{path.name})" in text, path.name
+            assert path.name.startswith("oom-") or f"docs/pictures/{path.name}" in commands, path.name
+
+
+@pytest.mark.parametrize("name", ["fits", "compare"])
+def test_what_a_command_is_shown_to_print_is_what_it_prints(name):
+    """All but gpupool's own row, whose times differ from run to run, and its page moves by a little."""
+    (command,) = re.findall(rf"^\$ gpupool (.+) -o docs/pictures/{name}\.png$", text_of_all_pages(), re.MULTILINE)
+    words = [word for word in command.split() if word != "-o" and not word.endswith(".html")]
+    done = start_command(*(guide.ROOT / word if word.startswith("tests/") else word for word in words))
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = (guide.ROOT / f"docs/pictures/{name}.txt").read_text().splitlines()
+    shown = [line for line in shown if not line.startswith("wrote ")]
+    ours = re.compile(r"^\S+ gpupool +(\d+) +([\d.]+ .iB) +([\d.]+) (.iB)")
+    for printed, expected in zip(done.stdout.splitlines(), shown, strict=True):
+        if not ours.match(expected):
+            assert printed == expected
+            continue
+        now, then = ours.match(printed), ours.match(expected)
+        assert now.groups()[:2] == then.groups()[:2]
+        assert float(now[3]) == pytest.approx(float(then[3]), rel=0.02)

@@ -16,12 +16,15 @@ SITE = HERE.parents[1] / "site"
 # What people ask in words, and the page that must come first.
 QUESTIONS = {
     "out of memory": "out-of-memory/",
-    "CUDA out of memory": "out-of-memory/",
+    "CUDA out of memory": "questions/gigabytes-free/",
+    "gigabytes free": "questions/gigabytes-free/",
+    "two processes": "questions/two-processes/",
+    "memory grows": "questions/memory-grows/",
     "memory pool": "memory/",
     "pinned memory": "pinned-memory/",
     "pytorch": "pytorch/",
-    "expandable segments": "performance/",
-    "multi gpu": "memory/",
+    "several gpus": "memory/",
+    "changelog": "changelog/",
     "install": "",
 }
 

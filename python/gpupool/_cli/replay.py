@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -73,7 +74,8 @@ def run(
         for row in rows(trace, threads, allocators, compare, draw=bool(outputs)):
             say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
             if row.out_of_memory is not None and not as_json:
-                say(f"  {row.allocator} ran out of memory{row.out_of_memory}")
+                text = f"{row.allocator} ran out of memory{row.out_of_memory}"
+                say(textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="    "))
             found.append(row)
         if not as_json and trace.device_count > 1:
             say(f"  device {trace.device}, which has most events of {trace.device_count} devices")
