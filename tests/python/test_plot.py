@@ -378,6 +378,19 @@ def test_figure(draw, snapshot):
     assert handles.get_ylabel() == "handles"
 
 
+@pytest.mark.parametrize("nbytes", [1, 5 << 20, (24 << 20) + 1, 18_008_818_688])
+def test_rows_of_an_address_map_begin_at_round_addresses(nbytes):
+    per_row = _picture.row_size(nbytes)
+    assert per_row.bit_count() == 1
+    assert 1 <= -(-nbytes // per_row) <= _picture.ROWS
+    found = _picture.AddressMap("", nbytes, [], [], [], [()], "", "", "")
+    (addresses,) = _figure.figure(_picture.Picture("", "", [], [found])).axes
+    for axis in (addresses.get_xticklabels(), addresses.get_yticklabels()):
+        labels = [float(label.get_text().replace(",", "")) for label in axis]
+        assert labels == [step * labels[1] for step in range(len(labels))] if len(labels) > 1 else labels == [0]
+    assert all(label.get_text().replace(",", "").isdecimal() for label in addresses.get_yticklabels())
+
+
 # The command.
 
 
@@ -402,6 +415,14 @@ def test_png(snapshot, tmp_path, capsys):
     assert output.stat().st_mode & 0o400
     assert capsys.readouterr().out.endswith(f"wrote {output}\n")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpupool")] == []
+
+
+def test_page_and_png_of_one_command(snapshot, tmp_path, capsys):
+    outputs = [tmp_path / "out.html", tmp_path / "out.png"]
+    assert main(["plot", snapshot, "--device", "0", *(word for path in outputs for word in ("-o", str(path)))]) == 0
+    assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in outputs)
+    assert page(outputs[0])["title"] == "snap.pickle"
+    assert outputs[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_png_without_matplotlib(snapshot, tmp_path, monkeypatch, capsys):
