@@ -50,7 +50,7 @@ def test_a_snapshot_that_pytorch_wrote_is_replayed(tmp_path):
 def test_allocators_are_compared_and_drawn(tmp_path):
     output = tmp_path / "compared.html"
     rows = replay("--compare", str(DATA / "two_streams-1.csv.gz"), "-o", str(output))
-    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async"]
+    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async", "torch", "torch-exp"]
     live = rows[0]["peak_live"]
     # The driver's pool says itself what it has, and that is more than was asked for.
     assert live < rows[2]["peak_reserved"] < 4 * live
@@ -60,7 +60,11 @@ def test_allocators_are_compared_and_drawn(tmp_path):
         "reserved by gpupool",
         "by the driver (cuMemAlloc)",
         "by the driver's pool (cuMemAllocAsync)",
+        "by PyTorch (simulated)",
+        "by PyTorch, expandable segments (simulated)",
     ]
+    # Table and picture are of one replay.
+    assert max(chart["lines"][0]["y"]) == rows[0]["peak_reserved"]
     for line in chart["lines"]:
         assert 0.98 * live <= max(line["y"]) <= 4 * live
     print(rows)
@@ -81,8 +85,8 @@ def test_a_snapshot_of_pytorch_is_drawn_beside_what_it_recorded(tmp_path):
     torch.cuda.memory._record_memory_history(enabled=None)
     del before, private, kept
     rows = replay("--compare", str(path))
-    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async", "recorded"]
-    assert rows[3]["peak_reserved"] >= reserved
+    assert [row["allocator"] for row in rows] == ["gpupool", "driver", "async", "torch", "torch-exp", "recorded"]
+    assert rows[5]["peak_reserved"] >= reserved
     # What was there before the history counts.
     assert rows[0]["peak_live"] >= 70 << 20
     picture = draw.draw(_trace.read_file(str(path)), None)

@@ -27,7 +27,8 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is no size: write it as 22GiB, 24GB or in bytes")
     power = "KMGT".find(found["power"].upper()) + 1 if found["power"] else 0
-    return round(float(found["number"]) * (1000 if found["decimal"] else 1024) ** power)
+    unit: int = (1000 if found["decimal"] else 1024) ** power
+    return round(float(found["number"]) * unit)
 
 
 def duration(microseconds: int) -> str:
