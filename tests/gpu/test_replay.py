@@ -63,8 +63,8 @@ def test_allocators_are_compared_and_drawn(tmp_path):
         "by PyTorch (simulated)",
         "by PyTorch, expandable segments (simulated)",
     ]
-    # Table and picture are of one replay.
-    assert max(chart["lines"][0]["y"]) == rows[0]["peak_reserved"]
+    # Table and picture are of one replay, whose peak may have been for a moment within an event.
+    assert max(chart["lines"][0]["y"]) == pytest.approx(rows[0]["peak_reserved"], rel=0.001)
     for line in chart["lines"]:
         assert 0.98 * live <= max(line["y"]) <= 4 * live
     print(rows)
