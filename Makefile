@@ -9,8 +9,10 @@ CUDNN := nvidia-cudnn-jit-cu12==9.27.0.42
 TEST_FEATURES := python,fault-injection
 # How long `make fuzz` tries; what it finds stays in build/fuzz, where the next run begins.
 FUZZ_SECONDS ?= 60
-# What `make free-threaded` builds for and runs on; tests/package/build_python.sh builds one from its sources.
+# The Python without a GIL that `make free-threaded` and `make dist` try gpupool on. Where there is none, `make dist` builds
+# it from CPython's source archive, PYTHON_SOURCES, and always so that for aarch64.
 FREE_THREADED ?= python3.14t
+PYTHON_SOURCES ?=
 # What the installed module is built from.
 SOURCES := Cargo.toml Cargo.lock build.rs pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
@@ -41,6 +43,10 @@ help: ## list the targets
 
 .venv/package: .venv/ready requirements-package.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-package.txt
+	@touch $@
+
+.venv/conda: .venv/ready requirements-conda.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-conda.txt
 	@touch $@
 
 .venv/built: .venv/ready $(SOURCES)
@@ -107,11 +113,26 @@ resources: .venv/ready ## build/resources: the module with RMM's resources for e
 	$(BIN)/python tests/package/resources.py build/rmm build/resources
 
 .PHONY: wheel
-wheel: .venv/package allocators resources ## build/dist: the wheel and the source distribution, each tried in a fresh virtual environment
-	bash tests/package/wheel.sh build/dist
+wheel: .venv/package allocators resources ## build/dist: the wheel for x86-64 and the source distribution, each tried in a fresh virtual environment
+	rm -rf build/dist
+	bash tests/package/wheel.sh build/dist x86_64 abi3 $(CURDIR)/$(BIN)/python
+	bash tests/package/sdist.sh build/dist
+	du -h build/dist/*
+
+.PHONY: dist
+dist: .venv/package allocators resources ## build/dist: all that is published for Python, also for aarch64 and free-threaded, tried the same; not in CI
+	bash tests/package/dist.sh build/dist $(CURDIR)/$(BIN)/python "$(FREE_THREADED)" $(PYTHON_SOURCES)
+
+.PHONY: aarch64
+aarch64: ## the crate's unit tests for aarch64, under emulation; not in CI
+	bash tests/package/aarch64.sh
+
+.PHONY: conda
+conda: .venv/conda ## build/conda: the conda recipe filled in for the source distribution in build/dist, and its package, tried; CHANNEL=stand-ins where conda-forge cannot be reached
+	$(BIN)/python tests/package/conda.py build/dist/*.tar.gz build/conda $(CHANNEL)
 
 .PHONY: free-threaded
-free-threaded: .venv/ready ## build/free-threaded: the wheel for free-threaded Python, and all Python tests on it; not in CI
+free-threaded: .venv/ready ## all Python tests on free-threaded Python; not in CI
 	bash tests/package/free_threaded.sh "$(FREE_THREADED)" build/free-threaded
 
 .PHONY: package

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel for a free-threaded Python, and runs the tests of tests/python on it. Those of frameworks that have no
-# wheels for it skip.
+# Runs the tests of tests/python on a free-threaded Python. Those of frameworks that have no wheels for it skip. The wheel
+# that is published for it is wheel.sh's.
 # Usage: tests/package/free_threaded.sh PYTHON FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,8 +22,6 @@ grep -E '^(maturin|numpy|pytest|pytest-timeout)==' requirements-dev.txt >"$out/r
 # A folder of its own: what is built for the other interpreters stays. As tests need it: beside its sources, with faults.
 CARGO_TARGET_DIR=$PWD/target/free-threaded VIRTUAL_ENV=$environment "$environment/bin/maturin" develop --release --quiet \
   --features python,fault-injection
-CARGO_TARGET_DIR=$PWD/target/free-threaded "$environment/bin/maturin" build --release --quiet --compatibility linux \
-  --interpreter "$environment/bin/python" --out "$out"
 "$environment/bin/python" -c 'import sys, gpupool; assert not sys._is_gil_enabled(), "gpupool has turned the GIL on"'
 
 "$environment/bin/python" -m pytest -q -p no:cacheprovider tests/python

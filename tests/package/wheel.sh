@@ -1,54 +1,79 @@
 #!/usr/bin/env bash
-# Builds what is published for Python, a wheel for all Linux with glibc 2.28 or later and the source distribution, and
-# tries each in a fresh virtual environment. Usage: tests/package/wheel.sh FOLDER
+# Builds a wheel for all Linux with glibc 2.28 or later, and tries it in a fresh virtual environment. MACHINE is x86_64 or
+# aarch64; ABI is abi3, for Python 3.11 and later with a GIL, or free-threaded, for the version that PYTHON has. PYTHON tries
+# it, and for aarch64 is one that emulate.sh made. Usage: tests/package/wheel.sh FOLDER MACHINE ABI PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?usage: tests/package/wheel.sh FOLDER}
-python=$PWD/.venv/bin/python
-rm -rf "$out"
+usage="usage: tests/package/wheel.sh FOLDER MACHINE ABI PYTHON"
+out=${1:?$usage}
+machine=${2:?$usage}
+abi=${3:?$usage}
+python=${4:?$usage}
+target=$machine-unknown-linux-gnu
 mkdir -p "$out"
+PATH=$PWD/.venv/bin:$PATH # zig looks for `python3 -m ziglang`
 
-# The libraries of PyTorch's allocator and the modules for RMM, beside the sources only while the wheel is built, where they could be older than
-# these.
+# What comes along beside the sources is there only while the wheel is built, since it could be older than these.
+libraries=(python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so.*)
 trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so.* .venv/library' EXIT
-cp build/allocators/allocator-*.so python/gpupool/_torch
-cp build/resources/resource-*.so python/gpupool/_rmm
+rm -f "${libraries[@]}"
+expected=(libgpupool.so.0)
+
+# The libraries of PyTorch's allocator and the modules for RMM are there for x86-64 alone; elsewhere they are compiled at
+# first use. Python without a GIL loads no module of the stable ABI, and RMM has no wheels for it.
+if [ "$machine" = x86_64 ]; then
+  cp build/allocators/allocator-*.so python/gpupool/_torch
+  expected+=(build/allocators/allocator-*.so)
+fi
+if [ "$machine-$abi" = x86_64-abi3 ]; then
+  cp build/resources/resource-*.so python/gpupool/_rmm
+  expected+=(build/resources/resource-*.so)
+fi
 
 # The library for C and C++, without the faults on demand that the one for tests has.
-target=x86_64-unknown-linux-gnu
-PATH=$PWD/.venv/bin:$PATH cargo zigbuild --quiet --release --features c-api --target $target.2.28 --target-dir target/c
-install -D -s target/c/$target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+CARGO_PROFILE_RELEASE_STRIP=symbols \
+  cargo zigbuild --quiet --release --features c-api --target "$target.2.28" --target-dir target/c
+install -D "target/c/$target/release/libgpupool.so" python/gpupool/lib/libgpupool.so.0
 .venv/bin/python tests/package/allocators.py --check python/gpupool/lib/libgpupool.so.0
 
-# zig links against the glibc that is asked for; maturin then checks the symbols. It looks for `python3 -m ziglang`.
-PATH=$PWD/.venv/bin:$PATH .venv/bin/maturin build --release --quiet --zig --compatibility manylinux_2_28 --out "$out"
-rm python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/libgpupool.so.0
-.venv/bin/maturin sdist --out "$out"
-"$python" -m twine check --strict "$out"/*
-wheel=$(ls "$out"/*.whl)
-case $wheel in
-*-cp311-abi3-manylinux_2_28_x86_64.whl) ;;
-*) echo "$wheel has other tags than cp311-abi3-manylinux_2_28_x86_64" && exit 1 ;;
-esac
+# zig links against the glibc that is asked for; maturin then checks the symbols.
+options=(--release --quiet --zig --compatibility manylinux_2_28 --out "$out")
+if [ "$machine" != "$(uname -m)" ]; then options+=(--target "$target"); fi
+if [ "$abi" = abi3 ]; then
+  tags=cp311-abi3
+else
+  # A folder of its own: what is built for the other interpreters stays.
+  export CARGO_TARGET_DIR=$PWD/target/free-threaded
+  version=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
+  tags=cp${version/./}-cp${version/./}t
+  # Of another machine's interpreter maturin knows all by its name.
+  if [ "$machine" = "$(uname -m)" ]; then options+=(--interpreter "$python"); else options+=(--interpreter "python${version}t"); fi
+fi
+.venv/bin/maturin build "${options[@]}"
+wheel=("$out"/*-"$tags-manylinux_2_28_$machine.whl")
+[ -f "${wheel[0]}" ] || { echo "no wheel with the tags $tags-manylinux_2_28_$machine in $out: $(ls "$out")" && exit 1; }
+.venv/bin/python -m twine check --strict "${wheel[0]}"
+.venv/bin/python tests/package/audit.py "${wheel[0]}"
+if [ "$abi" = abi3 ]; then .venv/bin/abi3audit --strict --summary "${wheel[0]}"; fi
 
-# Cargo does not tell sources in one folder from the same in another: in a folder of its own, and without what an
-# earlier run made of it there, the source distribution is what is compiled.
-export CARGO_TARGET_DIR=$PWD/target/sdist
-cargo clean --quiet --release --package gpupool
-
-# attempt NAME FILE LIBRARIES: installs it and uses it; these libraries must be there.
-attempt() {
-  "$python" -m venv "$out/$1"
-  "$out/$1/bin/python" -m pip install --quiet --disable-pip-version-check "$2"
-  "$out/$1/bin/python" tests/package/smoke.py "${@:3}"
-  rm -rf "${out:?}/$1"
-}
-attempt from-wheel "$wheel" build/allocators/*.so build/resources/*.so libgpupool.so.0
-attempt from-sdist "$out"/*.tar.gz
+# A pip that knows all tags. It looks nowhere else: gpupool has no mandatory dependency.
+[ -d build/pip ] || .venv/bin/python -m pip install --quiet --disable-pip-version-check --target build/pip pip
+environment=$out/from-wheel
+rm -rf "$environment"
+"$python" -m venv --without-pip "$environment"
+PYTHONPATH=build/pip "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-index "${wheel[0]}"
+"$environment/bin/python" tests/package/smoke.py "${expected[@]}"
+rm -rf "$environment"
 
 # The extras name packages that are there and fit together. Nothing of them is installed.
-for extra in cuda12 cuda13; do
-  "$python" -m pip install --quiet --disable-pip-version-check --dry-run "$wheel[$extra]"
-  echo "$extra resolves"
-done
-du -h "$out"/*
+platforms=()
+if [ "$machine" != "$(uname -m)" ]; then
+  platforms=(--only-binary :all: --target "$environment" --implementation cp --python-version 3.11)
+  for platform in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do platforms+=(--platform "${platform}_$machine"); done
+fi
+if [ "$abi" = abi3 ]; then
+  for extra in cuda12 cuda13; do
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --dry-run "${platforms[@]}" "${wheel[0]}[$extra]"
+    echo "$extra resolves for $machine"
+  done
+fi
