@@ -1,9 +1,10 @@
 """Tells whether every file that names gpupool's version names that of Cargo.toml, from which all builds take it.
 
-Usage: versions.py [TAG]. With the tag of a release also whether the changelog has that version, dated, with nothing
-left under Unreleased.
+Usage: versions.py [--set VERSION] [TAG]. With --set it writes another version into all of them first. With the tag of
+a release it also tells whether the changelog has that version, dated, with nothing left under Unreleased.
 """
 
+import argparse
 import re
 import sys
 import tomllib
@@ -22,7 +23,6 @@ PLACES = {
 RUST = {
     "README.md": r"Rust (\d[\d.]*\d)",
     "docs/installing.md": r"Rust (\d[\d.]*\d)",
-    "docs/index.md": r"Rust (\d[\d.]*\d)",
     "docs/support.md": r"^\| Rust \| (\S+) or later",
 }
 
@@ -61,13 +61,28 @@ def unreleased(root: Path, tag: str) -> list[str]:
     return found
 
 
-def main(tag: str | None = None) -> int:
+def set_version(root: Path, version: str) -> None:
+    """Write a version into all files that name one."""
+    for name, pattern in {"Cargo.toml": r'^version = "(.*)"$', **PLACES}.items():
+        text = (root / name).read_text()
+        found = re.search(pattern, text, re.MULTILINE)
+        if found is not None:
+            (root / name).write_text(text[: found.start(1)] + version + text[found.end(1) :])
+
+
+def main() -> int:
     """Run the command; return its exit code."""
-    found = disagreements(ROOT) + (unreleased(ROOT, tag) if tag else [])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--set", metavar="VERSION")
+    parser.add_argument("tag", nargs="?")
+    given = parser.parse_args()
+    if given.set:
+        set_version(ROOT, given.set)
+    found = disagreements(ROOT) + (unreleased(ROOT, given.tag) if given.tag else [])
     for sentence in found:
         print(f"versions.py: {sentence}", file=sys.stderr)
     return bool(found)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -34,6 +34,18 @@ def test_a_file_that_names_none_is_told(copy, name):
     assert [told.partition(" after ")[0] for told in versions.disagreements(copy)] == [f"{name} has no version"]
 
 
+def test_a_version_is_set_everywhere(copy):
+    before = {name: (copy / name).read_text() for name in ("Cargo.toml", *versions.PLACES)}
+    old = versions.tomllib.loads(before["Cargo.toml"])["package"]["version"]
+    versions.set_version(copy, "9.8.7")
+    assert versions.disagreements(copy) == []
+    for name, text in before.items():
+        after = (copy / name).read_text()
+        changed = [pair for pair in zip(text.splitlines(), after.splitlines(), strict=True) if len(set(pair)) > 1]
+        assert changed == [(line, line.replace(old, "9.8.7")) for line, _ in changed]
+        assert len(changed) == 1, name
+
+
 def released(copy, heading, link, waiting=""):
     """Write a changelog; return what keeps Cargo.toml's version from being published."""
     version = versions.tomllib.loads((copy / "Cargo.toml").read_text())["package"]["version"]
