@@ -81,7 +81,7 @@ def main(sdist: Path, out: Path, channel: str = "conda-forge") -> int:
         recipe = Stage0Recipe.from_file(out / "local" / "recipe.yaml")
         made = recipe.run_build(VariantConfig(PINNED), TRY, out / "channel", [channel], progress_callback=TELL)
     except (LookupError, RattlerBuildError) as error:
-        print(f"conda.py: {error}", file=sys.stderr)
+        print(f"conda.py: {error} (channel {channel}; the lines above say more)", file=sys.stderr)
         return 1
     print(*(package for result in made for package in result.packages), sep="\n")
     return 0
