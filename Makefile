@@ -129,7 +129,7 @@ aarch64: ## the crate's unit tests for aarch64, under emulation; not in CI
 
 .PHONY: conda
 conda: .venv/conda ## build/conda: the conda recipe filled in for the source distribution in build/dist, and its package, tried; CHANNEL=stand-ins where conda-forge cannot be reached
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/package/conda.py build/dist/*.tar.gz build/conda $(CHANNEL)
+	PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/python tests/package/conda.py build/dist/*.tar.gz build/conda $(CHANNEL)
 
 .PHONY: free-threaded
 free-threaded: .venv/ready ## all Python tests on free-threaded Python; not in CI
