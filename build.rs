@@ -20,6 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var_os("CARGO_FEATURE_PYTHON").is_none() {
         return Ok(());
     }
+    #[cfg(feature = "python")]
+    pyo3_build_config::use_pyo3_cfgs();
     println!("cargo::rustc-link-arg=-Wl,--wrap=rust_eh_personality");
     println!("cargo::rerun-if-changed={STUBS}");
     let folder = Path::new(&env::var("OUT_DIR")?).join("docstrings");

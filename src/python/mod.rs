@@ -39,6 +39,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
+#[cfg(Py_GIL_DISABLED)]
+use pyo3::types::{PyCFunction, PyType};
 
 use crate::handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
@@ -131,6 +133,16 @@ mod _native {
             ("host", HostHandles::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;
+        }
+        // Its functions, classes and pools, of which threads would wait for each other otherwise.
+        #[cfg(Py_GIL_DISABLED)]
+        for object in module.dict().values() {
+            if object.is_instance_of::<PyType>()
+                || object.is_instance_of::<PyCFunction>()
+                || object.is_instance_of::<PyHandlePool>()
+            {
+                ffi::make_immortal(&object);
+            }
         }
         Ok(())
     }

@@ -38,6 +38,14 @@ def at_once(*functions: Callable[[], object]) -> list[object]:
     return outcomes
 
 
+def test_threads_count_no_references_to_what_all_of_them_use():
+    """Without a GIL each count of one object has the threads that use it wait for each other."""
+    shared = [gpupool.empty, gpupool.synchronize, gpupool.DeviceBuffer, gpupool.MemPool, gpupool.Stream, gpupool.host]
+    is_immortal = getattr(sys, "_is_immortal", lambda _: False)
+    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    assert [is_immortal(each) for each in shared] == [not has_gil] * len(shared)
+
+
 def of_type(outcomes: list[object], kind: type) -> int:
     return sum(isinstance(outcome, kind) for outcome in outcomes)
 

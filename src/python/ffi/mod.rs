@@ -7,6 +7,8 @@ mod cupy;
 pub(super) mod dlpack;
 pub(super) mod frames;
 pub(super) mod host_bytes;
+#[cfg(Py_GIL_DISABLED)]
+mod immortal;
 mod pinned_buffer;
 mod torch;
 mod unwinding;
@@ -14,5 +16,7 @@ pub(super) mod vectorcall;
 
 pub(super) use address::{PythonAddress, consumer};
 pub(super) use cupy::{CurrentStream, Memories};
+#[cfg(Py_GIL_DISABLED)]
+pub(super) use immortal::make_immortal;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use torch::{torch_allocator, torch_functions};
