@@ -50,8 +50,9 @@ enum Taken {
 /// Takes pages in a row out of a cache, that no work uses which the request's stream would not wait for.
 fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Result<Option<Taken>> {
     let Request { ref service, thread, .. } = *request;
-    // A look into a cache of this thread costs less than a question about its stream.
-    if cache.is_owned_by(thread) && cache.lock(thread).unused() < needed {
+    // A look into a cache that no other thread is using costs less than a question about its stream.
+    let is_of_other = cache.owner().is_some_and(|owner| owner != thread.number());
+    if !is_of_other && cache.lock(thread).unused() < needed {
         return Ok(None);
     }
     let Some(other) = cache.service() else { return Ok(None) };
