@@ -25,7 +25,7 @@ QUESTIONS = {
     "pytorch": "pytorch/",
     "several gpus": "memory/",
     "changelog": "changelog/",
-    "install": "",
+    "install": "installing/",
 }
 
 pytestmark = [
