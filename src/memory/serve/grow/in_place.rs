@@ -33,6 +33,10 @@ pub(super) fn serve_in_place(request: &Request, rivals: u64) -> Result<Option<u6
         if std::ptr::eq(cache, own) || (is_at_work && rivals > 0) {
             continue;
         }
+        // A look into a cache that no other thread is using costs less than a question about its stream.
+        if !is_at_work && cache.lock(thread).unused() < needed {
+            continue;
+        }
         match take_from(request, cache, needed)? {
             Some(Taken::Row(row)) => return Ok(hand_over(request, row)),
             Some(Taken::AtWork) => at_work += 1,
@@ -50,11 +54,6 @@ enum Taken {
 /// Takes pages in a row out of a cache, that no work uses which the request's stream would not wait for.
 fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Result<Option<Taken>> {
     let Request { ref service, thread, .. } = *request;
-    // A look into a cache that no other thread is using costs less than a question about its stream.
-    let is_of_other = cache.owner().is_some_and(|owner| owner != thread.number());
-    if !is_of_other && cache.lock(thread).unused() < needed {
-        return Ok(None);
-    }
     let Some(other) = cache.service() else { return Ok(None) };
     let readiness = readiness(cache, &other, request, Effort::Ready)?;
     match readiness {
