@@ -1740,13 +1740,16 @@ class CudaCoreMemory:
     """What ``gpupool.cuda_core.MemoryResource`` is below cuda.core's class of that name.
 
     Args:
-        from_handle: ``cuda.core.Buffer.from_handle``.
+        make_buffer: ``cuda.core.Buffer.from_handle``, or what takes its arguments.
+        stream: ``cuda.core.Stream``.
         device: The device's ordinal.
         pool: The pool of all requests; None for that of the scope that the thread is in.
     """
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Self: ...
-    def __init__(self, from_handle: Callable[..., Any], device: int, pool: MemPool | PoolToken | None) -> None: ...
+    def __init__(
+        self, make_buffer: Callable[..., Any], stream: type, device: int, pool: MemPool | PoolToken | None
+    ) -> None: ...
     def allocate(self, size: SupportsIndex, *, stream: Any) -> Any:
         """Allocate ``size`` bytes for work on the stream, a cuda.core ``Stream`` or ``GraphBuilder``.
 
@@ -1762,16 +1765,8 @@ class CudaCoreMemory:
         """Return the gpupool buffer at an address; None if this resource did not allocate it, or it was freed."""
 
     @property
-    def is_device_accessible(self) -> bool:
-        """True, as kernels can use the memory."""
-
-    @property
-    def is_host_accessible(self) -> bool:
-        """False, as the CPU cannot use the memory."""
-
-    @property
-    def is_managed(self) -> bool:
-        """False, as it is not managed memory."""
+    def reads_streams(self) -> bool:
+        """Whether a stream's handle is read where cuda.core has it, not asked for by ``__cuda_stream__``."""
 
     @property
     def device_id(self) -> int:

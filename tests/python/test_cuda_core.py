@@ -56,6 +56,14 @@ def test_it_may_have_subclasses(run):
     run("frameworks/cuda_core_resources.py", "may_have_subclasses")
 
 
+def test_streams_of_every_kind_are_taken(run):
+    run("frameworks/cuda_core_resources.py", "takes_streams_of_every_kind")
+
+
+def test_streams_that_are_made_in_another_way_are_asked(run):
+    run("frameworks/cuda_core_resources.py", "asks_streams_that_are_made_in_another_way")
+
+
 def test_a_forked_child_is_refused(run):
     run("frameworks/cuda_core_resources.py", "is_refused_in_a_forked_child")
 

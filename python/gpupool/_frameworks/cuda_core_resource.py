@@ -6,6 +6,10 @@ import cuda.core
 
 from gpupool._native import CudaCoreMemory, InvalidValue, MemPool, current_device
 
+# In these versions `Buffer.from_handle` only calls `_init` with the same arguments, which costs a tenth of an
+# allocation. Later ones may have another.
+_make_buffer = cuda.core.Buffer._init if cuda.core.__version__.startswith("1.2.") else cuda.core.Buffer.from_handle
+
 
 class MemoryResource(CudaCoreMemory, cuda.core.MemoryResource):  # type: ignore[misc]
     """Device memory from gpupool, for ``device.memory_resource`` and all else that takes a resource of cuda.core.
@@ -17,13 +21,18 @@ class MemoryResource(CudaCoreMemory, cuda.core.MemoryResource):  # type: ignore[
     while a graph is captured, in ``with pool.capture(stream):``.
     """
 
+    # cuda.core asks with each buffer, and attributes cost less than properties.
+    is_device_accessible = True
+    is_host_accessible = False
+    is_managed = False
+
     def __init__(self, device: Any = None, pool: MemPool | None = None) -> None:
         if pool is not None and device is not None and int(device) != pool.device:
             raise InvalidValue(
                 f"{pool} has no memory of device {int(device)}; leave the device out, or make a pool there"
             )
         ordinal = pool.device if pool is not None else current_device() if device is None else int(device)
-        super().__init__(cuda.core.Buffer.from_handle, ordinal, pool)
+        super().__init__(_make_buffer, cuda.core.Stream, ordinal, pool)
         self._pool = pool
 
     def __repr__(self) -> str:

@@ -39,6 +39,11 @@ impl PythonAddress {
     /// The name of the legacy default stream where 0 could be another.
     pub(in crate::python) const LEGACY_STREAM: Self = Self { number: 1 };
 
+    /// The handle that a framework's stream has.
+    pub(super) const fn from_stream(number: usize) -> Self {
+        Self { number }
+    }
+
     /// Whether this is the name of a default stream, not a pointer to a stream.
     pub(in crate::python) const fn is_default_stream(self) -> bool {
         self.number <= 2

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod address;
+mod cuda_core;
 mod cupy;
 pub(super) mod dlpack;
 pub(super) mod frames;
@@ -15,6 +16,7 @@ mod unwinding;
 pub(super) mod vectorcall;
 
 pub(super) use address::{PythonAddress, consumer};
+pub(super) use cuda_core::StreamHandles;
 pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;

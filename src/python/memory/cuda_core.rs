@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use rustc_hash::FxHashMap;
 
 use super::buffer::{PyDeviceBuffer, allocate};
@@ -15,7 +15,7 @@ use crate::memory::DeviceBuffer;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::device;
-use crate::python::ffi::{PythonAddress, vectorcall};
+use crate::python::ffi::{PythonAddress, StreamHandles, vectorcall};
 use crate::python::whole::Whole;
 use crate::runtime::Stream;
 use crate::sync::lock;
@@ -32,10 +32,12 @@ pub(in crate::python) struct PyCudaCoreMemory {
 /// What `__init__` makes.
 #[derive(Debug)]
 struct Made {
-    /// `cuda.core.Buffer.from_handle`.
-    from_handle: Py<PyAny>,
+    /// `cuda.core.Buffer.from_handle`, or what takes its arguments.
+    make_buffer: Py<PyAny>,
     /// Of the argument that it takes by name alone.
     names: Py<PyTuple>,
+    /// How streams' handles are read; none where they are asked for.
+    handles: Option<StreamHandles>,
     device: usize,
     /// The pool of all requests; none where scopes say which.
     pool: Option<Py<PyAny>>,
@@ -57,9 +59,16 @@ impl PyCudaCoreMemory {
         Self { made: OnceLock::new(), buffers: Mutex::default() }
     }
 
-    fn __init__(&self, from_handle: Bound<'_, PyAny>, device: usize, pool: Option<Py<PyAny>>) -> PyResult<()> {
-        let names = PyTuple::new(from_handle.py(), ["stream"])?.unbind();
-        let made = Made { from_handle: from_handle.unbind(), names, device, pool };
+    fn __init__(
+        &self,
+        make_buffer: Bound<'_, PyAny>,
+        stream: Bound<'_, PyType>,
+        device: usize,
+        pool: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let names = PyTuple::new(make_buffer.py(), ["stream"])?.unbind();
+        let handles = StreamHandles::find(&stream);
+        let made = Made { make_buffer: make_buffer.unbind(), names, handles, device, pool };
         Ok(self.made.set(made).map_err(|_| Error::invalid_value("this memory resource was made before"))?)
     }
 
@@ -73,7 +82,7 @@ impl PyCudaCoreMemory {
         let py = slf.py();
         let this = slf.get();
         let made = this.made()?;
-        let on = stream_of(stream)?;
+        let on = made.stream(stream)?;
         let _scope = match &made.pool {
             Some(pool) => Some(token_of(pool.bind(py), "MemoryResource")?.enter_scope(false)?),
             None => None,
@@ -92,7 +101,7 @@ impl PyCudaCoreMemory {
         }
         let pointer = address.into_pyobject(py)?;
         let arguments = [pointer.as_any(), size, slf.as_any()];
-        let made = vectorcall::call_named(made.from_handle.bind(py), arguments, made.names.bind(py), stream);
+        let made = vectorcall::call_named(made.make_buffer.bind(py), arguments, made.names.bind(py), stream);
         if made.is_err() {
             let refused = lock(&this.buffers).remove(&address);
             drop(refused);
@@ -118,7 +127,7 @@ impl PyCudaCoreMemory {
         match found.ok_or_else(unknown)? {
             Entry::Alone(buffer) => {
                 // What cannot be freed on this stream is freed on its own.
-                let on = stream_of(stream)?;
+                let on = self.made()?.stream(stream)?;
                 if on.raw() != buffer.stream().raw() {
                     buffer.check_stream(&on)?;
                 }
@@ -149,28 +158,32 @@ impl PyCudaCoreMemory {
         Ok(Some(made))
     }
 
-    #[doc = docstring!("CudaCoreMemory.is_device_accessible")]
+    #[doc = docstring!("CudaCoreMemory.reads_streams")]
     #[getter]
-    fn is_device_accessible(&self) -> bool {
-        true
-    }
-
-    #[doc = docstring!("CudaCoreMemory.is_host_accessible")]
-    #[getter]
-    fn is_host_accessible(&self) -> bool {
-        false
-    }
-
-    #[doc = docstring!("CudaCoreMemory.is_managed")]
-    #[getter]
-    fn is_managed(&self) -> bool {
-        false
+    fn reads_streams(&self) -> PyResult<bool> {
+        Ok(self.made()?.handles.is_some())
     }
 
     #[doc = docstring!("CudaCoreMemory.device_id")]
     #[getter]
     fn device_id(&self) -> PyResult<usize> {
         Ok(self.made()?.device)
+    }
+}
+
+impl Made {
+    /// Returns the stream that an object of cuda.core's names. Of a default stream the device is the current context's,
+    /// which costs less to ask than the object.
+    #[inline]
+    fn stream(&self, object: &Bound<'_, PyAny>) -> PyResult<Stream> {
+        let py = object.py();
+        device::get(py)?;
+        if let Some(handle) = self.handles.as_ref().and_then(|handles| handles.read(object)) {
+            return Ok(handle.stream(None)?);
+        }
+        let answer = vectorcall::call_method(object, intern!(py, "__cuda_stream__"))?;
+        let address = answer.cast::<PyTuple>()?.get_borrowed_item(1)?.extract::<PythonAddress>()?;
+        Ok(address.stream(None)?)
     }
 }
 
@@ -191,17 +204,6 @@ fn known_buffer(py: Python<'_>, buffers: &FxHashMap<u64, Entry>, pointer: u64) -
         Some(Entry::Shared(buffer)) => Some(Some(buffer.clone_ref(py))),
         Some(Entry::Alone(_)) => None,
     }
-}
-
-/// Returns the stream that an object of cuda.core's names. Of a default stream the device is the current context's, which
-/// costs less to ask than the object.
-#[inline]
-fn stream_of(object: &Bound<'_, PyAny>) -> PyResult<Stream> {
-    let py = object.py();
-    device::get(py)?;
-    let answer = vectorcall::call_method(object, intern!(py, "__cuda_stream__"))?;
-    let address = answer.cast::<PyTuple>()?.get_borrowed_item(1)?.extract::<PythonAddress>()?;
-    Ok(address.stream(None)?)
 }
 
 /// Returns the address that cuda.core names, by an int or by a handle of cuda.bindings.

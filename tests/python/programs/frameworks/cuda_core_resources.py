@@ -10,6 +10,7 @@ from cuda_core_device import device, stream
 from double import MIB, live
 from errors import assert_says, raised
 from forking import assert_refused, in_child
+from gpupool._native import CudaCoreMemory
 
 
 def honours_pools():
@@ -154,6 +155,54 @@ def may_have_subclasses():
     assert (resource.calls, live()) == ([10, -10], 0), f"the calls were {resource.calls}"
     unmade = gpupool.cuda_core.MemoryResource.__new__(gpupool.cuda_core.MemoryResource, "anything")
     assert_says(raised(gpupool.InvalidValue, unmade.allocate, 10, stream=stream), "__init__")
+
+
+def takes_streams_of_every_kind():
+    """Of cuda.core's own, whose handles are read where they stand, and of others, which are asked."""
+    resource = gpupool.cuda_core.MemoryResource(0)
+    assert resource.reads_streams, "this version of cuda.core makes streams in another way than gpupool knows"
+
+    class Named(cuda.core.Stream):
+        pass
+
+    class Foreign:
+        def __cuda_stream__(self):
+            return 0, int(stream.handle)
+
+    for one in (stream, device.default_stream, cuda.core.Stream.from_handle(int(stream.handle)), Named.from_handle(1)):
+        resource.allocate(1000, stream=one).close()
+    assert live() == 0, "a buffer is alive"
+    # cuda.core frees on no other kind of stream, but gpupool allocates there.
+    assert_says(raised(TypeError, resource.allocate, 10, stream=Foreign()), "Stream")
+    closed = device.create_stream(gpupool.Stream())
+    closed.close()
+    assert_says(raised(RuntimeError, resource.allocate, 10, stream=closed), "closed")
+    assert live() == 0, "a request that failed left memory"
+
+
+def asks_streams_that_are_made_in_another_way():
+    class Stream:
+        def __init__(self, handle):
+            self.handle = handle
+
+        @classmethod
+        def from_handle(cls, handle):
+            return cls(handle)
+
+        def __cuda_stream__(self):
+            return 0, int(stream.handle)
+
+    class Fails(cuda.core.Stream):
+        @classmethod
+        def from_handle(cls, handle):
+            raise RuntimeError("not today")
+
+    for other in (Stream, Fails, int):
+        memory = CudaCoreMemory(lambda ptr, size, mr, *, stream: (ptr, size), other, 0, None)
+        assert not memory.reads_streams, f"words of {other} are read"
+        address, size = memory.allocate(1000, stream=Stream(0))
+        memory.deallocate(address, size, stream=stream)
+    assert live() == 0, "memory is left"
 
 
 def is_refused_in_a_forked_child():
