@@ -324,17 +324,20 @@ def test_memory_of_the_host_is_copied_through_gpupools(pinned):
 def test_a_recorded_stream_keeps_pinned_memory_from_the_next(pinned):
     words = 8 << 20
     kernel = cupy.RawKernel(
-        'extern "C" __global__ void spin(long long ns) { long long s, n; '
+        'extern "C" __global__ void spin(const volatile int* ends, long long ns) { long long s, n; '
         'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(s)); do { asm volatile("mov.u64 %0, %%globaltimer;" : '
-        '"=l"(n)); } while (n - s < ns); }',
+        '"=l"(n)); } while (!*ends && n - s < ns); }',
         "spin",
     )
+    ends = pinned.empty_pinned(1, np.int32)
+    ends[0] = 0
     with cupy.cuda.Stream(non_blocking=True) as stream:
         target = cupy.empty(words, np.uint32)
         source = pinned.empty_pinned(words, np.uint32)
         source[:] = pattern(1, words)
         address = source.ctypes.data
-        kernel((1,), (1,), (np.int64(100_000_000),))
+        # Until it is told to end; five seconds at most.
+        kernel((1,), (1,), (np.intp(ends.ctypes.data), np.int64(5_000_000_000)))
         target.set(source, stream=stream)
         gpupool.cupy.record_stream(source, stream)
         del source
@@ -343,9 +346,10 @@ def test_a_recorded_stream_keeps_pinned_memory_from_the_next(pinned):
         for other in others:
             assert other.ctypes.data != address
             other[:] = 0
+        ends[0] = 1
         stream.synchronize()
         assert bool((target == cupy.asarray(pattern(1, words))).all())
-    del others
+    del others, ends
     gc.collect()
     assert pinned.empty_pinned(words, np.uint32).nbytes == 4 * words
 
