@@ -60,8 +60,9 @@ def other_process() -> None:
         if order == "attach":
             token, device = bytes.fromhex(rest[0]), int(rest[1])
             with cupy.cuda.Device(device):
-                # A context takes long to make.
+                # A context takes long to make, and gpupool's first use of a device some milliseconds.
                 cupy.zeros(1)
+                gpupool.empty(1).free()
                 stream = cupy.cuda.Stream(non_blocking=True)
                 start = time.perf_counter()
                 kept[name] = gpupool.attach(token, device, stream)

@@ -32,15 +32,17 @@ class Gpu:
     """CuPy's device: a stream of each loader, and pieces that are copied there and checked."""
 
     piece_bytes = 64 * MIB
-    loaders = min(16, os.cpu_count() or 1)
 
-    def __init__(self):
+    def __init__(self, limit):
         import cupy
 
         self._cupy = cupy
         # What the GPU computes with is gpupool's memory too.
         gpupool.cupy.enable()
         self.memory_bytes = cupy.cuda.Device().mem_info[1]
+        # A loader has a piece, what it should be, and their difference at a time, and all of that has to fit.
+        fitting = (limit or self.memory_bytes) // (3 * self.piece_bytes)
+        self.loaders = max(1, min(16, os.cpu_count() or 1, fitting))
         self._places = cupy.arange(self.piece_bytes // 8, dtype=cupy.uint64)
         cupy.cuda.Device().synchronize()
 
@@ -179,8 +181,9 @@ def main():
     parser.add_argument("--limit-gib", type=float, help="the GPU's memory that the program may use; all by default")
     parser.add_argument("--gib", type=float, help="the size of the data set; a quarter more than that by default")
     arguments = parser.parse_args()
-    gpu = SimulatedGpu() if gpupool.runtime() == "host" else Gpu()
-    memory = int(arguments.limit_gib * GIB) if arguments.limit_gib else gpu.memory_bytes
+    limit = int(arguments.limit_gib * GIB) if arguments.limit_gib else None
+    gpu = SimulatedGpu() if gpupool.runtime() == "host" else Gpu(limit)
+    memory = limit or gpu.memory_bytes
     # Whole words.
     total = int(arguments.gib * GIB if arguments.gib else memory * 1.25) // 8 * 8
     gpupool.set_per_process_memory_fraction(min(1, memory / gpu.memory_bytes))

@@ -1,8 +1,11 @@
 """Memory that processes share on a GPU: the words, the order, a process that is killed, another GPU."""
 
 import gc
+import os
+import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
@@ -13,6 +16,8 @@ MIB = 1 << 20
 SIZES = [8, 4096, 3 * MIB, 300 * MIB]
 # A second, more or less.
 LONG_KERNEL = 1_500_000_000
+# How many processes come and go in the soak, four at a time; for a long one set it to hundreds.
+LIVES = int(os.environ.get("GPUPOOL_SOAK_PROCESSES", "12"))
 
 
 class OtherProcess:
@@ -174,3 +179,53 @@ def test_another_gpu_that_can_reach_the_memory(other):
     assert other("add") == "added"
     assert count_wrong(array, 1) == 0
     assert other("free") == "freed"
+
+
+def live_and_die(seed):
+    """Share blocks of all sizes with a process until it ends or is killed, and check every word. Return the blocks."""
+    chance, other = random.Random(seed), OtherProcess()
+    turns, end = chance.randrange(3, 9), chance.choice(["leaves", "is killed", "is killed at work"])
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+
+        def attached():
+            first, nbytes = chance.randrange(1 << 40), 8 * int(2 ** chance.uniform(0, 25))
+            buffer = gpupool.empty(nbytes, stream)
+            array = cupy.asarray(buffer).view(cupy.uint64)
+            array[...] = cupy.arange(first, first + array.size, dtype=cupy.uint64)
+            other.attach(buffer, stream)
+            assert other("count", first) == "0 wrong words", f"seed {seed}: what was shared"
+            return buffer, array, first
+
+        for _ in range(turns):
+            buffer, array, first = attached()
+            if chance.random() < 0.5:
+                assert other("add") == "added"
+                assert count_wrong(array, first + 1) == 0, f"seed {seed}: what came back"
+            else:
+                # Its kernel runs still while both sides free the block.
+                assert other("add-behind", chance.randrange(LONG_KERNEL // 10)) == "submitted"
+            assert other("free") == "freed"
+            del array
+            buffer.free()
+        buffer, array, first = attached()
+        if end == "is killed at work":
+            assert other("add-behind", LONG_KERNEL) == "submitted"
+        other.process.stdin.close()
+        if end != "leaves":
+            other.process.kill()
+        assert other.process.wait(60) == (0 if end == "leaves" else -9), f"seed {seed}: it {end}"
+        other.process.stdout.close()
+        if end != "is killed at work":
+            assert count_wrong(array, first) == 0, f"seed {seed}: it {end}"
+        del array
+        buffer.free()
+    return turns + 1
+
+
+def test_processes_come_go_and_die_while_every_word_is_checked():
+    with ThreadPoolExecutor(4) as executor:
+        blocks = sum(executor.map(live_and_die, range(LIVES)))
+    wait_until(lambda: shared() == [], "nothing is shared")
+    gc.collect()
+    gpupool.empty_cache()
+    print(f"soak: {LIVES} processes took up {blocks} blocks, every word right")

@@ -29,6 +29,8 @@ use crate::runtime::{Event, ExportedEvent, Stream, get};
 
 /// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
 const UNDER_WAY: usize = 2;
+/// How many descriptors the first of them asks for: few, for nothing can be taken up before they are here.
+const FIRST: usize = 2;
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
 const EXTENTS_MOST: u32 = 1 << 24;
 
@@ -243,7 +245,8 @@ fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceM
     let mut missing = VecDeque::new();
     let mut at = 0;
     while at < extents.len() {
-        let run = extents[at..].iter().take(DESCRIPTORS).take_while(|known| known.is_none()).count();
+        let most = if missing.is_empty() { FIRST } else { DESCRIPTORS };
+        let run = extents[at..].iter().take(most).take_while(|known| known.is_none()).count();
         if run > 0 {
             missing.push_back(at..at + run);
         }
