@@ -4,8 +4,8 @@
 
 Prints a JSON line for each work: sharing and attaching a block of 64 extents, the first time, later with nothing in
 use (it stays mapped), and later while it is attached; a copy within attached memory beside the same copy of the owner's
-own, on the same GPU and on a second one where there is one; and making extents with and without the flags for export
-and RDMA, by the driver alone.
+own, in turns, on the same GPU and on a second one where there is one; and making extents with and without the flags
+for export and RDMA, by the driver alone.
 """
 
 import argparse
@@ -23,6 +23,8 @@ EXTENT = 2 * MIB
 EXTENTS = 64
 COPIED = 512 * MIB
 ROUNDS = 9
+# How often the owner and the other process copy, one after the other.
+TURNS = 7
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -139,11 +141,17 @@ def copying(other: OtherProcess) -> Iterator[dict[str, Any]]:
             gpupool.enable_peer_access(0, device)
         with cupy.cuda.Device(device):
             stream = cupy.cuda.Stream(non_blocking=True)
-            own = copy_rate(source, gpupool.empty(COPIED, stream), stream)
+            target = gpupool.empty(COPIED, stream)
         other("attach", "c", bytes(source.share()).hex(), device)
-        attached = other("copy", "c", device)["GB/s"]
+        own, attached = [], []
+        for _ in range(TURNS):
+            with cupy.cuda.Device(device):
+                own.append(copy_rate(source, target, stream))
+            attached.append(other("copy", "c", device)["GB/s"])
         other("free", "c")
-        yield {"work": "copy", "device": device, "own GB/s": own, "attached GB/s": attached, "ratio": attached / own}
+        ratio = statistics.median(there / here for here, there in zip(own, attached, strict=True))
+        rates = {"own GB/s": statistics.median(own), "attached GB/s": statistics.median(attached)}
+        yield {"work": "copy", "device": device, **rates, "ratio": ratio}
 
 
 class Properties(ctypes.Structure):
