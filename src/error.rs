@@ -144,6 +144,8 @@ pub struct MemoryUse {
     pub count: usize,
     /// Device memory in bytes.
     pub bytes: u64,
+    /// How much of that is in live blocks; none of a pool of handles.
+    pub live_bytes: Option<u64>,
 }
 
 /// A pool without a handle for a request.
@@ -319,9 +321,13 @@ impl fmt::Display for OutOfMemory {
         if self.users.is_empty() {
             f.write_str(" nothing")?;
         }
-        for (index, MemoryUse { pool, count, bytes }) in self.users.iter().enumerate() {
-            let comma = if index > 0 { "," } else { "" };
-            write!(f, "{comma} {pool} {count} ({})", Bytes(*bytes))?;
+        for (index, MemoryUse { pool, count, bytes, live_bytes }) in self.users.iter().enumerate() {
+            let (comma, s) = (if index > 0 { "," } else { "" }, if *count == 1 { "" } else { "s" });
+            write!(f, "{comma} {pool} {}", Bytes(*bytes))?;
+            match live_bytes {
+                Some(live) => write!(f, " ({count} live block{s}, {})", Bytes(*live))?,
+                None => write!(f, " ({count} handle{s})")?,
+            }
         }
         f.write_str(match self.wanted {
             // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.

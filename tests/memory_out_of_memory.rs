@@ -442,16 +442,23 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     let mut users = out.users.clone();
     users.sort_by(|one, other| one.pool.cmp(&other.pool));
     let name = |pool: &MemPool| format!("memory pool {}", pool.id());
-    let wanted = [("default memory pool", 2, 400 * MIB), ("host", 1, MIB), (&name(&pool), 1, 200 * MIB)];
-    assert_eq!(users, wanted.map(|(name, count, bytes)| MemoryUse { pool: name.to_owned(), count, bytes }));
+    let wanted = [
+        ("default memory pool", 2, 400 * MIB, Some(400 * MIB)),
+        ("host", 1, MIB, None),
+        (&name(&pool), 1, 200 * MIB, Some(200 * MIB)),
+    ];
+    assert_eq!(
+        users,
+        wanted.map(|(name, count, bytes, live_bytes)| MemoryUse { pool: name.to_owned(), count, bytes, live_bytes })
+    );
     assert_eq!(out.refused.function, "extent_create");
     for word in [
         "device 0",
         "700.0 MiB (734003200 bytes)",
         "pool (0, 0)",
-        "default memory pool 2 (400.0 MiB)",
-        &format!("{} 1 (200.0 MiB)", name(&pool)),
-        "host 1 (1.0 MiB)",
+        "default memory pool 400.0 MiB (2 live blocks, 400.0 MiB)",
+        &format!("{} 200.0 MiB (1 live block, 200.0 MiB)", name(&pool)),
+        "host 1.0 MiB (1 handle)",
         "Free: 423.0 MiB of 1.0 GiB",
     ] {
         assert!(error.to_string().contains(word), "{error} does not say {word:?}");

@@ -285,7 +285,10 @@ fn where_there_is_no_memory_it_stays_asleep_and_the_error_names_who_has_it() {
     let hog = empty(MEMORY - 64 * MIB, &stream).unwrap();
     let error = out_of_memory(pool.wake());
     let text = error.to_string();
-    assert!(text.contains("default memory pool 1 (960.0 MiB)") && text.contains("stays asleep"), "{text}");
+    assert!(
+        text.contains("default memory pool 960.0 MiB (1 live block, 960.0 MiB)") && text.contains("stays asleep"),
+        "{text}"
+    );
     assert!(pool.is_asleep());
     assert_eq!((pool.stats().unwrap().backup_bytes, used(0)), (backup, MEMORY - 64 * MIB));
     asleep(empty_in(&pool, 100, &stream));

@@ -81,7 +81,8 @@ fn used(device: Device) -> Vec<MemoryUse> {
         let handles = stats.idle + stats.held + stats.leased + stats.retired;
         let bytes = stats.device_bytes + stats.workspace_bytes;
         let name = pool.library.name().to_owned();
-        (bytes > 0 || handles > 0).then_some(MemoryUse { pool: name, count: handles as usize, bytes })
+        let used = MemoryUse { pool: name, count: handles as usize, bytes, live_bytes: None };
+        (bytes > 0 || handles > 0).then_some(used)
     });
     used.collect()
 }

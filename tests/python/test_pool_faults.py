@@ -404,7 +404,7 @@ def test_the_error_names_what_private_pools_hold():
     leave(0)
     with pytest.raises(gpupool.OutOfMemory) as raised:
         gpupool.empty(MIB)
-    assert f"memory pool {kept.pool_id} 1 (6.0 MiB)" in str(raised.value)
+    assert f"memory pool {kept.pool_id} 6.0 MiB (1 live block, 6.0 MiB)" in str(raised.value)
 
 
 def test_every_pool_tells_what_it_has_reserved():

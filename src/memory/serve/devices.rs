@@ -7,7 +7,7 @@ use super::settle::Patience;
 use super::trim::trim_pools;
 use crate::error::{MemoryUse, Result};
 use crate::ids::Device;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{ALL, DeviceCaches};
 use crate::memory::device::{DeviceMemory, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
 use crate::memory_users::{self, MemoryUser};
@@ -62,8 +62,9 @@ fn used(device: Device) -> Vec<MemoryUse> {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =
             if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
-        let live_blocks = counts.allocations() - counts.frees();
-        MemoryUse { pool: name, count: live_blocks as usize, bytes: pool.budget().reserved() }
+        let live = counts.now[ALL];
+        let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
+        MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
     };
     caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
 }
