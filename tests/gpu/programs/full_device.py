@@ -69,7 +69,9 @@ def the_error_says_who_holds_it(ask, before):
     assert refused.total_bytes == runtime.memGetInfo()[1], f"the device is told to have {refused.total_bytes} bytes"
     text = str(refused)
     assert "A cublas handle takes about 64.0 MiB. Free: " in text, f"what it takes is not told: {text}"
-    assert re.search(r"Held by gpupool: cusolver [0-9.]+ MiB \(1 handle\)\. ", text), f"who holds it is not told: {text}"
+    assert re.search(r"Held by gpupool: cusolver [0-9.]+ MiB \(1 handle\)\. ", text), (
+        f"who holds it is not told: {text}"
+    )
     # What was in use stays so.
     assert gpupool.cusolver.stats().destroyed == destroyed, "a handle in use was destroyed"
     after = gpupool.cublas.stats()
