@@ -7,6 +7,7 @@ out=${1:?usage: tests/package/sdist.sh FOLDER}
 mkdir -p "$out"
 .venv/bin/maturin sdist --out "$out"
 sdist=$(ls "$out"/*.tar.gz)
+.venv/bin/python tests/package/description.py "$sdist"
 .venv/bin/python -m twine check --strict "$sdist"
 
 # Cargo does not tell sources in one folder from the same in another: in a folder of its own, and without what an

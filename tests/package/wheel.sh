@@ -52,6 +52,7 @@ fi
 .venv/bin/maturin build "${options[@]}"
 wheel=("$out"/*-"$tags-manylinux_2_28_$machine.whl")
 [ -f "${wheel[0]}" ] || { echo "no wheel with the tags $tags-manylinux_2_28_$machine in $out: $(ls "$out")" && exit 1; }
+.venv/bin/python tests/package/description.py "${wheel[0]}"
 .venv/bin/python -m twine check --strict "${wheel[0]}"
 .venv/bin/python tests/package/audit.py "${wheel[0]}"
 if [ "$abi" = abi3 ]; then .venv/bin/abi3audit --strict --summary "${wheel[0]}"; fi
