@@ -96,7 +96,7 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 	$(BIN)/python tests/layout.py
 
 .PHONY: docs
-docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link fails, and a name that its search does not find
+docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a name that its search does not find, and a page that does not fit a phone fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest --quiet tests/site
 
