@@ -94,7 +94,7 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         help="draw a trace file: memory over time, the address map of a moment, handles over time",
         description="Draw a trace file: memory over time, the address map of a moment, handles over time.",
         epilog="What a log of RMM does not tell, the bytes reserved, comes from a replay with gpupool on a simulated "
-        "device. PNG needs matplotlib: pip install 'gpupool[plot]'.",
+        "device. PNG needs matplotlib: pip install matplotlib.",
     )
     plot.add_argument("file", metavar="FILE", help="a CSV log of RMM, or a memory snapshot of PyTorch or gpupool")
     plot.add_argument(

@@ -26,7 +26,7 @@ def check(path: str) -> None:
             import matplotlib  # noqa: F401
         except ImportError as error:
             raise gpupool.LibraryNotFound(
-                f"{path}: PNG needs matplotlib, which cannot be imported ({error}): pip install 'gpupool[plot]'; "
+                f"{path}: PNG needs matplotlib, which cannot be imported ({error}): pip install matplotlib; "
                 "or write a .html file, which needs nothing"
             ) from error
 
