@@ -14,7 +14,7 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! What is freed is used again in stream order, on the same stream at once. A [`MemPool`] is memory of one's own:
+//! What is freed is used again in stream order, on the same stream at once. A [`MemPool`] is private memory:
 //!
 //! ```
 //! use gpupool::{MemPool, Stream};
