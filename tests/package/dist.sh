@@ -36,6 +36,8 @@ if [ -z "$here" ] || [ -z "$there" ]; then
   if [ -z "$sources" ]; then
     [ -n "$here" ] || lacking+=("$free_threaded: name a free-threaded Python 3.14 or later as FREE_THREADED=..., or")
     lacking+=("what to build a free-threaded Python from: name CPython's source archive as PYTHON_SOURCES=...")
+  elif [ ! -f "$sources" ]; then
+    lacking+=("$sources, CPython's source archive: https://www.python.org/downloads/source/")
   fi
   [ -n "$there" ] || has aarch64-linux-gnu-gcc "apt-get install gcc-aarch64-linux-gnu"
   has pkg-config "apt-get install pkg-config"
