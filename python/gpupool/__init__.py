@@ -3,7 +3,7 @@
 >>> import gpupool
 >>> stream = gpupool.Stream()  # or one of CuPy, PyTorch, Numba, cuda.core
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
->>> handle = gpupool.host.handle(stream)  # this thread's own; on a GPU gpupool.cublas.handle(stream) and its like
+>>> handle = gpupool.host.handle(stream)  # this thread's handle; on a GPU use gpupool.cublas.handle(stream) etc.
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
@@ -223,13 +223,13 @@ def get_include() -> str:
 
 
 def get_library() -> str:
-    """Return the path of ``libgpupool.so.0``, the library for programs in C and C++ that have no Python.
+    """Return the path of ``libgpupool.so.0``, the library for programs in C and C++ without Python.
 
-    Beside it are ``pkgconfig`` and ``cmake/gpupool``, for those who build with pkg-config or CMake. A library that is
+    Next to it are ``pkgconfig`` and ``cmake/gpupool``, for building with pkg-config or CMake. A library that is
     linked to it and loaded into a process that has imported gpupool shares the memory of this package.
 
     Raises:
-        LibraryNotFound: gpupool was installed from its sources, without the library.
+        LibraryNotFound: gpupool was installed from source, without the library.
     """
     path = os.path.join(os.path.dirname(__file__), "lib", "libgpupool.so.0")
     if not os.path.exists(path):

@@ -26,7 +26,7 @@ host: HandlePool
 miopen: HandlePool
 
 def set_log_level(level: int) -> None:
-    """Set the lowest level of the records that are made, as ``logging`` numbers levels."""
+    """Set the lowest level of the records to create, as ``logging`` numbers levels."""
 
 def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
     """Wait for log records and return all there are; an empty list means that the log has ended.
@@ -35,7 +35,7 @@ def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
     """
 
 def clear_log_records() -> None:
-    """Forget the log records that a forked child took over from its parent."""
+    """Discard the log records that a forked child inherited from its parent."""
 
 def end_log() -> None:
     """End the log: :func:`take_log_records` returns the records that are left, and then empty lists."""
@@ -54,10 +54,10 @@ class RuntimeUnavailable(Error):
     """The GPU platform that a call needs is missing: no driver, no device, or another runtime was chosen."""
 
 class LibraryNotFound(Error):
-    """A library could not be loaded. The message lists every place tried and what brings the library.
+    """A library could not be loaded. The message lists every place that was searched and how to install the library.
 
-    Where it is a pool's library, ``library`` is the pool's name, ``tried`` lists each place with what was found there,
-    ``remedy`` says what brings the library, and ``is_present`` is True if a file was there that cannot be used.
+    If it is a pool's library, ``library`` is the pool's name, ``tried`` lists each place with what was found there,
+    ``remedy`` says how to install the library, and ``is_present`` is True if a file was found that cannot be used.
     """
 
     library: str
@@ -68,9 +68,9 @@ class LibraryNotFound(Error):
 class LibraryError(Error):
     """A library or the driver refused a call.
 
-    ``library`` is the library's name, ``cuda`` or ``hip`` for the driver; ``function`` what was called; ``status`` and
-    ``code`` what it answered, by name and as a number; ``device`` the device's ordinal, and ``path`` the file that the
-    library was loaded from, None where there is none.
+    ``library`` is the library's name, ``cuda`` or ``hip`` for the driver; ``function`` is what was called; ``status``
+    and ``code`` are what it returned, as a name and as a number; ``device`` is the device's ordinal, and ``path`` the
+    file that the library was loaded from, None if there is none.
     """
 
     library: str
@@ -81,13 +81,13 @@ class LibraryError(Error):
     path: str | None
 
 class OutOfMemory(MemoryError, Error):
-    """Memory ran out, even after gpupool had returned all of its memory that was not in use; also a ``MemoryError``.
+    """Out of memory, even after gpupool had released all of its unused memory; also a ``MemoryError``.
 
-    The message says who holds the device's memory, and what helps: a higher limit where a limit refused, memory that
-    is freed elsewhere where the device has no more.
+    The message says what holds the device's memory, and what helps: a higher limit if a limit was reached, freeing
+    memory elsewhere if the device has no more.
 
-    ``requested_bytes`` is the number of bytes that the program asked for, or that a handle is known to take; None if
-    that is not known. ``free_bytes`` and ``total_bytes`` are the device's at the last try. The rest is as in
+    ``requested_bytes`` is the number of requested bytes, or of those that a handle is known to take; None if that is
+    not known. ``free_bytes`` and ``total_bytes`` are the device's at the last attempt. The other attributes are as in
     :class:`LibraryError`.
 
     >>> pool = gpupool.MemPool(limit=1 << 20)
@@ -109,10 +109,10 @@ class OutOfMemory(MemoryError, Error):
     total_bytes: int
 
 class PoolExhausted(TimeoutError, Error):
-    """All handles that a pool may have stayed in use for as long as the request could wait; also a ``TimeoutError``.
+    """All handles within a pool's limit stayed in use until the request's timeout; also a ``TimeoutError``.
 
     ``library`` is the pool's name, ``device`` the device's ordinal, ``limit`` the pool's :attr:`HandlePool.limit`, and
-    ``holders`` has a line for each thread or lease that has a handle.
+    ``holders`` has a line for each thread or lease that holds a handle.
     """
 
     library: str
@@ -121,14 +121,14 @@ class PoolExhausted(TimeoutError, Error):
     holders: list[str]
 
 class Forked(Error):
-    """The process is the child of a fork that came after the GPU was first used.
+    """The process was forked after its parent had used a GPU.
 
-    Neither CUDA nor HIP works there: start processes by ``spawn`` or ``forkserver``, or fork before the first use. See
-    https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+    Neither CUDA nor HIP works there: start processes with ``spawn`` or ``forkserver``, or fork before the first use.
+    See https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
     """
 
 class InvalidValue(ValueError, Error):
-    """A mistake of the caller's: an argument that cannot be right, or a call at the wrong time. Also a ``ValueError``.
+    """A mistake of the caller: an invalid argument, or a call at the wrong time. Also a ``ValueError``.
 
     >>> try:
     ...     gpupool.empty(-1)
@@ -138,36 +138,36 @@ class InvalidValue(ValueError, Error):
     """
 
 class Asleep(Error):
-    """The request is to a pool that is asleep: wake it first, by its ``wake()`` or by :func:`wake`."""
+    """The request is to a pool that is asleep: wake it first, with its ``wake()`` or with :func:`wake`."""
 
 class Unavailable(Error):
-    """The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left."""
+    """The system, or a table of fixed size, is exhausted: no thread, file descriptor or number is left."""
 
 class InternalError(Error):
-    """A fault of gpupool's own. Please report it."""
+    """A bug in gpupool. Please report it."""
 
 @final
 class HandlePool:
     """The pool of one library's handles in this process.
 
-    ``HandlePool(name, create, destroy, set_stream=None)`` makes a pool for a library that gpupool does not know. Each
+    ``HandlePool(name, create, destroy, set_stream=None)`` creates a pool for a library that gpupool does not know. Each
     function is a Python callable (``create() -> int``, ``destroy(handle)``, ``set_stream(handle, stream)``) or the
     address of a C function (``int create(void**)``, ``int destroy(void*)``, ``int set_stream(void*, void*)``, where 0
-    means success). The functions run with the device's primary context current. Make a pool once: it lives as long as
+    means success). The functions run with the device's primary context current. Create a pool once: it lives as long as
     the process, which can have 256 pools; one more raises :class:`Unavailable`.
 
-    The pools of libraries that gpupool knows are made: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
+    The pools of libraries that gpupool knows exist already: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
     ``cusolver`` and ``cusparse``, on ROCm ``hipblas``, ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and
     on simulated devices ``gpupool.host``, which the examples use.
 
-    >>> handle = gpupool.host.handle()  # this thread's own, as gpupool.cublas.handle() on a GPU
+    >>> handle = gpupool.host.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
     >>> with gpupool.host.lease() as lease:  # one for this block
     ...     print(int(lease) == handle)
     False
 
     Args:
         name: The pool's name, in errors and statistics.
-        create: Makes a handle and returns it, an address or another number but 0.
+        create: Creates a handle and returns it: an address or any other number except 0.
         destroy: Destroys a handle.
         set_stream: Sets a handle's stream; None for a library whose handles have none.
     """
@@ -182,13 +182,13 @@ class HandlePool:
     def handle(self, stream: StreamLike | None = None, device: SupportsIndex | None = None) -> int:
         """Return this thread's handle, with its stream set.
 
-        The handle stays this thread's until the thread ends: don't destroy it, and don't use it in another thread. Ask
-        for it inside the capture of a graph, not before: what the graph needs of it, such as cuBLAS's workspace, is
-        then the graph's own.
+        The handle belongs to this thread until the thread ends: don't destroy it, and don't use it in another thread.
+        Call this inside the capture of a graph, not before: memory that the graph needs for the handle, such as
+        cuBLAS's workspace, then belongs to the graph.
 
         The handles of hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE cannot be shared by streams, so a thread has one for
-        each of up to eight streams; another stream then gets the handle that has had its own for longest, and waits
-        for what that has under way.
+        each of up to eight streams; a further stream gets the handle that was assigned to its stream the longest time
+        ago, and waits for the work of that stream.
 
         >>> stream = gpupool.Stream()
         >>> gpupool.host.handle(stream) == gpupool.host.handle(stream)
@@ -197,11 +197,11 @@ class HandlePool:
         Args:
             stream: The stream to set. The default is the thread's current stream on the device: that of :func:`stream`,
                 else that of the framework that was enabled last, else the legacy default stream.
-            device: The device's ordinal, where no stream is given. The default is the thread's current device.
+            device: The device's ordinal, if no stream is given. The default is the thread's current device.
 
         Returns:
             The handle's address, as ctypes, cuda.bindings and nvmath take it: a ``cublasHandle_t``, ``cudnnHandle_t``
-            and so on. Declare ctypes' argument as ``ctypes.c_void_p``, which it passes as 32 bits otherwise.
+            and so on. For ctypes declare the argument as ``ctypes.c_void_p``; otherwise only 32 bits are passed.
 
         Raises:
             LibraryNotFound: The library cannot be loaded.
@@ -220,8 +220,8 @@ class HandlePool:
     ) -> Lease:
         """Lend a handle for a block, with its stream set: ``with pool.lease(stream) as handle:``.
 
-        Threads that seldom work at once then need only as many handles as work at once. ``int(handle)`` is the handle,
-        and ctypes, cuda.bindings and nvmath take the lease itself for it.
+        If few of many threads work at the same time, only that many handles are needed. ``int(handle)`` is the handle;
+        ctypes, cuda.bindings and nvmath also accept the lease itself.
 
         >>> with gpupool.host.lease(timeout=5) as handle:
         ...     assert int(handle) != 0
@@ -241,62 +241,63 @@ class HandlePool:
 
     @property
     def limit(self) -> int | None:
-        """The most handles that there may be on each device; None for any number.
+        """The maximum number of handles on each device; None for no limit.
 
-        Requests beyond the limit wait for a lease or a thread to end, in the order in which they came; Ctrl-C ends the
-        wait. Handles beyond a new limit stay.
+        Requests beyond the limit wait for a lease or a thread to end, first come first served; Ctrl-C interrupts the
+        wait. Handles beyond a new limit are kept.
         """
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
     def set_mem_pool(self, pool: MemPool | PoolToken | None, device: SupportsIndex | None = None) -> None:
-        """Let the handles on a MemPool's device take the device memory that they need from that :class:`MemPool`.
+        """Let the library's handles on a MemPool's device allocate their device memory from that :class:`MemPool`.
 
-        cuDSS's handles can be told, by cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
+        Only cuDSS supports this, with cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
 
-        A handle takes its memory from the MemPool from the next time on that a thread asks for the handle: then all
-        that it allocates, in every thread and scope, also for objects made before. Where the MemPool has no more, the
-        library's call fails (CUDSS_STATUS_ALLOC_FAILED). The MemPool can be changed at any time, since memory returns
-        to where it came from, in the order of the handle's stream: destroy cuDSS's objects while that stream lives.
-        gpupool keeps the MemPool until another is set, and counts that in its :meth:`~MemPool.use_count`. A memory
-        handler that the program sets on its handle stays until the handle has a new owner.
+        It takes effect the next time a thread requests the handle: then everything that the handle allocates, in every
+        thread and scope, also for existing objects, comes from the MemPool. If the MemPool has no more memory, the
+        library's call fails (CUDSS_STATUS_ALLOC_FAILED). The MemPool can be changed at any time, because memory is
+        freed to the pool that it came from, in the order of the handle's stream: destroy cuDSS's objects while that
+        stream exists. gpupool keeps the MemPool until another is set, and counts that in its
+        :meth:`~MemPool.use_count`. A memory handler that the program sets on its handle stays until the handle gets a
+        new owner.
 
         Args:
-            pool: The MemPool; None for plain memory of the driver.
-            device: With None, the device whose handles are told; all devices by default.
+            pool: The MemPool; None for plain driver memory.
+            device: With ``pool=None``, the device whose handles are changed; all devices by default.
 
         Raises:
-            InvalidValue: The library cannot be told, or the MemPool was dropped or is another device's.
+            InvalidValue: The library does not support this, or the MemPool was dropped or belongs to another device.
             Error: As in :meth:`handle`.
         """
 
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
-        """Create the handles that are missing for ``count`` to be idle on the device, and return how many were created.
+        """Create handles until ``count`` are idle on the device, and return how many were created.
 
-        A :attr:`limit` is kept.
+        A :attr:`limit` is respected.
 
         >>> pool = gpupool.HandlePool("warmed", iter(range(1, 100)).__next__, lambda handle: None)
         >>> pool.warm(2)
         2
 
         Args:
-            count: How many handles are to be idle.
+            count: The number of idle handles.
             device: The device's ordinal; the thread's current device by default.
-            background: True to return 0 at once and create them on a thread of gpupool's own. They, or a failure, show
-                up in :meth:`stats`.
+            background: True to return 0 immediately and create them on a thread of gpupool. :meth:`stats` counts them,
+                or a failure.
 
         Raises:
-            Unavailable: The system starts no thread.
+            Unavailable: The system cannot start a thread.
             Error: As in :meth:`handle`.
         """
 
     def trim(self, device: SupportsIndex | None = None) -> int:
         """Destroy the idle and discarded handles of one device, or of all, and return how many were destroyed.
 
-        cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which spoils every
-        capture on it; ROCm's libraries are assumed to do the same. No handle of these is destroyed while gpupool knows
-        of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The driver
-        does not tell of others, so don't trim while another library captures on a non-blocking stream of its own.
+        cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which invalidates
+        every capture on it; ROCm's libraries are assumed to do the same. Their handles are not destroyed while gpupool
+        knows of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The
+        driver does not report others, so don't trim while another library captures on its own non-blocking stream.
 
         Args:
             device: The device's ordinal; all devices by default.
@@ -306,9 +307,10 @@ class HandlePool:
         """
 
     def close(self) -> int:
-        """End a pool that the program made: destroy its idle handles and this thread's, and return their number.
+        """Close a pool that the program created: destroy its idle handles and this thread's, and return their number.
 
-        The pool makes no more handles. Those of other threads return as the threads end, for :meth:`trim` to destroy.
+        The pool creates no more handles. Other threads' handles return when the threads end; then :meth:`trim` destroys
+        them.
 
         >>> pool = gpupool.HandlePool("closed", iter(range(1, 100)).__next__, lambda handle: None)
         >>> pool.handle()
@@ -317,7 +319,7 @@ class HandlePool:
         1
 
         Raises:
-            InvalidValue: The pool is that of a library that gpupool knows, and is the whole process's.
+            InvalidValue: The pool is a built-in one, which the whole process shares.
         """
 
     def stats(self, device: SupportsIndex | None = None) -> HandleStats:
@@ -328,7 +330,7 @@ class HandlePool:
         """
 
     def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
-        """Restart the peaks of :meth:`stats` from the present counts, on one device or on all.
+        """Reset the peaks of :meth:`stats` to the current counts, on one device or on all.
 
         :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
 
@@ -342,18 +344,18 @@ class HandlePool:
 
     @property
     def version(self) -> tuple[int, int, int] | None:
-        """The library's version as major, minor and patch; None for a pool that the program made.
+        """The library's version as major, minor and patch; None for a pool that the program created.
 
-        hipBLASLt and hipSPARSE tell theirs once a handle was made, hipBLAS and hipSOLVER never: None until then.
+        hipBLASLt and hipSPARSE report theirs only after a handle was created, hipBLAS and hipSOLVER never: then None.
         """
 
     @property
     def path(self) -> str | None:
-        """The file that the library was loaded from; None for a pool that the program made."""
+        """The file that the library was loaded from; None for a pool that the program created."""
 
     @property
     def origin(self) -> str | None:
-        """The way in which the library's file was found; None for a pool that the program made.
+        """How the library's file was found; None for a pool that the program created.
 
         ``environment``: ``GPUPOOL_<NAME>_PATH`` names it. ``process``: other code had loaded it. ``wheel``: it is in a
         pip wheel's folder. ``conda``: it is in the ``lib`` folder of the environment. ``toolkit``: it is below
@@ -373,8 +375,8 @@ class HandlePool:
 class Lease:
     """A handle that belongs to one holder until the block ends; see :meth:`HandlePool.lease`.
 
-    It may be used and ended in another thread than the one that asked for it, by one thread at a time. ``int(lease)``
-    is the handle's address, which raises :class:`InvalidValue` once the lease has ended.
+    It may be used and ended in another thread than the one that requested it, by one thread at a time. ``int(lease)``
+    is the handle's address; it raises :class:`InvalidValue` once the lease has ended.
 
     >>> lease = gpupool.host.lease()
     >>> handle = int(lease)
@@ -416,7 +418,7 @@ class Lease:
         """End the lease before the block's end; a second call does nothing."""
 
     def discard(self) -> None:
-        """End the lease of a handle that was changed in a way that the pool cannot set back.
+        """End the lease of a handle that was changed in a way that the pool cannot reset.
 
         The pool does not lend the handle again, and :meth:`HandlePool.trim` destroys it.
         """
@@ -455,11 +457,11 @@ class HandleStats:
 
     @property
     def peak_in_use(self) -> int:
-        """The most handles that were in use at once, by threads or leases.
+        """The maximum number of handles in use at the same time, by threads or leases.
 
-        The number is never too low. It is too high by handles that were used one after another where more lay idle than
-        were needed, as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. Of several devices it is
-        the sum.
+        The number is never too low. It can be too high, by handles that were used one after another while more were
+        idle than needed, as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. For several devices
+        it is the sum.
         """
 
     @property
@@ -472,7 +474,7 @@ class HandleStats:
 
     @property
     def hand_overs(self) -> int:
-        """The number of misses served by a handle that another thread had held, or that was made ahead of need."""
+        """The number of misses served by a handle that another thread had held, or that was created in advance."""
 
     @property
     def waits(self) -> int:
@@ -492,11 +494,11 @@ class HandleStats:
 
     @property
     def peak_device_bytes(self) -> int:
-        """The most that ``device_bytes`` was. Of several devices it is the sum."""
+        """The maximum of ``device_bytes``. For several devices it is the sum."""
 
     @property
     def workspace_bytes(self) -> int:
-        """The bytes of device memory that gpupool gave the handles, and graphs captured with them, to compute with.
+        """The bytes of device memory that gpupool gave to the handles, and to graphs captured with them, as workspaces.
 
         These are cuBLAS's workspaces: one for each stream of a handle, and one for each graph.
         """
@@ -525,10 +527,10 @@ def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
 class Stream:
     """A stream that gpupool creates, and destroys with this object.
 
-    It does not wait for the legacy default stream (``CU_STREAM_NON_BLOCKING``). In ``with stream:`` it is this thread's
-    current one, as in ``with gpupool.stream(stream):``. Streams of other libraries need not become one of these: every
-    call takes them as they are, see :mod:`gpupool.typing`. What :func:`current_stream` returns stands for a stream of
-    other code's where that is current, and destroys nothing.
+    It does not synchronize with the legacy default stream (``CU_STREAM_NON_BLOCKING``). ``with stream:`` makes it this
+    thread's current stream, like ``with gpupool.stream(stream):``. Streams of other libraries need not be converted:
+    every call takes them as they are, see :mod:`gpupool.typing`. If a stream of other code is current,
+    :func:`current_stream` returns an object that refers to it and does not destroy it.
 
     See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
 
@@ -578,7 +580,7 @@ class Stream:
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]:
-        """Make the former stream and device current again."""
+        """Restore the previous current stream and device."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -594,14 +596,14 @@ class StreamScope:
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]:
-        """Make the former stream and device current again."""
+        """Restore the previous current stream and device."""
 
 @final
 class ShareToken:
-    """Names a buffer that a process shares, for :func:`attach` in another process of the same user.
+    """A token for a shared buffer, for :func:`attach` in another process of the same user.
 
-    It pickles, and is a few bytes, ``bytes(token)``, of which ``ShareToken(data)`` is made again. Who has them, as the
-    same user on the same machine, can read and write the buffer.
+    It can be pickled, or converted to a few bytes by ``bytes(token)`` and back by ``ShareToken(data)``. Any process of
+    the same user on the same machine that has these bytes can read and write the buffer.
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> token = buffer.share()
@@ -619,7 +621,7 @@ class ShareToken:
         """The id of the process that shares it."""
 
     def __bytes__(self) -> bytes:
-        """Return what travels in any way."""
+        """Return the token as bytes, which can be sent in any way."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -629,12 +631,12 @@ class DeviceBuffer:
     """Device memory, aligned to 512 bytes, that is freed in stream order when the object dies.
 
     CuPy and PyTorch make arrays of it without a copy, by ``__cuda_array_interface__`` (version 3) or by ``__dlpack__``.
-    The array has bytes, of which a view has any other type: ``torch.from_dlpack(buffer).view(torch.float32)``. The
+    The array consists of bytes; make a view for any other type: ``torch.from_dlpack(buffer).view(torch.float32)``. The
     stream of a DLPack consumer waits for the buffer's, and the memory, once freed, for the consumer's. Simulated memory
-    has ``__dlpack__`` alone and says that it is the CPU's, so that NumPy reads it.
+    supports only ``__dlpack__`` and declares itself as CPU memory, so that NumPy can read it.
 
-    Without a framework its bytes are set by :meth:`fill` and :meth:`copy_from`, and read by :meth:`copy_to` and
-    ``bytes(buffer)``, in the order of a stream. ``len(buffer)`` is :attr:`nbytes`.
+    Without a framework, write its bytes with :meth:`fill` and :meth:`copy_from`, and read them with :meth:`copy_to` and
+    ``bytes(buffer)``, in stream order. ``len(buffer)`` is :attr:`nbytes`.
 
     See https://dmlc.github.io/dlpack/latest/python_spec.html and
     https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
@@ -658,7 +660,7 @@ class DeviceBuffer:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that were asked for."""
+        """The number of requested bytes."""
 
     @property
     def device(self) -> int:
@@ -674,19 +676,19 @@ class DeviceBuffer:
 
     @property
     def is_attached(self) -> bool:
-        """True if :func:`attach` made the buffer, so that another process shares its memory."""
+        """True if :func:`attach` created the buffer, so that another process shares its memory."""
 
     def share(self, stream: StreamLike | None = None) -> ShareToken:
         """Share the buffer with other processes of the same user, and return a token for :func:`attach` there.
 
-        The token pickles, and travels in any way. What attaches it waits, on its stream, for what was submitted to this
-        buffer's stream so far. The buffer is not kept for it: hold it until it is attached. Freed after that, the
-        memory is used again once every process has freed its buffer or has ended, and its work is done; nothing waits
-        meanwhile.
+        The token can be pickled and sent in any way. The stream that attaches it waits for the work that was submitted
+        to this buffer's stream so far. The token does not keep the buffer: hold it until it is attached. If it is freed
+        after that, the memory is reused once every process has freed its buffer or has ended, and its work is done;
+        nothing blocks meanwhile.
 
-        A buffer also travels by itself, as an argument of a ``multiprocessing`` process or through its queues and
-        pipes. Then it is kept until the receiver has it, so it may be freed at once; what is never received stays to
-        the end of the process, and :func:`memory_stats` counts it as ``sent_bytes``.
+        The buffer can also be sent directly, as an argument of a ``multiprocessing`` process or through its queues and
+        pipes. Then it is kept until the receiver has it, so you may free it immediately; if it is never received, it is
+        kept until the process ends, and :func:`memory_stats` counts it as ``sent_bytes``.
 
         >>> buffer = gpupool.empty(4)
         >>> buffer.copy_from(b"gpu!")
@@ -695,21 +697,21 @@ class DeviceBuffer:
         4
 
         Args:
-            stream: The stream whose work so far is waited for, by default the buffer's own.
+            stream: The stream to wait for, by default the buffer's own.
 
         Raises:
-            InvalidValue: The buffer was freed, is empty, attached or a graph's; its memory cannot be shared, as
-                that of an allocator's own; or the stream is captured.
+            InvalidValue: The buffer was freed, is empty, attached or belongs to a graph; its memory cannot be shared,
+                for example because it is from a custom allocator; or the stream is captured.
             Asleep: Its pool is asleep.
-            Unavailable: The system has no thread or descriptor left.
+            Unavailable: The system has no thread or file descriptor left.
             LibraryError: The driver refuses.
         """
 
     def record_stream(self, stream: StreamLike) -> None:
-        """Keep the memory, once freed, from being used again before this stream's work at that time is done.
+        """Make sure that the memory, once freed, is not reused before this stream's work at that time is done.
 
         The stream's object is kept alive until the buffer is freed; a stream that is given as an address must live as
-        long. One of another device needs :func:`enable_peer_access`.
+        long. A stream of another device needs :func:`enable_peer_access`.
 
         Args:
             stream: The stream whose work uses the memory.
@@ -719,12 +721,12 @@ class DeviceBuffer:
         """
 
     def copy_from(self, host: ReadableBuffer, stream: StreamLike | None = None) -> None:
-        """Copy memory of the host to the buffer, after the stream's work so far.
+        """Copy host memory to the buffer, in stream order.
 
-        From pinned memory of gpupool's, a :class:`PinnedBuffer` or a memoryview or array of one, this returns at once,
-        and the copy is done in the background: wait for the stream before that memory is written again. From any
-        other memory it returns when the copy is done; other threads run meanwhile. While the stream is captured only
-        pinned memory is taken, which the graph then copies from at each replay.
+        A copy from gpupool's pinned memory, a :class:`PinnedBuffer` or a memoryview or array over one, is asynchronous:
+        synchronize the stream before that memory is written again. From any other memory this returns when the copy is
+        done; other threads run meanwhile. While the stream is captured only pinned memory is accepted, from which the
+        graph then copies at each replay.
 
         >>> import array
         >>> buffer = gpupool.empty(8)
@@ -733,22 +735,22 @@ class DeviceBuffer:
         [1, 2]
 
         Args:
-            host: As many bytes as the buffer has, in one piece: bytes, a bytearray, a memoryview, an array of NumPy, a
-                PinnedBuffer or whatever else has the buffer protocol.
+            host: As many bytes as the buffer has, contiguous: bytes, a bytearray, a memoryview, a NumPy array, a
+                PinnedBuffer or anything else with the buffer protocol.
             stream: The stream; the buffer's own by default, which must be alive.
 
         Raises:
-            TypeError: ``host`` has no bytes.
-            InvalidValue: The sizes differ, the memory is not in one piece, the buffer was freed, the stream is captured
+            TypeError: ``host`` does not support the buffer protocol.
+            InvalidValue: The sizes differ, the memory is not contiguous, the buffer was freed, the stream is captured
                 and the memory is not pinned, or its device has no access.
             LibraryError: The driver refuses.
         """
 
     def copy_to(self, host: WriteableBuffer, stream: StreamLike | None = None) -> None:
-        """Copy the buffer to memory of the host, after the stream's work so far.
+        """Copy the buffer to host memory, in stream order.
 
-        To pinned memory of gpupool's this returns at once: wait for the stream before it is read. Otherwise it is as
-        :meth:`copy_from`.
+        A copy to gpupool's pinned memory is asynchronous: synchronize the stream before you read it. Otherwise this
+        works like :meth:`copy_from`.
 
         >>> buffer = gpupool.empty(3)
         >>> buffer.copy_from(b"abc")
@@ -758,17 +760,17 @@ class DeviceBuffer:
         bytearray(b'abc')
 
         Args:
-            host: As many bytes as the buffer has, writable and in one piece.
+            host: As many bytes as the buffer has, writable and contiguous.
             stream: The stream; the buffer's own by default, which must be alive.
 
         Raises:
-            TypeError: ``host`` has no bytes.
+            TypeError: ``host`` does not support the buffer protocol.
             InvalidValue: ``host`` is read-only, or as in :meth:`copy_from`.
             LibraryError: The driver refuses.
         """
 
     def fill(self, byte: SupportsIndex, stream: StreamLike | None = None) -> None:
-        """Set every byte of the buffer, after the stream's work so far; this waits for nothing.
+        """Set every byte of the buffer, in stream order and asynchronously.
 
         >>> buffer = gpupool.empty(3)
         >>> buffer.fill(65)
@@ -780,7 +782,7 @@ class DeviceBuffer:
             stream: The stream; the buffer's own by default, which must be alive.
 
         Raises:
-            InvalidValue: The value is no byte, the buffer was freed, or the stream's device has no access to it.
+            InvalidValue: The value is not a byte, the buffer was freed, or the stream's device has no access to it.
             LibraryError: The driver refuses.
         """
 
@@ -793,26 +795,26 @@ class DeviceBuffer:
 
     def __len__(self) -> int: ...
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Never:
-        """Tell NumPy, which cannot read memory of a device, how the bytes are had.
+        """Raise an error that says how to copy the bytes, because NumPy cannot read device memory.
 
         Raises:
             TypeError: Always.
         """
 
     def free(self, stream: StreamLike | None = None) -> None:
-        """Free the memory now, after what was submitted to the stream so far.
+        """Free the memory now, in the order of the stream.
 
         Args:
             stream: The stream; the buffer's own by default.
 
         Raises:
             InvalidValue: The buffer was freed before, is shared by DLPack, or the stream is of a device that has no
-                access; the buffer is then as it was.
+                access; the buffer is then unchanged.
         """
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The buffer as an array of bytes, version 3; simulated memory has none.
+        """The buffer as an array of bytes, version 3; simulated memory does not have it.
 
         See https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
         """
@@ -835,19 +837,19 @@ class DeviceBuffer:
         Args:
             stream: The consumer's stream, which waits for the buffer's; -1 for no order, None for the default stream.
             max_version: The newest version of DLPack that the consumer knows.
-            dl_device: Where the memory is to be, which must be where it is.
-            copy: True is refused, for nothing is copied.
+            dl_device: The requested device, which must be the one that the memory is on.
+            copy: True is refused, because nothing is copied.
 
         Raises:
             BufferError: The memory would have to be copied or moved.
-            InvalidValue: The buffer was freed, or ``stream`` is no stream.
+            InvalidValue: The buffer was freed, or ``stream`` is not a stream.
         """
 
 def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
     """Allocate device memory on the stream and return it, not initialised.
 
-    It comes from the pool whose scope the thread is in, else from the device's default pool. It is freed in the order
-    of the stream when the buffer dies: the next block on that stream may have the memory at once.
+    It comes from the pool whose scope the thread is in, else from the device's default pool. It is freed in stream
+    order when the buffer dies: the next block on that stream may reuse the memory immediately.
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> buffer.nbytes
@@ -858,33 +860,33 @@ def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuff
         stream: The stream; this thread's current one by default.
 
     Returns:
-        The memory. For 0 bytes it takes none, and its address is 0.
+        The memory. For 0 bytes nothing is allocated, and its address is 0.
 
     Raises:
-        OutOfMemory: There is not enough memory, even after all that was not in use was returned to the driver.
+        OutOfMemory: There is not enough memory, even after all unused memory was released to the driver.
     """
 
 @final
 class PinnedBuffer:
-    """Pinned memory of the host, aligned to 512 bytes, that is freed when the object dies.
+    """Pinned host memory, aligned to 512 bytes, that is freed when the object dies.
 
-    The host and every GPU read and write it at the same address, and copies to and from a GPU run at full speed and in
-    the background. The host has it by the buffer protocol, as writable bytes: ``numpy.frombuffer(buffer,
-    numpy.float32)`` and ``memoryview(buffer)`` copy nothing and keep it; also by ``__array_interface__`` (version 3),
-    and by ``__dlpack__`` as CUDA's (or ROCm's) host memory. Simulated memory says that it is the CPU's.
+    The host and every GPU can read and write it at the same address, and copies to and from a GPU are asynchronous and
+    run at full speed. On the host use the buffer protocol, with writable bytes: ``numpy.frombuffer(buffer,
+    numpy.float32)`` and ``memoryview(buffer)`` copy nothing and keep it alive; or ``__array_interface__`` (version 3),
+    or ``__dlpack__`` as CUDA's (or ROCm's) host memory. Simulated memory declares itself as CPU memory.
 
-    A stream whose work uses the memory is named by :meth:`record_stream`, or as ``stream`` where the buffer is made or
-    freed. Once freed, the memory is used again only when the work is done that those streams had by then, and at once
-    if there are none. Recorded on a stream that is captured, it is the graph's until the graph, and all that was
-    instantiated from it, are gone; where the driver does not tell of that (before CUDA 12.3, and ROCm), it is not used
-    again.
+    If work of a stream uses the memory, call :meth:`record_stream`, or pass ``stream`` when the buffer is created or
+    freed. Freed memory is reused only when the work is done that those streams had by then, and immediately if there
+    are none. If it is recorded on a stream that is captured, it belongs to the graph until the graph, and everything
+    instantiated from it, is destroyed; where the driver does not report that (before CUDA 12.3, and ROCm), it is never
+    reused.
 
     See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#page-locked-host-memory
 
     >>> pinned = gpupool.empty_pinned(3)
     >>> memoryview(pinned)[:] = b"abc"
     >>> buffer = gpupool.empty(len(pinned))
-    >>> buffer.copy_from(pinned)  # in the background
+    >>> buffer.copy_from(pinned)  # asynchronous
     >>> bytes(buffer)
     b'abc'
     """
@@ -899,18 +901,18 @@ class PinnedBuffer:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that were asked for."""
+        """The number of requested bytes."""
 
     @property
     def numa(self) -> int:
         """The number of the NUMA node that the memory is on."""
 
     def record_stream(self, stream: StreamLike) -> None:
-        """Keep the memory, once freed, from being used again before this stream's work at that time is done.
+        """Make sure that the memory, once freed, is not reused before this stream's work at that time is done.
 
         The stream's object is kept alive until the buffer is freed; a stream that is given as an address must live as
-        long. It may be of any device. Copies by :meth:`DeviceBuffer.copy_from` and :meth:`DeviceBuffer.copy_to` do
-        this themselves.
+        long. It may be of any device. :meth:`DeviceBuffer.copy_from` and :meth:`DeviceBuffer.copy_to` do this
+        themselves.
 
         Args:
             stream: The stream whose work uses the memory.
@@ -920,14 +922,14 @@ class PinnedBuffer:
         """
 
     def free(self, stream: StreamLike | None = None) -> None:
-        """Free the memory now, to be used again once the streams are done with it.
+        """Free the memory now; it is reused once the recorded streams are done with it.
 
         Args:
             stream: One more stream whose work so far uses the memory.
 
         Raises:
             InvalidValue: The buffer was freed before.
-            BufferError: A memoryview, an array or a DLPack consumer has the memory; the buffer is then as it was.
+            BufferError: A memoryview, an array or a DLPack consumer uses the memory; the buffer is then unchanged.
         """
 
     @property
@@ -958,18 +960,18 @@ class PinnedBuffer:
         Args:
             stream: A stream that will use the memory, which is recorded; None or -1 for none.
             max_version: The newest version of DLPack that the consumer knows.
-            dl_device: Where the memory is to be, which must be where it is.
-            copy: True is refused, for nothing is copied.
+            dl_device: The requested device, which must be the one that the memory is on.
+            copy: True is refused, because nothing is copied.
 
         Raises:
             BufferError: The memory would have to be copied or moved.
-            InvalidValue: The buffer was freed, or ``stream`` is no stream.
+            InvalidValue: The buffer was freed, or ``stream`` is not a stream.
         """
 
 def empty_pinned(
     nbytes: SupportsIndex, stream: StreamLike | None = None, numa: SupportsIndex | None = None
 ) -> PinnedBuffer:
-    """Allocate pinned memory of the host and return it, not initialised.
+    """Allocate pinned host memory and return it, not initialised.
 
     >>> pinned = gpupool.empty_pinned(1 << 20)
     >>> len(memoryview(pinned))
@@ -982,29 +984,29 @@ def empty_pinned(
             thread's current device.
 
     Raises:
-        OutOfMemory: There is not enough memory, or this process may lock no more; the message says which limits there
-            are, and how to raise them.
+        OutOfMemory: There is not enough memory, or the limit of locked memory is reached; the message says which limits
+            there are, and how to raise them.
     """
 
 def warm_pinned(nbytes: SupportsIndex, background: bool = True, numa: SupportsIndex | None = None) -> None:
-    """Have so many bytes of pinned memory ready in one piece, unless as many are free in one already.
+    """Allocate this many bytes of pinned memory in advance, in one piece, unless one such piece is free already.
 
     It takes some 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
 
     Args:
         nbytes: The number of bytes.
-        background: True to let a thread of gpupool's own make them, while requests are served as ever. If it fails,
-            that is logged.
+        background: True to allocate them on a thread of gpupool, while requests are served as usual. A failure is
+            logged.
         numa: The number of a NUMA node; by default the one nearest to the thread's current device.
 
     Raises:
-        OutOfMemory: There is not enough memory, or this process may lock no more; not in the background.
+        OutOfMemory: There is not enough memory, or the limit of locked memory is reached; not in the background.
     """
 
 def set_pinned_limit(nbytes: SupportsIndex | None) -> None:
-    """Reserve at most so many bytes of pinned memory in this process, on all NUMA nodes together; None for no limit.
+    """Limit the pinned memory that this process reserves, on all NUMA nodes together; None for no limit.
 
-    What is reserved beyond the limit stays until it is free and :func:`empty_cache` returns it.
+    Memory beyond a new limit is kept until it is free and :func:`empty_cache` releases it.
 
     >>> gpupool.set_pinned_limit(8 << 30)
     >>> gpupool.set_pinned_limit(None)
@@ -1016,7 +1018,7 @@ def set_pinned_limit(nbytes: SupportsIndex | None) -> None:
 def pinned_stats(numa: SupportsIndex | None = None) -> MemoryStats:
     """Return the counts of pinned memory, on one NUMA node or on all together.
 
-    Of several nodes ``peak_live_bytes`` is a bound: no less than the most that callers held at once.
+    For several nodes ``peak_live_bytes`` is an upper bound: no less than what was live at the same time.
 
     Args:
         numa: The number of a NUMA node; all together by default.
@@ -1026,7 +1028,7 @@ def pinned_stats(numa: SupportsIndex | None = None) -> MemoryStats:
     """
 
 def reset_peak_pinned_stats(numa: SupportsIndex | None = None) -> None:
-    """Restart the peaks of pinned memory from what there is now, on one NUMA node or on all.
+    """Reset the peaks of pinned memory to the current values, on one NUMA node or on all.
 
     Args:
         numa: The number of a NUMA node; all by default.
@@ -1040,12 +1042,13 @@ class MemPool:
     """A private pool of one device's memory.
 
     What a thread allocates in a ``with use_mem_pool(pool):`` block, or in ``with pool:``, comes from the pool and
-    returns to it; :meth:`empty` allocates from it without a block. When the pool dies, blocks that are alive stay
-    valid; the rest returns to the driver at once. But for what it reserves, it takes no memory before it is used.
+    returns to it; :meth:`empty` allocates from it without a block. When the pool dies, live blocks stay valid; all
+    other memory is released to the driver immediately. Except for ``reserve``, a pool takes no memory before its first
+    request.
 
-    A pool can be subclassed, weakly referenced and given attributes. A subclass's ``__init__`` calls this one.
+    A pool can be subclassed, weakly referenced and given attributes. A subclass's ``__init__`` must call this one.
 
-    It is made after PyTorch's: https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.MemPool.html
+    It follows PyTorch's: https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.MemPool.html
 
     >>> pool = gpupool.MemPool(limit=1 << 30)
     >>> with pool:
@@ -1057,26 +1060,26 @@ class MemPool:
 
     Args:
         allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
-            callables, or addresses of C functions as PyTorch's pluggable allocators have them; or such an allocator
-            of PyTorch's, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. What they allocate
-            from gpupool themselves does not follow the thread's scopes. The pool keeps them as long as it has
-            memory, so a callable that refers to the pool keeps it for ever: refer to ``pool.token()``.
-        use_on_oom: Let requests of every other pool take what this one has free when the device has no more.
-            Without it what the pool has freed serves the pool alone.
-        no_split: Give each block a segment of its own, one piece of physical memory that stays where it is until
-            :meth:`trim` or the pool's end: so it can be registered, see :meth:`on_segment`.
-        limit: The most bytes to have at once; None for any number.
+            callables, or addresses of C functions with the signatures of PyTorch's pluggable allocators; or such an
+            allocator of PyTorch, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. If they allocate
+            from gpupool themselves, that ignores the thread's scopes. The pool keeps them as long as it has memory, so
+            a callable that refers to the pool keeps it alive forever: refer to ``pool.token()``.
+        use_on_oom: Let requests of every other pool use this pool's free memory when the device has no more.
+            Without it, memory that the pool has freed serves only the pool itself.
+        no_split: Give each block its own segment, one piece of physical memory that is not moved until
+            :meth:`trim` or the pool's end, so that it can be registered, see :meth:`on_segment`.
+        limit: The maximum number of bytes to reserve; None for no limit.
         device: The device's ordinal, or a ``torch.device``; the thread's current device by default.
-        segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can move.
-        is_user_created: False for an id as pools for graph capture have: ``(n, 0)``.
-        reserve: Bytes of physical memory that the pool has from its birth to its end, in whole pages of 2 MiB, at
-            addresses in one piece. Its requests are served from them first.
+        segments: Use memory of ``cuMemAlloc`` (``hipMalloc``) rather than pages that can be moved.
+        is_user_created: False for an id like those of pools for graph capture: ``(n, 0)``.
+        reserve: Bytes of physical memory that the pool owns for its whole life, in whole pages of 2 MiB, at contiguous
+            addresses. Its requests are served from them first.
 
     Raises:
         InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with
             ``allocator``, ``segments`` or ``no_split``.
-        OutOfMemory: If the device has not enough for ``reserve``, also after other pools have given back what they
-            may and the callbacks of :func:`on_oom` were asked.
+        OutOfMemory: If the device does not have enough for ``reserve``, even after other pools have released what they
+            can and the callbacks of :func:`on_oom` were called.
     """
 
     def __init__(
@@ -1093,7 +1096,7 @@ class MemPool:
     ) -> None: ...
     @property
     def id(self) -> PoolId:
-        """The pool's id, ``(0, n)``, or ``(n, 0)`` for a pool for graph capture. No later pool gets it again."""
+        """The pool's id, ``(0, n)``, or ``(n, 0)`` for a pool for graph capture. It is never reused."""
 
     @property
     def device(self) -> int:
@@ -1101,57 +1104,57 @@ class MemPool:
 
     @property
     def allocator(self) -> Any:
-        """The pair of functions, or the allocator of PyTorch's, that the pool was made with; or None."""
+        """The pair of functions, or the PyTorch allocator, that the pool was created with; or None."""
 
     @property
     def use_on_oom(self) -> bool:
-        """True if requests of other pools may take what this one has free when the device has no more."""
+        """True if requests of other pools may use this pool's free memory when the device has no more."""
 
     @property
     def no_split(self) -> bool:
-        """True if each block has a segment of its own."""
+        """True if each block has its own segment."""
 
     def use_count(self) -> int:
-        """Return how many uses keep the pool.
+        """Return the number of uses that keep the pool alive.
 
-        The object is one, and so is each scope entered, each capture not reset, each library that takes memory from the
-        pool.
+        The object counts as one, and so does each entered scope, each capture that was not reset, and each library that
+        allocates from the pool.
         """
 
     @property
     def limit(self) -> int | None:
-        """The most bytes to have at once; None for any number.
+        """The maximum number of bytes to reserve; None for no limit.
 
-        What the pool has beyond a new limit stays until it is freed and trimmed.
+        Memory beyond a new limit is kept until it is freed and trimmed.
         """
 
     @limit.setter
     def limit(self, value: int | None) -> None: ...
     @property
     def reserve(self) -> int:
-        """The bytes of physical memory that the pool has from its birth to its end."""
+        """The bytes of physical memory that the pool owns for its whole life."""
 
     def stats(self) -> PoolStats:
         """Return the pool's counts, in bytes and numbers of blocks."""
 
     def reset_peak_stats(self) -> None:
-        """Restart the pool's peaks from what it holds now."""
+        """Reset the pool's peaks to the current values."""
 
     def trim(self) -> int:
-        """Return free memory to the driver, and return its bytes. Pages that the GPU may still use return later.
+        """Release free memory to the driver, and return its bytes. Pages that the GPU may still use are released later.
 
-        What the pool reserves stays.
+        The pool's ``reserve`` is kept.
 
         Raises:
-            LibraryError: The driver refuses to take memory back.
+            LibraryError: The driver refuses to release memory.
         """
 
     def close(self) -> int:
-        """End the pool for new requests, return what is free to the driver, and return its bytes.
+        """Close the pool for new requests, release its free memory to the driver, and return its bytes.
 
-        Requests are refused from then on, also in scopes that are open, and no scope or capture is entered any more.
-        Blocks that are alive stay valid, and their memory returns as they are freed, that of graphs as they are reset.
-        A second call does nothing more.
+        From then on requests are refused, also in open scopes, and no scope or capture can be entered.
+        Live blocks stay valid, and their memory is released when they are freed, that of graphs when they are reset.
+        A second call does nothing.
 
         >>> pool = gpupool.MemPool()
         >>> buffer = pool.empty(1 << 20)
@@ -1160,7 +1163,7 @@ class MemPool:
         1048576
 
         Raises:
-            LibraryError: The driver refuses to take memory back; the pool is closed all the same.
+            LibraryError: The driver refuses to release memory; the pool is closed nevertheless.
         """
 
     def empty(self, nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
@@ -1175,46 +1178,46 @@ class MemPool:
             stream: The stream, of the pool's device; this thread's current one there by default.
 
         Raises:
-            OutOfMemory: The pool may have no more, or the device has no more.
+            OutOfMemory: The pool's limit is reached, or the device has no more memory.
             InvalidValue: The pool was closed, or the stream is of another device.
         """
 
     def sleep(self, backup: Literal["host"] | None = "host") -> int:
-        """Put the pool to sleep: return its device memory to the driver, and keep its addresses.
+        """Put the pool to sleep: release its device memory to the driver, and keep its addresses.
 
-        What is live is copied to pinned memory of the host, and :meth:`wake` brings it back to the same addresses, so
-        that arrays, tensors and captured graphs are as they were. Waits for all work on the device first. Until the
-        pool wakes, its requests raise :class:`Asleep`, its blocks may be freed, and no kernel may touch them: on a GPU
-        that ends in an illegal access, which no later call survives.
+        Live blocks are copied to pinned host memory, and :meth:`wake` restores them at the same addresses, so that
+        arrays, tensors and captured graphs stay valid. This first waits for all work on the device. Until the pool
+        wakes, its requests raise :class:`Asleep`, its blocks may be freed, and no kernel may access them: on a GPU that
+        causes an illegal access, after which all calls fail.
 
-        Pinned memory that is ready, as by :func:`warm_pinned`, makes the first sleep much quicker.
+        Pinned memory that was allocated in advance, by :func:`warm_pinned`, makes the first sleep much faster.
 
         Args:
-            backup: ``"host"``, or None to give the content up: then the blocks hold anything when the pool wakes.
+            backup: ``"host"``, or None to discard the content: it is undefined when the pool wakes.
 
         Returns:
-            The bytes that returned to the driver; 0 if the pool is asleep already.
+            The bytes that were released to the driver; 0 if the pool is asleep already.
 
         Raises:
             Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
                 on a device without virtual memory management.
             InvalidValue: A stream of the device is captured.
-            OutOfMemory: There is not enough pinned memory. Whatever is raised, the pool is awake with all that it had;
-                should the driver also refuse that, it is asleep with its backup whole, and the text says so.
+            OutOfMemory: There is not enough pinned memory. After any error the pool is awake with all its memory; if
+                the driver also refuses that, it is asleep with its backup complete, and the message says so.
         """
 
     def wake(self) -> int:
-        """Take device memory again at the same addresses, and copy back what :meth:`sleep` has copied.
+        """Allocate device memory again at the same addresses, and copy back what :meth:`sleep` has copied.
 
         The memory may then be used on any stream, and graphs that were captured before may be replayed.
 
         Returns:
-            The bytes that were taken from the driver; 0 if the pool is awake already.
+            The bytes that were allocated from the driver; 0 if the pool is awake already.
 
         Raises:
-            OutOfMemory: There is not enough memory, also after other pools returned what they may and callbacks were
-                asked. The text says who holds it. The pool is as asleep as before, with its backup whole, also where
-                the driver refuses a call for another reason.
+            OutOfMemory: There is not enough memory, even after other pools released what they can and callbacks were
+                called. The message says what holds it. The pool stays asleep, with its backup complete, also if the
+                driver refuses a call for another reason.
         """
 
     @property
@@ -1222,18 +1225,19 @@ class MemPool:
         """True if the pool is asleep, or just falling asleep or waking."""
 
     def on_segment(self, callback: Callable[[SegmentEvent], Any]) -> SegmentCallback:
-        """Call ``callback(event)`` for each segment of the pool that is there, comes or goes.
+        """Call ``callback(event)`` for each segment of the pool: existing, added or removed.
 
-        For who must register memory by its address, as NCCL, UCX and NVSHMEM do. Those that are there are told of at
-        once, each later one before anything uses it, and each before it goes: by :meth:`trim`, with the pool, and of a
-        pool with ``segments`` or an ``allocator`` also before a request of its own would fail. What gives a segment
-        back waits for the work of the segment's streams first, so that a registration can end in the callback.
+        Use it to register memory by its address, for NCCL, UCX or NVSHMEM. Existing segments are reported immediately,
+        each later one before it is first used, and each before it is released: by :meth:`trim`, with the pool, and in a
+        pool with ``segments`` or an ``allocator`` also before one of its own requests would fail. A call that releases
+        a segment first waits for the work of the segment's streams, so that the callback can deregister it.
 
-        It runs on the thread whose call brings or gives back the segment, with no lock held, and may allocate. What it
-        raises is told to the log and to ``sys.unraisablehook``, and the request goes on. It is told until
-        :meth:`SegmentCallback.remove` or the pool's end, also if the object that this returns dies; then nothing more,
-        not of segments that are still there either. At the end of the process nothing is told. The pool keeps the
-        callback, so one that refers to the pool keeps it for ever: refer to ``pool.token()`` there, or remove it.
+        It runs on the thread whose call adds or releases the segment, with no lock held, and may allocate. An exception
+        goes to the log and to ``sys.unraisablehook``, and the request continues. Segments are reported until
+        :meth:`SegmentCallback.remove` or the pool's end, even if the object that this returns dies; after that nothing
+        is reported, not even the release of existing segments. Nothing is reported at the end of the process. The pool
+        keeps the callback, so one that refers to the pool keeps it alive forever: refer to ``pool.token()`` there, or
+        remove it.
 
         >>> pool = gpupool.MemPool(no_split=True)
         >>> registered = {}
@@ -1254,21 +1258,21 @@ class MemPool:
         >>> callback.remove()
 
         Raises:
-            InvalidValue: The pool was made without ``no_split``, ``segments`` and ``allocator``, so that its memory
-                moves; or it is closed, or ``callback`` cannot be called.
+            InvalidValue: The pool was created without ``no_split``, ``segments`` and ``allocator``, so that its memory
+                can move; or it is closed, or ``callback`` is not callable.
         """
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """Return the pool's memory, block by block, as ``torch.cuda.memory_snapshot`` describes segments.
 
         Args:
-            include_traces: Changes nothing, here as in PyTorch: :func:`memory_snapshot` returns traces.
+            include_traces: Has no effect, as in PyTorch: :func:`memory_snapshot` returns traces.
         """
 
     def token(self) -> PoolToken:
         """Return a token with which another thread enters the pool.
 
-        Threads need one, for they do not take over the scopes of the thread that starts them.
+        Threads need one, because they do not inherit the scopes of the thread that starts them.
 
         >>> from concurrent.futures import ThreadPoolExecutor
         >>> pool = gpupool.MemPool()
@@ -1279,32 +1283,32 @@ class MemPool:
         """
 
     def __enter__(self) -> Self:
-        """Route what is allocated into the pool, as ``with use_mem_pool(pool):`` does, and return the pool."""
+        """Allocate from the pool in this block, as ``with use_mem_pool(pool):`` does, and return the pool."""
 
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]:
         """End the block that the thread, or the asyncio task, entered last."""
     def capture(self, stream: StreamLike) -> Capture:
-        """Keep a graph's memory apart: ``with pool.capture(stream) as memory:`` around the graph's capture.
+        """Separate a graph's memory from other memory: ``with pool.capture(stream) as memory:`` around its capture.
 
-        What this thread allocates in the block is the graph's until ``memory.reset()``. An exception in the block
+        What this thread allocates in the block belongs to the graph until ``memory.reset()``. An exception in the block
         releases everything.
 
         See https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs
 
         Args:
-            stream: The stream that is captured, of the pool's device.
+            stream: The stream that is captured, on the pool's device.
 
         Raises:
-            InvalidValue: The stream is of another device, or the pool was closed.
+            InvalidValue: The stream is on another device, or the pool was closed.
         """
 
 @final
 class PoolToken:
-    """A token with which a thread enters a pool that another thread works in; :meth:`MemPool.token` makes one.
+    """A token with which another thread can enter a pool; :meth:`MemPool.token` creates one.
 
-    It does not keep the pool.
+    It does not keep the pool alive.
     """
 
     @property
@@ -1316,9 +1320,9 @@ class PoolToken:
         """The ordinal of the pool's device."""
 
     def enter(self) -> None:
-        """Route what the calling thread allocates into the pool until the thread ends.
+        """Let the calling thread allocate from the pool until the thread ends.
 
-        It is for the workers of a thread pool: ``ThreadPoolExecutor(initializer=pool.token().enter)``.
+        Use it for the workers of a thread pool: ``ThreadPoolExecutor(initializer=pool.token().enter)``.
 
         Raises:
             InvalidValue: The pool was dropped or closed.
@@ -1326,13 +1330,13 @@ class PoolToken:
 
 @final
 class PoolScope:
-    """The context manager that :func:`use_mem_pool` returns; it routes allocations into a pool.
+    """The context manager that :func:`use_mem_pool` returns; in its block allocations come from a pool.
 
     It may be entered again, also by another thread.
     """
 
     def __enter__(self) -> MemPool | PoolToken:
-        """Route allocations into the pool, and return what :func:`use_mem_pool` was given."""
+        """Allocate from the pool from now on, and return what :func:`use_mem_pool` was given."""
 
     def __exit__(
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
@@ -1342,12 +1346,12 @@ class PoolScope:
 def use_mem_pool(
     pool: MemPool | PoolToken, device: DeviceLike | None = None, *, all_threads: bool = False
 ) -> PoolScope:
-    """Route what this thread allocates on the pool's device into the pool, for a ``with`` block.
+    """Let this thread's allocations on the pool's device come from the pool, for a ``with`` block.
 
-    Blocks nest, the innermost wins, and any number of threads may be in the same pool. In an asyncio task the block is
-    that task's alone, while it waits too; tasks that it starts in the block, and calls of ``asyncio.to_thread``, are in
-    the block until it ends. There, a worker thread's requests follow the block where the thread holds the GIL, which it
-    does in every call of gpupool's own and in CuPy's, but not in PyTorch's operators.
+    Blocks nest, the innermost applies, and any number of threads may use the same pool. In an asyncio task the block
+    applies to that task only, also while it awaits; tasks that it starts in the block, and calls of
+    ``asyncio.to_thread``, are in the block until it ends. There, a worker thread's requests follow the block if the
+    thread holds the GIL, which it does in every call of gpupool and CuPy, but not in PyTorch's operators.
 
     >>> pool = gpupool.MemPool()
     >>> with gpupool.use_mem_pool(pool):
@@ -1356,21 +1360,21 @@ def use_mem_pool(
 
     Args:
         pool: The pool, or its token.
-        device: The pool's device, which need not be named.
-        all_threads: Also route what every other thread allocates on that device, as long as it has no block of its own
-            there: for threads that a library starts, as those of PyTorch's backward passes. Each request of the process
-            takes a little longer meanwhile, as it does while a task is in a block.
+        device: The pool's device; it may be left out.
+        all_threads: Also apply to every other thread on that device that has no block of its own there: for threads
+            that a library starts, such as those of PyTorch's backward passes. Each request of the process takes a
+            little longer meanwhile, as it does while a task is in a block.
 
     Raises:
-        InvalidValue: The pool is of another device, or was dropped or closed.
+        InvalidValue: The pool belongs to another device, or was dropped or closed.
     """
 
 @final
 class Capture:
-    """The context manager that :meth:`MemPool.capture` returns; what is allocated in it is a graph's."""
+    """The context manager that :meth:`MemPool.capture` returns; what is allocated in it belongs to a graph."""
 
     def __enter__(self) -> GraphMemory:
-        """Keep apart what this thread allocates from now on, and return the graph's memory."""
+        """Let this thread's allocations belong to the graph from now on, and return the graph's memory."""
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
@@ -1401,18 +1405,18 @@ class PoolStats:
 
     @property
     def live_bytes(self) -> int:
-        """The bytes of live blocks, as they were cut: multiples of 512, small ones rounded up by at most an eighth."""
+        """The bytes of live blocks after rounding: multiples of 512, small ones rounded up by at most an eighth."""
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most that ``live_bytes`` was; with several threads or streams a bound.
+        """The maximum of ``live_bytes``; with several threads or streams an upper bound.
 
-        The bound is never less than what was live at once, and never more than ``peak_reserved_bytes``.
+        The bound is never less than what was live at the same time, and never more than ``peak_reserved_bytes``.
         """
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes that programs asked for when they allocated the live blocks."""
+        """The bytes that were requested for the live blocks."""
 
     @property
     def cached_bytes(self) -> int:
@@ -1420,23 +1424,23 @@ class PoolStats:
 
     @property
     def releasing_bytes(self) -> int:
-        """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
+        """The bytes to be released once the GPU is done with them, or that a request is adding or moving."""
 
     @property
     def asleep_bytes(self) -> int:
-        """Of the live bytes those that are asleep, with no device memory behind them."""
+        """The part of the live bytes that is asleep, without device memory."""
 
     @property
     def backup_bytes(self) -> int:
-        """The bytes of pinned memory that hold the content of what is asleep."""
+        """The bytes of pinned memory that hold the content of sleeping blocks."""
 
     @property
     def reserved_bytes(self) -> int:
-        """The physical bytes: the sum of live, cached and releasing bytes, less those that are asleep."""
+        """The bytes of physical memory: live, cached and releasing bytes, minus those that are asleep."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that ``reserved_bytes`` was."""
+        """The maximum of ``reserved_bytes``."""
 
     @property
     def live_blocks(self) -> int:
@@ -1448,7 +1452,7 @@ class PoolStats:
 
     @property
     def allocations(self) -> int:
-        """The number of blocks that were handed out so far."""
+        """The number of blocks that were allocated so far."""
 
     @property
     def frees(self) -> int:
@@ -1464,23 +1468,23 @@ class PoolStats:
 class MemoryStats:
     """The counts of a device's memory, summed over its pools: what it holds now and what it has done so far.
 
-    :func:`memory_stats` returns them, and :func:`pinned_stats` those of pinned memory of the host.
+    :func:`memory_stats` returns them, and :func:`pinned_stats` those of pinned host memory.
     """
 
     @property
     def live_bytes(self) -> int:
-        """The bytes of live blocks, as they were cut: multiples of 512, small ones rounded up by at most an eighth."""
+        """The bytes of live blocks after rounding: multiples of 512, small ones rounded up by at most an eighth."""
 
     @property
     def peak_live_bytes(self) -> int:
-        """The most that ``live_bytes`` was; with several threads or streams a bound.
+        """The maximum of ``live_bytes``; with several threads or streams an upper bound.
 
-        The bound is never less than what was live at once, and never more than ``peak_reserved_bytes``.
+        The bound is never less than what was live at the same time, and never more than ``peak_reserved_bytes``.
         """
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes that programs asked for when they allocated the live blocks."""
+        """The bytes that were requested for the live blocks."""
 
     @property
     def cached_bytes(self) -> int:
@@ -1488,23 +1492,23 @@ class MemoryStats:
 
     @property
     def releasing_bytes(self) -> int:
-        """The bytes that return to the driver when the GPU is done with them, or that a request is adding or moving."""
+        """The bytes to be released once the GPU is done with them, or that a request is adding or moving."""
 
     @property
     def asleep_bytes(self) -> int:
-        """Of the live bytes those that are asleep, with no device memory behind them."""
+        """The part of the live bytes that is asleep, without device memory."""
 
     @property
     def backup_bytes(self) -> int:
-        """The bytes of pinned memory that hold the content of what is asleep."""
+        """The bytes of pinned memory that hold the content of sleeping blocks."""
 
     @property
     def reserved_bytes(self) -> int:
-        """The physical bytes: the sum of live, cached and releasing bytes, less those that are asleep."""
+        """The bytes of physical memory: live, cached and releasing bytes, minus those that are asleep."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that ``reserved_bytes`` was."""
+        """The maximum of ``reserved_bytes``."""
 
     @property
     def live_blocks(self) -> int:
@@ -1516,7 +1520,7 @@ class MemoryStats:
 
     @property
     def allocations(self) -> int:
-        """The number of blocks that were handed out so far."""
+        """The number of blocks that were allocated so far."""
 
     @property
     def frees(self) -> int:
@@ -1532,13 +1536,13 @@ class MemoryStats:
 
     @property
     def pools(self) -> int:
-        """The number of pools, the default one among them."""
+        """The number of pools, including the default one."""
 
     @property
     def attached_bytes(self) -> int:
-        """Bytes of other processes' buffers that are attached for the device, which no other count has.
+        """Bytes of other processes' buffers that are attached for the device; no other count includes them.
 
-        What was let go does not count, also where it stays mapped for the next time.
+        Released buffers do not count, even if they stay mapped for the next time.
         """
 
     @property
@@ -1566,9 +1570,9 @@ class SegmentCallback:
     """
 
     def remove(self) -> None:
-        """Remove the callback, which is told nothing more, but for calls under way on other threads.
+        """Remove the callback, which is not called again, except for running calls on other threads.
 
-        Of segments that are still there it is not told that they go: their registrations are the caller's to end.
+        The release of existing segments is no longer reported: deregister them yourself.
         """
 
     def __enter__(self) -> Self:
@@ -1581,11 +1585,11 @@ class SegmentCallback:
 
 @final
 class SegmentEvent:
-    """A segment of a pool that comes or goes, as :meth:`MemPool.on_segment` tells it."""
+    """A segment of a pool that is added or removed, as :meth:`MemPool.on_segment` reports it."""
 
     @property
     def kind(self) -> Literal["added", "removed"]:
-        """``"added"`` for a segment that is there, ``"removed"`` for one that is about to go."""
+        """``"added"`` for a segment that exists, ``"removed"`` for one that is about to be released."""
 
     @property
     def address(self) -> int:
@@ -1667,7 +1671,7 @@ class CApi:
     def pinned_handler(self) -> int:
         """The address of a whole ``cudssPinnedMemHandler_t``, of cuDSS 1.0, for ``cudssSetPinnedMemHandler``.
 
-        Its memory is on the NUMA node nearest to the stream's device, and is used again once the work is done that the
+        Its memory is on the NUMA node nearest to the stream's device, and is reused once the work is done that the
         stream had when it was freed.
         """
 
@@ -1676,12 +1680,12 @@ class CApi:
         """A PyCapsule named ``gpupool.c_api`` that points to the table of C functions that ``gpupool.h`` declares."""
 
     def feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int]:
-        """Return a pair like :attr:`malloc` and :attr:`free`, for an allocator that keeps memory and cuts it itself.
+        """Return a pair like :attr:`malloc` and :attr:`free`, for an allocator that has its own cache.
 
-        The functions allocate from the pool whatever scopes the calling thread is in, and return null where there is no
-        memory. They do what ``cudaMalloc`` and ``cudaFree`` would: the memory may be used on any stream at once, and
-        what is freed is used again after all work on the device so far. They ask no :func:`on_oom` callback. A pool
-        that was dropped gives null.
+        The functions allocate from the pool regardless of the calling thread's scopes, and return null if there is no
+        memory. They behave like ``cudaMalloc`` and ``cudaFree``: the memory may be used on any stream immediately, and
+        freed memory is reused after all work on the device so far. They do not call :func:`on_oom` callbacks. After
+        the pool was dropped they return null.
 
         Args:
             pool: The pool; each device's default pool by default.
@@ -1695,13 +1699,12 @@ c_api: CApi
 def attach(
     token: ShareToken | bytes, device: SupportsIndex | None = None, stream: StreamLike | None = None
 ) -> DeviceBuffer:
-    """Take up a buffer that another process of the same user shares: the same memory, without a copy.
+    """Attach a buffer that another process of the same user shares: the same memory, without a copy.
 
-    Work on the stream comes after what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its
-    owner can use the memory again once this process's work with it is done. Where the owner ends first, it stays. What
-    was let go stays mapped here until its owner gives that memory back to the driver, so that attaching what lies there
-    next maps nothing. A program of containers needs no ptrace rights for it, and the containers one network and PID
-    namespace.
+    Work on the stream waits for what was submitted before :meth:`DeviceBuffer.share`. When the buffer is freed, its
+    owner can reuse the memory once this process's work with it is done. If the owner ends first, the memory is kept.
+    Released memory stays mapped here until its owner releases it to the driver, so that attaching a buffer at the same
+    place again is fast. In containers this needs no ptrace permission, but the same network and PID namespace.
 
     >>> buffer = gpupool.empty(4)
     >>> buffer.copy_from(b"gpu!")
@@ -1711,21 +1714,21 @@ def attach(
 
     Args:
         token: What :meth:`DeviceBuffer.share` returned, or its bytes.
-        device: The device that is to use the memory, by default the one that it is on; another one must be able to
-            reach it.
-        stream: The stream that is to use it first, by default the device's current one.
+        device: The device that will use the memory, by default the one that it is on; another one must be able to
+            access it.
+        stream: The stream that will use it first, by default the device's current one.
 
     Raises:
-        InvalidValue: The token is of another machine, boot, user or version of gpupool; the buffer was freed; the
-            device cannot reach it, or is not visible here; or the stream is captured.
+        InvalidValue: The token is from another machine, boot, user or version of gpupool; the buffer was freed; the
+            device cannot access it, or is not visible here; or the stream is captured.
         Unavailable: The owner has ended, does not answer or cannot be reached, or this process may open no more files.
-        LibraryError: The driver refuses. All is as before then.
+        LibraryError: The driver refuses. Nothing has changed then.
     """
 
 def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
-    """Share the live block that an address lies in, as :meth:`DeviceBuffer.share`, for an adapter that has no buffer.
+    """Share the live block that contains an address, as :meth:`DeviceBuffer.share`, for an adapter that has no buffer.
 
-    Return the token, and how far into the block the address is.
+    Return the token, and the address's offset in the block.
 
     Args:
         ptr: The address.
@@ -1737,13 +1740,13 @@ def share_at(ptr: int, stream: StreamLike) -> tuple[ShareToken, int]:
 
 @disjoint_base
 class CudaCoreMemory:
-    """What ``gpupool.cuda_core.MemoryResource`` is below cuda.core's class of that name.
+    """The compiled base class of ``gpupool.cuda_core.MemoryResource``.
 
     Args:
         make_buffer: ``cuda.core.Buffer.from_handle``, or what takes its arguments.
         stream: ``cuda.core.Stream``.
         device: The device's ordinal.
-        pool: The pool of all requests; None for that of the scope that the thread is in.
+        pool: The pool for all requests; None for that of the thread's scope.
     """
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Self: ...
@@ -1810,7 +1813,7 @@ class CupyPinnedMemory:
 
     @property
     def size(self) -> int:
-        """The number of bytes that were asked for."""
+        """The number of requested bytes."""
 
     def record_stream(self, stream: StreamLike) -> None:
         """Keep the memory, once freed, from being used again before this stream's work at that time is done."""
@@ -1844,16 +1847,16 @@ class CupyPinnedAllocator:
         """End what the last :meth:`enter` began."""
 
 def empty_pinned_cache() -> None:
-    """Give the pinned memory that is free back to the system, and no device's."""
+    """Release free pinned memory to the system, but no device memory."""
 
 def owns(address: SupportsIndex) -> bool:
-    """Return whether an address lies in memory of gpupool's."""
+    """Return whether an address is in gpupool's memory."""
 
 def fence(stream: StreamLike, delay: bool = True) -> bool:
     """Let later work on the stream's device, on every stream, wait for all work so far, and return True.
 
     The host does not wait. Memory of ``stream`` that was used on unknown streams may then be freed. While gpupool knows
-    of a capture, which a fence would spoil, this does nothing and returns False.
+    of a capture, which a fence would invalidate, this does nothing and returns False.
 
     Args:
         stream: The stream.
@@ -1865,7 +1868,7 @@ def fence(stream: StreamLike, delay: bool = True) -> bool:
     """
 
 def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> PoolId:
-    """Return an id that no pool has yet, for :func:`begin_allocate_to_pool`.
+    """Return a new pool id, for :func:`begin_allocate_to_pool`.
 
     See https://docs.pytorch.org/docs/stable/generated/torch.cuda.graphs.graph_pool_handle.html
 
@@ -1877,22 +1880,22 @@ def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None
     >>> gpupool.release_pool(0, pool_id)
 
     Args:
-        user_created: True for an id as pools made by users have, ``(0, n)``, False for one as pools for graph capture
-            have, ``(n, 0)``.
-        is_user_created: The same by PyTorch's name, which counts where both are given.
+        user_created: True for an id like those of private pools, ``(0, n)``, False for one like those of pools for
+            graph capture, ``(n, 0)``.
+        is_user_created: The same by PyTorch's name; it takes precedence if both are given.
     """
 
 def begin_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
-    """Route this thread's allocations into the pool with this id, and count one use more of the pool.
+    """Let this thread allocate from the pool with this id, and add one to the pool's use count.
 
-    A pool is made for an id of :func:`graph_pool_handle` that has none yet.
+    If an id of :func:`graph_pool_handle` has no pool yet, the pool is created.
 
     Args:
         device: The device's ordinal.
         pool_id: The pool's id.
 
     Raises:
-        InvalidValue: The id is no pool's, or that of a pool that is gone or closed or of another device.
+        InvalidValue: There is no pool with this id, or it no longer exists, is closed or belongs to another device.
     """
 
 def end_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
@@ -1907,18 +1910,18 @@ def end_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
     """
 
 def release_pool(device: SupportsIndex, pool_id: PoolId) -> None:
-    """Take back one use of a pool; with the last its memory is released, and its id is no pool's any more.
+    """Subtract one from a pool's use count; at zero its memory is released, and its id becomes invalid.
 
     Args:
         device: The device's ordinal.
         pool_id: The pool's id.
 
     Raises:
-        InvalidValue: As :func:`begin_allocate_to_pool`, or no use is left to release.
+        InvalidValue: As :func:`begin_allocate_to_pool`, or the use count is zero.
     """
 
 def pool_use_count(device: SupportsIndex, pool_id: PoolId) -> int | None:
-    """Return the number of uses of a pool; None if the id was handed out and its pool is yet to be made.
+    """Return a pool's use count; None if the id was handed out but its pool does not exist yet.
 
     Args:
         device: The device's ordinal.
@@ -1929,23 +1932,23 @@ def pool_use_count(device: SupportsIndex, pool_id: PoolId) -> int | None:
     """
 
 def empty_cache() -> int:
-    """Return free memory of every pool to the driver, also inside scopes, and return its bytes.
+    """Release free memory of every pool to the driver, also inside scopes, and return its bytes.
 
-    So it does with pinned memory of the host. Large pieces of that, which the driver lets go only once running kernels
-    have ended, go a little later, on a thread of gpupool's own; they are not among the bytes, and count as reserved
-    until then.
+    This includes pinned host memory. Large pieces of it, which the driver releases only once running kernels have
+    ended, are released a little later, on a thread of gpupool; they are not included in the returned bytes, and count
+    as reserved until then.
 
-    What pools reserve stays, and so do segments that may be registered, those of pools with ``no_split``, ``segments``
-    or an ``allocator``: they return by :meth:`MemPool.trim`, or with their pool.
+    Memory that pools reserve is kept, and so are segments that may be registered, those of pools with ``no_split``,
+    ``segments`` or an ``allocator``: they are released by :meth:`MemPool.trim`, or with their pool.
 
-    What this process keeps mapped of buffers that it had attached is unmapped. Where other processes still map what
-    this one has freed, it waits a moment for them, a quarter of a second at most.
+    Idle mappings of buffers that this process had attached are unmapped. If other processes still map memory that this
+    one has freed, the call waits for them, at most a quarter of a second.
 
     >>> gpupool.empty(1 << 20).free()
     >>> released = gpupool.empty_cache()
 
     Returns:
-        The bytes of device memory that went at once.
+        The bytes of device memory that were released immediately.
 
     Raises:
         LibraryError: The driver refuses to take memory back.
@@ -1955,28 +1958,28 @@ def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = 
     """Put all of a device's memory to sleep: its default pool, every :class:`MemPool`, and the pools of graphs.
 
     Each falls asleep as by :meth:`MemPool.sleep`. Idle handles are destroyed with their workspaces, as by
-    :meth:`HandlePool.trim`, and made again when they are needed. Pools that cannot sleep, those with ``no_split``,
-    ``segments`` or an ``allocator``, stay awake, and a line of the log names each.
+    :meth:`HandlePool.trim`, and created again when needed. Pools that cannot sleep, those with ``no_split``,
+    ``segments`` or an ``allocator``, stay awake, and the log names each.
 
     Args:
         device: The device; the current one by default.
         backup: As for :meth:`MemPool.sleep`.
 
     Returns:
-        The bytes that returned to the driver; 0 for what is asleep already.
+        The bytes that were released to the driver; 0 for pools that are asleep already.
 
     Raises:
         InvalidValue: A stream of the device is captured.
-        OutOfMemory: There is not enough pinned memory. Whatever is raised, the pools that this call put to sleep are
-            awake again, as far as there is memory for them.
+        OutOfMemory: There is not enough pinned memory. After any error, the pools that this call put to sleep are
+            awake again, if there is enough memory for them.
     """
 
 def wake(device: SupportsIndex | None = None) -> int:
-    """Wake all of a device's memory that is asleep, as by :meth:`MemPool.wake`, and return the bytes that were taken.
+    """Wake all of a device's sleeping memory, as by :meth:`MemPool.wake`, and return the number of allocated bytes.
 
     Raises:
-        OutOfMemory: There is not enough memory for all pools. Each is awake, or as asleep as before, and another call
-            wakes the rest.
+        OutOfMemory: There is not enough memory for all pools. Each is awake or still asleep, and another call wakes
+            the rest.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
@@ -1994,9 +1997,9 @@ def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
     """
 
 def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
-    """Restart all peaks of a device from what there is now: those of its memory pools, and of handles there.
+    """Reset all peaks of a device to the current values: those of its memory pools, and of handles there.
 
-    Counters, as of allocations, are never reset.
+    Counters, such as the number of allocations, are never reset.
 
     Args:
         device: The device's ordinal; the thread's current device by default.
@@ -2007,15 +2010,15 @@ def memory_snapshot(
 ) -> dict[str, Any]:
     """Return the memory of every pool, block by block, and the events that :func:`record_memory_history` has kept.
 
-    It has the form of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
+    It has the format of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
     read: ``segments`` with their blocks, ``device_traces`` with a list of events for each device,
-    ``allocator_settings`` and ``external_annotations``. Sizes are in bytes, and in events those that were asked for;
+    ``allocator_settings`` and ``external_annotations``. Sizes are in bytes; events have the requested sizes;
     ``time_us`` counts from 1970. gpupool adds ``thread`` to each event, as the operating system numbers it, and
     ``handle_events``: ``time_us``, ``library``, ``device``, ``action`` (``create``, ``take``, ``give_back``,
-    ``discard``, ``destroy``), ``handle`` and ``thread``. Pinned memory of the host is in ``pinned_segments`` and its
+    ``discard``, ``destroy``), ``handle`` and ``thread``. Pinned host memory is in ``pinned_segments`` and its
     events in ``pinned_trace``, with ``numa`` in place of ``device``.
 
-    All of it is of one moment: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
+    The snapshot is consistent: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
 
     See https://pytorch.org/memory_viz, and :func:`dump_snapshot`, which writes a file for it.
 
@@ -2024,12 +2027,12 @@ def memory_snapshot(
     ['allocator_settings', 'device_traces', 'external_annotations']
 
     Args:
-        mempool_id: A pool's id, for its segments and events alone; every pool by default, and for ``(0, 0)``.
+        mempool_id: A pool's id, for only its segments and events; every pool by default, and for ``(0, 0)``.
         include_traces: False to leave the events out.
-        device: A device's ordinal, for what is of that device; all devices by default.
+        device: A device's ordinal, for only that device; all devices by default.
 
     Raises:
-        InvalidValue: The id is no pool's, or that of a pool that is gone or of another device.
+        InvalidValue: There is no pool with this id, or it no longer exists or belongs to another device.
     """
 
 def record_memory_history(
@@ -2040,11 +2043,11 @@ def record_memory_history(
     clear_history: bool = False,
     skip_actions: Sequence[str] | None = None,
 ) -> None:
-    """Record what happens to memory and handles from now on, for :func:`memory_snapshot`; this touches no device.
+    """Start to record events of memory and handles, for :func:`memory_snapshot`; this does not initialise a device.
 
-    A stack is the innermost 64 Python frames of a thread that holds the GIL. PyTorch's operators let go of it before
-    they allocate, so their events have no frames. A second call changes the settings. The parameters are those of
-    ``torch.cuda.memory._record_memory_history``.
+    A stack consists of the innermost 64 Python frames of a thread that holds the GIL. PyTorch's operators release it
+    before they allocate, so their events have no frames. A second call changes the settings. The parameters are those
+    of ``torch.cuda.memory._record_memory_history``.
 
     See https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
 
@@ -2056,14 +2059,14 @@ def record_memory_history(
     >>> gpupool.record_memory_history(None)
 
     Args:
-        enabled: ``"all"`` keeps events, ``"state"`` only the call stacks of blocks that are live, None ends the
-            recording and forgets everything.
+        enabled: ``"all"`` keeps events, ``"state"`` only the call stacks of live blocks, None ends the recording and
+            discards everything.
         context: The call stacks to record: ``"state"`` those of live blocks' allocations, ``"alloc"`` also those of
             every allocation, ``"all"`` also those of every free, None no stacks.
         stacks: The language of the frames.
         max_entries: How many of the newest events to keep, of memory and of handles each, 64 bytes an event; 1,000,000
             by default.
-        clear_history: Forget earlier events.
+        clear_history: Discard earlier events.
         skip_actions: Leave out events with these values of ``action``.
 
     Raises:
@@ -2073,8 +2076,8 @@ def record_memory_history(
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
-    It returns True if it freed any, and the request is then tried again. It runs on the thread that asks, with no lock
-    held, and may allocate nothing that calls it again.
+    It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
+    held, and must not allocate in a way that calls it again.
 
     >>> cache = [gpupool.empty(1 << 20)]
     >>> def forget(device, nbytes):
@@ -2085,17 +2088,17 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     >>> callback.remove()
 
     Args:
-        callback: Takes the device's ordinal and the number of bytes that were asked for.
+        callback: Takes the device's ordinal and the number of requested bytes.
 
     Returns:
-        What keeps the callback registered.
+        An object that keeps the callback registered while it lives.
 
     Raises:
-        InvalidValue: ``callback`` cannot be called.
+        InvalidValue: ``callback`` is not callable.
     """
 
 def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
-    """Reserve at most this part of the device's memory, as ``torch.cuda.set_per_process_memory_fraction`` does.
+    """Limit the reserved memory to a fraction of the device's, as ``torch.cuda.set_per_process_memory_fraction`` does.
 
     >>> gpupool.set_per_process_memory_fraction(0.5)
     >>> gpupool.get_per_process_memory_fraction()
@@ -2103,7 +2106,7 @@ def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | Non
     >>> gpupool.set_per_process_memory_fraction(1.0)
 
     Args:
-        fraction: The part, 0 to 1; 1 for no limit.
+        fraction: The fraction, 0 to 1; 1 for no limit.
         device: The device's ordinal; the thread's current device by default.
 
     Raises:
@@ -2111,23 +2114,23 @@ def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | Non
     """
 
 def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> float:
-    """Return the part that :func:`set_per_process_memory_fraction` set, 0 to 1; 1 by default.
+    """Return the fraction that :func:`set_per_process_memory_fraction` set, 0 to 1; 1 by default.
 
     Args:
         device: The device's ordinal; the thread's current device by default.
     """
 
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
-    """Let ``peer`` read and write the memory that gpupool has on ``device``, now and later.
+    """Let ``peer`` read and write gpupool's memory on ``device``, existing and later.
 
     See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
 
     Args:
         device: The ordinal of the device that has the memory.
-        peer: The ordinal of the device that is to use it.
+        peer: The ordinal of the device that will access it.
 
     Raises:
-        InvalidValue: There is no such device, or the two cannot reach each other.
+        InvalidValue: There is no such device, or the two cannot access each other.
         LibraryError: The driver refuses.
     """
 
@@ -2143,7 +2146,7 @@ class ReplayResult:
 
     @property
     def peak_reserved(self) -> int:
-        """The most bytes that the allocator had of the device at a time."""
+        """The maximum number of bytes that the allocator had reserved on the device."""
 
     @property
     def driver_calls(self) -> int:
@@ -2207,7 +2210,7 @@ def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
 def stream(s: StreamLike) -> StreamScope:
     """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
 
-    The current stream is where calls of gpupool's go that name none. Those of frameworks stay as they are.
+    Calls of gpupool without a stream use the current stream. The current streams of frameworks do not change.
 
     >>> stream = gpupool.Stream()
     >>> with gpupool.stream(stream.ptr):  # or a stream of CuPy, PyTorch, Numba, cuda.core
@@ -2221,12 +2224,12 @@ def stream(s: StreamLike) -> StreamScope:
         A context manager, whose block's target is ``s``.
 
     Raises:
-        InvalidValue: ``s`` is no stream.
+        InvalidValue: ``s`` is not a stream.
         Forked: The process is a forked child.
     """
 
 def current_stream(device: SupportsIndex | None = None) -> Stream:
-    """Return this thread's current stream, where calls go that name none.
+    """Return this thread's current stream, which calls without a stream use.
 
     It is that of the innermost ``with stream:`` or :func:`stream`, else the current one of the framework that was
     enabled last, else the legacy default stream.
@@ -2238,7 +2241,7 @@ def current_stream(device: SupportsIndex | None = None) -> Stream:
         device: The device's ordinal; the thread's current device by default.
 
     Returns:
-        The stream. One of other code's is not kept alive, and is not destroyed with the object.
+        The stream. A stream of other code is not kept alive, and is not destroyed with the object.
 
     Raises:
         InvalidValue: There is no such device.
@@ -2257,7 +2260,7 @@ def synchronize(device: SupportsIndex | None = None) -> None:
         device: The device's ordinal; the thread's current device by default.
 
     Raises:
-        InvalidValue: There is no such device, or one of its streams is being captured, which waiting would spoil.
+        InvalidValue: There is no such device, or one of its streams is being captured, which waiting would invalidate.
         LibraryError: The driver refuses, or earlier work on the device failed.
     """
 
@@ -2271,7 +2274,7 @@ def set_stream_source(source: Callable[[int], int] | None) -> Callable[[int], in
 def runtime() -> str:
     """Return the runtime in use: ``cuda``, ``hip`` or ``host``.
 
-    It is that of ``GPUPOOL_RUNTIME``, else the first that has a device.
+    It is the one in ``GPUPOOL_RUNTIME``, otherwise the first that has a device.
 
     >>> gpupool.runtime()
     'host'
@@ -2284,7 +2287,7 @@ def driver_version() -> tuple[int, int] | None:
     """Return the CUDA version that the driver supports, or HIP's, as major and minor; None for simulated devices."""
 
 def device_info(device: SupportsIndex) -> dict[str, Any]:
-    """Return what the driver tells of a device. No context is made.
+    """Return what the driver reports about a device. No context is created.
 
     The keys are ``name``, ``uuid``, ``compute_capability`` (major and minor), ``pci_bus_id``, ``is_mig``,
     ``is_shareable`` and ``is_rdma`` (whether gpupool's memory can be shared with other processes, and registered by
@@ -2296,7 +2299,7 @@ def runtimes_passed_over() -> list[tuple[str, str, bool]]:
     """Return each platform that was passed over for the runtime, why, and whether it is there but does not work."""
 
 def device_count() -> int:
-    """Return the number of devices that the process sees, as ``CUDA_VISIBLE_DEVICES`` and its like leave them.
+    """Return the number of devices visible to the process, after ``CUDA_VISIBLE_DEVICES`` and similar variables.
 
     >>> gpupool.device_count() > 0
     True
@@ -2313,15 +2316,15 @@ def current_device() -> int:
     """
 
 def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float | None, int | None]:
-    """Reserve at most this much on each device, also on those used later, and return the former limits.
+    """Limit the reserved memory on each device, also on those used later, and return the previous limits.
 
-    No driver is asked.
+    The driver is not called.
     """
 
 def devices_in_use() -> list[int]:
-    """Return the ordinals of the devices whose memory the process has used, or on which it has made handles.
+    """Return the ordinals of the devices whose memory the process has used, or on which it has created handles.
 
-    No driver is asked.
+    The driver is not called.
     """
 
 def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:

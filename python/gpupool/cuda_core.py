@@ -1,18 +1,17 @@
-"""cuda.core's memory from gpupool: ``gpupool.cuda_core.enable()``, or a ``MemoryResource`` wherever one is taken.
+"""cuda.core's memory from gpupool: ``gpupool.cuda_core.enable()``, or a ``MemoryResource`` to pass to cuda.core.
 
-cuda.core has a ``Device`` object for each thread, and each has a memory resource of its own. So every thread that calls
-``device.allocate`` enables gpupool for itself, as it calls ``device.set_current``; a pool of threads does it by its
-initializer:
+In cuda.core each thread has its own ``Device`` object with its own memory resource. So enable gpupool in every thread
+that calls ``device.allocate``, as you call ``device.set_current`` there; in a thread pool use the initializer:
 
 >>> ThreadPoolExecutor(16, initializer=gpupool.cuda_core.enable)
 
-Pinned memory of the host is a resource of its own:
+Pinned host memory is a separate resource:
 
 >>> resource = gpupool.cuda_core.PinnedMemoryResource()
 >>> buffer = resource.allocate(1 << 20, stream=stream)  # numpy.from_dlpack(buffer) is the host's view of it
 
-cuda.core has no current stream and names one in every call. A call of gpupool's that names no stream therefore does not
-follow cuda.core.
+cuda.core has no current stream and takes one in every call, so calls of gpupool without a stream do not use a stream of
+cuda.core.
 
 https://nvidia.github.io/cuda-python/cuda-core/latest/api.html
 """
@@ -59,7 +58,7 @@ def __getattr__(name: str) -> Any:
 
 
 def enable(device: Any = None) -> None:
-    """Let ``Device(device).memory_resource`` of the calling thread be gpupool's; a second call does nothing.
+    """Set ``Device(device).memory_resource`` of the calling thread to gpupool's; a second call does nothing.
 
     Args:
         device: An ordinal or a ``cuda.core.Device``; the thread's current device by default.
@@ -78,9 +77,9 @@ def enable(device: Any = None) -> None:
 
 
 def disable(device: Any = None) -> None:
-    """Let ``Device(device).memory_resource`` be a ``DeviceMemoryResource`` of cuda.core's again.
+    """Set ``Device(device).memory_resource`` to a ``DeviceMemoryResource`` of cuda.core again.
 
-    This does nothing where :func:`enable` was not called.
+    This does nothing if :func:`enable` was not called.
     """
     core = _core()
     device = core.Device(device)
@@ -91,7 +90,7 @@ def disable(device: Any = None) -> None:
 
 @contextmanager
 def using(pool: MemPool) -> Iterator[MemPool]:
-    """Enable gpupool and let this thread's ``device.allocate`` take from the pool, for a ``with`` block."""
+    """Enable gpupool and let this thread's ``device.allocate`` allocate from the pool, for a ``with`` block."""
     enable(pool.device)
     with use_mem_pool(pool):
         yield pool
@@ -100,8 +99,8 @@ def using(pool: MemPool) -> Iterator[MemPool]:
 def to_buffer(buffer: DeviceBuffer | PinnedBuffer) -> Any:
     """Return a ``cuda.core.Buffer`` of the same memory, which keeps ``buffer`` alive as its ``owner``.
 
-    The memory is freed when both are gone, in the order of the stream on which it was allocated; pinned memory for use
-    after the streams that it was recorded on.
+    The memory is freed when both are gone, in the order of the stream on which it was allocated; pinned memory in the
+    order of the streams that it was recorded on.
     """
     return _core().Buffer.from_handle(buffer.ptr, buffer.nbytes, owner=buffer)
 
@@ -109,7 +108,7 @@ def to_buffer(buffer: DeviceBuffer | PinnedBuffer) -> Any:
 def from_buffer(buffer: Any) -> DeviceBuffer | PinnedBuffer:
     """Return the gpupool buffer that a ``cuda.core.Buffer`` is made of, without a copy.
 
-    The memory then lives until both are gone. Other frameworks take memory that is not gpupool's as it is, by
+    The memory then lives until both are gone. To pass memory that is not gpupool's to other frameworks, use
     ``__dlpack__``.
 
     Raises:

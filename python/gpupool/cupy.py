@@ -4,28 +4,28 @@
 >>> gpupool.cupy.enable()  # from here on every CuPy array of the process; CuPy's code stays as it is
 
 >>> pool = gpupool.MemPool(limit=8 << 30)
->>> with gpupool.cupy.using(pool):  # what this thread allocates, from a pool of its own
+>>> with gpupool.cupy.using(pool):  # this thread's allocations, from a private pool
 ...     a = cupy.zeros(1000)
 
-An array is allocated on CuPy's current stream and device, and its memory returns in the order of that stream when the
+An array is allocated on CuPy's current stream and device, and its memory is freed in the order of that stream when the
 array dies, as with CuPy's own pool. Arrays that exist when the allocator changes keep their memory, which returns to
-where it came from. What CuPy's own pool had cached stays cached until
+where it came from. Memory that CuPy's own pool has cached stays cached until
 ``cupy.get_default_memory_pool().free_all_blocks()`` is called, or memory runs out.
 
 - **The pool's calls**: :func:`get_default_memory_pool` has CuPy's methods (``free_all_blocks``, ``used_bytes``,
   ``set_limit``, ...) over gpupool's memory; CuPy's function of that name still means CuPy's own pool.
 - **Limits**: ``CUPY_GPU_MEMORY_LIMIT`` and ``set_limit`` limit what gpupool reserves on a device, for other frameworks
-  that use it too. A part of the program is limited by ``using(gpupool.MemPool(limit=...))``.
-- **Out of memory**: garbage is collected, CuPy's own pool is emptied, and the request is tried once more; then CuPy
-  raises ``cupy.cuda.memory.OutOfMemoryError``, whose ``__cause__`` is gpupool's error that says who holds what.
-- **Graphs**: what is allocated while a stream is captured is safe in ``with pool.capture(stream) as memory:`` around
-  ``stream.begin_capture()`` and ``stream.end_capture()``: it is the graph's until ``memory.reset()``.
+  that use it too. To limit a part of the program use ``using(gpupool.MemPool(limit=...))``.
+- **Out of memory**: garbage is collected, CuPy's own pool is emptied, and the request is retried once; then CuPy
+  raises ``cupy.cuda.memory.OutOfMemoryError``, whose ``__cause__`` is gpupool's error that says what holds the memory.
+- **Graphs**: put ``with pool.capture(stream) as memory:`` around ``stream.begin_capture()`` and
+  ``stream.end_capture()``: what is allocated there belongs to the graph until ``memory.reset()``.
 - **Streams**: as with CuPy's own pool, an array that a second stream uses must not die before that stream is done with
   it. An array's memory keeps the ``cupy.cuda.Stream`` on which it was allocated alive.
 - **Hooks**: CuPy's memory hooks belong to its own pool, and see nothing of gpupool.
 - **Pinned memory**: ``enable(pinned=True)``, or ``using(pinned=True)`` for a thread: what ``cupyx.empty_pinned`` and
-  the like return, and what CuPy copies arrays of the host through. As with CuPy's own pool, such an array must not die
-  before copies with it are done, unless :func:`record_stream` named their stream.
+  the like return, and what CuPy uses to copy host arrays. As with CuPy's own pool, such an array must not die
+  before copies with it are done, unless their stream was passed to :func:`record_stream`.
 - **Handles**: ``enable(handles=True)``, or ``gpupool.cublas.handle(stream)`` with the functions of
   ``cupy_backends.cuda.libs``, which put CuPy's current stream into the handle at every call.
 
@@ -196,19 +196,19 @@ def _limit(device: int, part: float) -> tuple[float, float]:
 def enable(*, handles: bool = False, pinned: bool = False) -> None:
     """Let CuPy allocate from gpupool, in all threads; a second call changes nothing.
 
-    Calls of gpupool that name no stream follow CuPy's current one. ``CUPY_GPU_MEMORY_LIMIT`` becomes the limit of what
+    Calls of gpupool without a stream use CuPy's current one. ``CUPY_GPU_MEMORY_LIMIT`` becomes the limit of what
     gpupool reserves on each device.
 
     With ``handles``, CuPy's handles of cuBLAS, cuSOLVER and cuSPARSE come from gpupool too. Each thread still gets one
-    for each device, but at its end they return to the pool, where CuPy destroys its own and so waits for the device.
-    CuPy has no plug for this: ``create`` and ``destroy`` of ``cupy_backends.cuda.libs.cublas``, ``.cusolver`` and
-    ``.cusparse`` are replaced, in the whole process, by functions that lease a handle and give it back. Handles that
-    threads have already stay CuPy's. The pools count, and limit, CuPy's handles as leases.
+    for each device, but when it ends they return to the pool; CuPy would destroy them, which waits for the device.
+    CuPy has no official interface for this: ``create`` and ``destroy`` of ``cupy_backends.cuda.libs.cublas``,
+    ``.cusolver`` and ``.cusparse`` are replaced, in the whole process, by functions that lease a handle and return it.
+    Handles that threads already have remain CuPy's. The pools count, and limit, CuPy's handles as leases.
 
     With ``pinned``, CuPy's pinned memory comes from gpupool too, by ``cupy.cuda.set_pinned_memory_allocator``, on the
     NUMA node nearest to the thread's current device. When it runs out, garbage is collected, CuPy's own pool is
-    emptied, and the request is tried once more; then CuPy copies without it where it can, with a warning, and raises
-    ``CUDARuntimeError`` (cudaErrorMemoryAllocation) where it cannot.
+    emptied, and the request is retried once; then CuPy copies without pinned memory if it can, with a warning, and
+    otherwise raises ``CUDARuntimeError`` (cudaErrorMemoryAllocation).
 
     Args:
         handles: Let CuPy's library handles come from gpupool too.
@@ -218,7 +218,7 @@ def enable(*, handles: bool = False, pinned: bool = False) -> None:
         gpupool.LibraryNotFound: CuPy 13 or later is missing, or with ``handles`` a library, or CuPy uses another copy
             of it than gpupool.
         ValueError: The thread is in a block of :func:`using` or ``cupy.cuda.using_allocator``, where CuPy refuses to
-            change the allocator of the process, or CUPY_GPU_MEMORY_LIMIT cannot be right.
+            change the allocator of the process, or CUPY_GPU_MEMORY_LIMIT is invalid.
 
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.set_allocator.html
     """
@@ -245,9 +245,9 @@ def enable(*, handles: bool = False, pinned: bool = False) -> None:
 def disable() -> None:
     """Let CuPy allocate as it did before :func:`enable`, and create its handles itself; a second call does nothing.
 
-    Arrays that exist keep gpupool's memory until they die, threads their handles until they end. An allocator that
-    other code has set meanwhile stays. A limit of CUPY_GPU_MEMORY_LIMIT is taken back unless it was changed since.
-    Pinned memory comes from CuPy's default pool again: which allocator it had before, CuPy does not tell.
+    Existing arrays keep gpupool's memory until they die, and threads their handles until they end. An allocator that
+    other code has set meanwhile stays. A limit of CUPY_GPU_MEMORY_LIMIT is removed unless it was changed since.
+    Pinned memory comes from CuPy's default pool again, because CuPy does not report which allocator it had before.
 
     Raises:
         ValueError: The thread is in a block of :func:`using` or ``cupy.cuda.using_allocator``, as for :func:`enable`.
@@ -273,8 +273,8 @@ def disable() -> None:
 def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[None]:
     """Let CuPy allocate from the pool in this thread, whether enabled or not, for a ``with`` block.
 
-    The pool belongs to one device: on others the memory is gpupool's default. Blocks nest, also with
-    ``cupy.cuda.using_allocator``, and the innermost wins.
+    The pool belongs to one device: on other devices the default pool is used. Blocks nest, also with
+    ``cupy.cuda.using_allocator``, and the innermost applies.
 
     Args:
         pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
@@ -284,7 +284,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
 
     Raises:
         gpupool.LibraryNotFound: CuPy 13 or later is missing.
-        gpupool.InvalidValue: The argument is no pool.
+        gpupool.InvalidValue: The argument is not a pool.
 
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.using_allocator.html
     """
@@ -299,15 +299,15 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
 
 
 def record_stream(array: Any, stream: Any = None) -> None:
-    """Keep an array's pinned memory, once the array died, from use before this stream's work at that time is done.
+    """Make sure that an array's pinned memory, once the array died, is not reused before this stream's work is done.
 
     Args:
         array: What ``cupyx.empty_pinned`` or the like has returned, or a view of it.
-        stream: The stream of copies with it; CuPy's current one by default. It is kept alive as long as the array, but
-            for one that is given as an address.
+        stream: The stream of copies with it; CuPy's current one by default. It is kept alive as long as the array,
+            unless it is given as an address.
 
     Raises:
-        gpupool.InvalidValue: The array has no pinned memory of gpupool's.
+        gpupool.InvalidValue: The array is not in gpupool's pinned memory.
     """
     _cupy_pinned.record_stream(array, _cupy().cuda.get_current_stream() if stream is None else stream)
 
@@ -329,7 +329,7 @@ class MemoryPool:
     def free_all_blocks(self, stream: object = None) -> None:
         """Return free memory of all streams, pools and devices to the driver.
 
-        ``stream`` is there because CuPy's method has it, and changes nothing.
+        ``stream`` has no effect; it exists because CuPy's method has it.
         """
         empty_cache()
 
@@ -340,7 +340,7 @@ class MemoryPool:
         return sum(block["state"] == "inactive" for segment in segments for block in segment["blocks"])
 
     def used_bytes(self) -> int:
-        """Return the bytes of live blocks, as they were cut."""
+        """Return the bytes of live blocks after rounding."""
         return memory_stats().live_bytes
 
     def free_bytes(self) -> int:
@@ -353,13 +353,12 @@ class MemoryPool:
         return memory_stats().reserved_bytes
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Limit what gpupool reserves on the current device, to ``size`` bytes or to a part of its memory, 0 to 1.
+        """Limit what gpupool reserves on the current device, to ``size`` bytes or to a fraction of its memory, 0 to 1.
 
-        Without either, or with 0, there is no limit. What is reserved beyond a new limit stays until it is freed and
-        returned.
+        Without either, or with 0, there is no limit. Memory beyond a new limit is kept until it is freed and released.
 
         Raises:
-            gpupool.InvalidValue: Both are given, or a value that cannot be. The exception is a ValueError too.
+            gpupool.InvalidValue: Both are given, or a value is invalid. The exception is a ValueError too.
         """
         device = current_device()
         set_per_process_memory_fraction(_part(device, size, fraction), device)

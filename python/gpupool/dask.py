@@ -4,8 +4,8 @@
 >>> client.register_plugin(gpupool.dask.Plugin(settings))
 >>> gpupool.dask.stats(client)  # {address: what gpupool.worker.stats() returns there}
 
-Without a client, ``dask worker --preload gpupool.dask`` sets a worker up as its ``GPUPOOL_WORKER`` says. The launcher
-decides which GPU a worker has, as dask-cuda does by ``CUDA_VISIBLE_DEVICES``.
+Without a client, ``dask worker --preload gpupool.dask`` sets a worker up with the settings in its ``GPUPOOL_WORKER``.
+The launcher decides which GPU a worker uses, as dask-cuda does with ``CUDA_VISIBLE_DEVICES``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,7 @@ def __getattr__(name: str) -> Any:
 def stats(client: "Client") -> dict[str, dict[str, Any]]:
     """Return what :func:`gpupool.worker.stats` returns on each worker, by the worker's address.
 
-    A worker that cannot tell its statistics has only ``failure``. With an asynchronous client the result is to be
-    awaited.
+    A worker that cannot report its statistics has only ``failure``. With an asynchronous client, await the result.
     """
     found: dict[str, dict[str, Any]] = client.run(worker.stats_or_failure)
     return found

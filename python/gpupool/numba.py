@@ -1,19 +1,19 @@
 """Numba's arrays in gpupool's memory: ``gpupool.numba.enable()``, or ``NUMBA_CUDA_MEMORY_MANAGER=gpupool.numba``.
 
-It must be chosen before Numba's first use of a GPU, where each context takes its memory manager for good. Then
+It must be enabled before Numba's first use of a GPU, when each context chooses its memory manager permanently. Then
 ``cuda.to_device``, ``cuda.device_array`` and the like allocate from gpupool, also in the scopes of its pools:
 
 >>> with gpupool.use_mem_pool(pool):
 ...     array = cuda.device_array(1000)
 
-Pinned memory is Numba's own unless gpupool's is chosen too, at any time: ``gpupool.numba.enable(pinned=True)``. Then
-``cuda.pinned_array`` and ``cuda.mapped_array`` are gpupool's. ``cuda.pinned`` and ``cuda.mapped`` pin memory that is
-there, which stays Numba's work; arrays that are gpupool's pinned memory they take as they are.
+Pinned memory is Numba's own unless it is enabled too, at any time: ``gpupool.numba.enable(pinned=True)``. Then
+``cuda.pinned_array`` and ``cuda.mapped_array`` come from gpupool. ``cuda.pinned`` and ``cuda.mapped`` pin existing
+memory, which Numba still does itself; they accept arrays in gpupool's pinned memory as they are.
 
-Numba has no current stream. A call of gpupool's that names no stream therefore does not follow Numba.
+Numba has no current stream, so calls of gpupool without a stream do not use a stream of Numba.
 
 The memory of arrays that died is freed behind a fence through the whole device (cuCtxRecordEvent, cuCtxWaitEvent). That
-spoils captures of graphs that gpupool does not know of, so capture in ``with pool.capture(stream):``.
+invalidates captures of graphs that gpupool does not know of, so capture in ``with pool.capture(stream):``.
 
 https://nvidia.github.io/numba-cuda/user/external-memory.html
 """
@@ -62,7 +62,7 @@ def _choose(driver: Any, manager: Any) -> None:
 
 
 def enable(*, pinned: bool | None = None) -> None:
-    """Let Numba allocate device memory from gpupool; a second call changes pinned memory alone.
+    """Let Numba allocate device memory from gpupool; a second call changes only pinned memory.
 
     Args:
         pinned: True to let pinned arrays of all threads come from gpupool too, from now on; False to end that; None
@@ -70,7 +70,7 @@ def enable(*, pinned: bool | None = None) -> None:
 
     Raises:
         gpupool.LibraryNotFound: numba-cuda is missing or too old.
-        gpupool.Error: Numba uses a GPU already.
+        gpupool.Error: Numba has already used a GPU.
     """
     manager = _manager()
     driver = importlib.import_module("numba.cuda.cudadrv.driver")
@@ -82,10 +82,10 @@ def enable(*, pinned: bool | None = None) -> None:
 
 
 def disable() -> None:
-    """Let Numba allocate by itself, which does nothing if it does already. Pinned memory is then its own too.
+    """Let Numba use its own allocators again, also for pinned memory. This does nothing if it already does.
 
     Raises:
-        gpupool.Error: Numba uses a GPU already.
+        gpupool.Error: Numba has already used a GPU.
     """
     manager = _manager()
     driver = importlib.import_module("numba.cuda.cudadrv.driver")
@@ -100,7 +100,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
     """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block.
 
     Args:
-        pool: A MemPool or its ``token()``; None for the memory that the thread is led to already.
+        pool: A MemPool or its ``token()``; None for the pool of the thread's scope.
         pinned: Let this thread's pinned arrays come from gpupool too, which belong to no pool.
     """
     enable()

@@ -1,7 +1,7 @@
 """nvmath-python on gpupool: leased handles and gpupool's memory, by nvmath's own ``options``.
 
 >>> from nvmath.sparse.advanced import DirectSolver
->>> gpupool.cudss.set_mem_pool(gpupool.MemPool(limit=8 << 30))  # cuDSS's own memory, if it shall be gpupool's
+>>> gpupool.cudss.set_mem_pool(gpupool.MemPool(limit=8 << 30))  # optional: cuDSS's own memory from gpupool
 >>> with gpupool.nvmath.options(gpupool.cudss, stream) as options, DirectSolver(a, b, options=options) as solver:
 ...     solver.plan()
 
@@ -29,7 +29,7 @@ __all__ = ["MemoryManager", "options"]
 class MemoryManager:
     """An ``allocator`` for nvmath's options: memory of gpupool, from the pool whose scope the thread is in.
 
-    It fulfils nvmath's protocol ``BaseCUDAMemoryManagerAsync``:
+    It implements nvmath's protocol ``BaseCUDAMemoryManagerAsync``:
     https://docs.nvidia.com/cuda/nvmath-python/latest/host-apis/generated/nvmath.BaseCUDAMemoryManagerAsync.html
     """
 
@@ -66,7 +66,7 @@ def options(
     """Lend a handle as the ``options`` of an nvmath solver or product, for a ``with`` block.
 
     Free the solver before the block ends. A cuDSS handle for which nvmath loads a threading layer, from
-    ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, for cuDSS cannot take that back.
+    ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, because cuDSS cannot undo that.
 
     Args:
         pool: :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for

@@ -2,12 +2,11 @@
 
 >>> gpupool.prometheus.text()  # the text format, for any web server; nothing else is needed
 
->>> prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())  # where prometheus_client serves the metrics
+>>> prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())  # if prometheus_client serves the metrics
 
-Both tell of every device that the process has used through gpupool, and of none other, so that no scrape starts a
-driver. A process that cannot tell its statistics, such as a forked child, has ``gpupool_up 0`` and no other metric of
-gpupool, so that the program's own metrics are still served. The names are stable; :obj:`METRICS` lists them with their
-meanings.
+Both report only devices that the process has used through gpupool, so that a scrape never initialises a driver. A
+process that cannot report its statistics, such as a forked child, has ``gpupool_up 0`` and no other metric of gpupool,
+so that the program's own metrics are still served. The names are stable; :obj:`METRICS` lists them with their meanings.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -105,13 +104,13 @@ def text(*, pools: int = _POOLS, streams: int = 0) -> str:
     """Return the statistics in Prometheus' text format.
 
     Args:
-        pools: How many pools of each device have series of their own: the default one and those that hold most. The
-            others are summed up as the pool ``others``.
-        streams: How many streams of each device have series, those that hold most. The default is 0, as streams may
-            come and go by thousands, and each would be a series for ever.
+        pools: How many pools of each device have their own series: the default one and those that hold most. The
+            others are added up as the pool ``others``.
+        streams: How many streams of each device have series, those that hold most. The default is 0, because there may
+            be thousands of short-lived streams, and each would be a permanent series.
 
     Raises:
-        gpupool.InvalidValue: A number cannot be right.
+        gpupool.InvalidValue: A number is invalid.
     """
     lines = []
     for name, samples in _samples(_count("pools", pools), _count("streams", streams)).items():
@@ -129,7 +128,7 @@ class Collector:
 
     Raises:
         gpupool.LibraryNotFound: prometheus_client is missing.
-        gpupool.InvalidValue: A number cannot be right.
+        gpupool.InvalidValue: A number is invalid.
 
     https://prometheus.github.io/client_python/collector/custom/
     """

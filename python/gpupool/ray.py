@@ -4,13 +4,13 @@
 >>> ray.init(runtime_env={"worker_process_setup_hook": gpupool.ray.setup(settings)})
 >>> gpupool.ray.stats(actors)  # {actor's id: what gpupool.worker.stats() returns there}
 
-Ray calls the hook when a process starts, and tells it only with the first task which GPUs it has, by
-``CUDA_VISIBLE_DEVICES``; a driver that was started before would see all of them. So the hook starts no driver, and warm
-handles are made by ``gpupool.worker.warm()``: call it first in an actor's ``__init__``, or in a task. Limit memory by
-the settings, not by CuPy's ``CUPY_GPU_MEMORY_LIMIT``: that asks the driver for every device's size as CuPy is enabled.
+Ray calls the hook when a process starts, but assigns GPUs to it only with the first task, by ``CUDA_VISIBLE_DEVICES``;
+a driver that was initialised before would see all of them. So the hook does not initialise the driver, and warm handles
+are created by ``gpupool.worker.warm()``: call it first in an actor's ``__init__``, or in a task. Limit memory by the
+settings, not by CuPy's ``CUPY_GPU_MEMORY_LIMIT``, for which the driver is called when CuPy is enabled.
 
-Where no code of the job can be changed, ``"worker_process_setup_hook": "gpupool.ray.from_environment"`` does what
-``GPUPOOL_WORKER`` says, which ``"env_vars"`` of the same ``runtime_env`` can hold.
+If you cannot change the job's code, ``"worker_process_setup_hook": "gpupool.ray.from_environment"`` uses the settings
+in ``GPUPOOL_WORKER``, which you can pass in ``"env_vars"`` of the same ``runtime_env``.
 
 https://docs.ray.io/en/latest/ray-core/api/runtime-env.html
 """
@@ -28,8 +28,8 @@ __all__ = ["from_environment", "setup", "stats"]
 def setup(settings: Settings | None = None) -> Callable[[], None]:
     """Return the hook that sets up a worker process; without settings it reads the process's ``GPUPOOL_WORKER``.
 
-    A process that cannot be set up ends, and the actor that it was for fails with Ray's ``ActorDiedError``, whose
-    message says which worker it was and what failed. A task fails with ``WorkerCrashedError``, and Ray prints the
+    A process that cannot be set up ends, and the actor that it was started for fails with Ray's ``ActorDiedError``,
+    whose message says which worker it was and what failed. A task fails with ``WorkerCrashedError``, and Ray prints the
     message.
     """
 
@@ -41,7 +41,7 @@ def setup(settings: Settings | None = None) -> Callable[[], None]:
 
 
 def from_environment() -> None:
-    """Set this worker process up as ``GPUPOOL_WORKER`` says. Ray finds this hook by its name."""
+    """Set this worker process up with the settings in ``GPUPOOL_WORKER``. Ray finds this hook by its name."""
     _set_up(None)
 
 
@@ -59,9 +59,8 @@ def _stats(_actor: Any) -> dict[str, Any]:
 def stats(actors: Sequence[Any], timeout: float = 60.0) -> dict[str, dict[str, Any]]:
     """Return what :func:`gpupool.worker.stats` returns in each actor's process, by the actor's id in hexadecimal.
 
-    The calls wait their turn behind those that an actor has. An actor that is dead, or not done in time, has only
-    ``failure``. A process that runs tasks alone cannot be asked from outside: let the task return
-    ``gpupool.worker.stats()``.
+    The calls wait for the actors' earlier calls. An actor that is dead, or not done in time, has only ``failure``. A
+    process that runs only tasks cannot be asked from outside: let the task return ``gpupool.worker.stats()``.
 
     Args:
         actors: The actors.

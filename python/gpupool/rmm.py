@@ -1,17 +1,17 @@
-"""RMM and gpupool, one over the other: RMM's resources allocate from gpupool, or a MemPool from one of RMM's.
+"""RMM and gpupool, in both directions: RMM allocates from gpupool, or a MemPool from an RMM resource.
 
 >>> gpupool.rmm.enable()  # what RMM allocates for cuDF, cuML, ... comes from gpupool
 
->>> upstream = gpupool.rmm.resource()  # or a resource to put RMM's own on top
+>>> upstream = gpupool.rmm.resource()  # or a resource, to stack RMM's adaptors on it
 >>> rmm.mr.set_current_device_resource(rmm.mr.StatisticsResourceAdaptor(upstream))
 
 >>> pool = gpupool.MemPool(allocator=gpupool.rmm.allocator(rmm.mr.CudaAsyncMemoryResource()))
 
 >>> pinned = gpupool.rmm.pinned_resource()  # in place of rmm.mr.PinnedHostMemoryResource()
 
-RMM names the stream of every allocation and deallocation, and gpupool keeps to it. With RMM 26.06 and later requests
-run no Python: a module for each version comes with gpupool's wheel, or is compiled at first use. Where there is none,
-each request takes the GIL and runs a function, and a warning says what is missing.
+RMM passes the stream of every allocation and deallocation, and gpupool uses it. With RMM 26.06 and later requests
+run no Python code: a module for each version is in gpupool's wheel, or is compiled at first use. Without one, each
+request takes the GIL and calls a Python function, and a warning says what is missing.
 
 RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
 """
@@ -91,11 +91,11 @@ def _native_module() -> Any:
 
 
 def resource(device: int | None = None) -> Any:
-    """Return a resource of RMM's that allocates from gpupool, on the streams that callers name.
+    """Return an RMM resource that allocates from gpupool, on the streams that callers pass.
 
     It follows the calling thread's scopes. When memory runs out RMM raises MemoryError with gpupool's message. The
-    resource can be the upstream of RMM's adaptors and pools. Requests run no Python, or there was a warning that says
-    why: then it is an ``rmm.mr.CallbackMemoryResource``.
+    resource can be the upstream of RMM's adaptors and pools. Requests run no Python code; if that is not possible, a
+    warning says why, and the resource is an ``rmm.mr.CallbackMemoryResource``.
 
     Args:
         device: The device, which must be current when the resource is used, as RMM requires; by default the one that is
@@ -114,15 +114,15 @@ def resource(device: int | None = None) -> Any:
 
 
 def pinned_resource(device: int | None = None) -> Any:
-    """Return a resource of RMM's with pinned memory, in place of ``rmm.mr.PinnedHostMemoryResource()``.
+    """Return an RMM resource with pinned memory, in place of ``rmm.mr.PinnedHostMemoryResource()``.
 
-    The memory is on the NUMA node nearest to the device that is current when it is allocated, and is used again once
-    the streams are done with it that it was allocated and deallocated on. When it runs out RMM raises MemoryError with
-    gpupool's message. RMM tells C++ code of a resource from Python that it is for devices, and not that the host can
-    use its memory.
+    The memory is on the NUMA node nearest to the device that is current when it is allocated, and is reused once
+    the streams that it was allocated and deallocated on are done with it. When it runs out RMM raises MemoryError with
+    gpupool's message. For C++ code, RMM declares resources from Python as device accessible, but not as host
+    accessible.
 
     Args:
-        device: The device whose streams are named; by default the current one.
+        device: The device of the streams; by default the current one.
 
     Raises:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
@@ -143,7 +143,7 @@ _enabled: dict[int, tuple[Any, Any]] = {}
 def enable() -> None:
     """Let RMM allocate from gpupool on every device; a second call changes nothing.
 
-    Do it before anything was allocated, as RMM asks of every program that changes its resources.
+    Call it before anything is allocated, as RMM requires of every program that changes its resources.
 
     Raises:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
@@ -169,7 +169,7 @@ def _enable_on(devices: Iterable[int]) -> None:
 def disable() -> None:
     """Let RMM allocate as it did before :func:`enable`; a second call does nothing.
 
-    A resource that other code has set meanwhile stays. What was allocated stays valid, and returns to gpupool.
+    A resource that other code has set meanwhile stays. Allocated memory stays valid, and returns to gpupool.
     """
     with _lock:
         if not _enabled:
@@ -213,13 +213,13 @@ def _check(runtime: ModuleType, status: Any) -> None:
 def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, int, int, int], None]]:
     """Return the functions of an RMM resource for ``MemPool(allocator=...)``, which supply the pool's segments.
 
-    Segments are allocated on the stream that the pool's caller names. They return once the work with them is done, on
-    the calling thread's default stream, since their own may be gone by then.
+    Segments are allocated on the stream of the pool's caller. They are deallocated once the work with them is done, on
+    the calling thread's default stream, because their own may have been destroyed by then.
 
     Args:
         mr: A resource of the pool's device, such as ``rmm.mr.CudaAsyncMemoryResource()`` or
             ``rmm.mr.get_current_device_resource()``; it is kept as long as the pool has memory. It cannot be a
-            :func:`resource`: memory of gpupool's cannot supply gpupool.
+            :func:`resource`: gpupool's own memory cannot supply gpupool.
 
     Raises:
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.

@@ -4,10 +4,10 @@ There are three ways, each of one line:
 
 - ``gpupool.torch.enable()``: every tensor of the process from here on comes from gpupool. PyTorch's statistics,
   snapshots, pools and graphs work as they did.
-- ``with gpupool.torch.using(pool):`` routes what this thread allocates in PyTorch into the pool.
+- ``with gpupool.torch.using(pool):``: what this thread allocates in PyTorch comes from the pool.
 - ``torch_pool = gpupool.torch.mem_pool(pool)``: a :class:`torch.cuda.MemPool` whose memory comes from a gpupool pool.
 
-The last two work with the first and without it.
+The last two work with and without the first.
 
 https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
 """
@@ -54,24 +54,24 @@ def mem_pool(
 
     It is for ``torch.cuda.use_mem_pool`` and, by its ``id``, for ``torch.cuda.graph``.
 
-    After :func:`enable` it is the gpupool pool itself. Without that PyTorch asks for whole segments, of 2 MiB at least,
-    and keeps them as its own cache; they are live bytes of the gpupool pool. Where the pool is at its limit, or the
-    device has no more, PyTorch frees what it can of its own and then raises ``torch.OutOfMemoryError``. Keep the
-    MemPool as long as any thread is in a pool of PyTorch's or captures a graph: PyTorch 2.11 ends the process if one
+    After :func:`enable` it is the gpupool pool itself. Without that PyTorch requests whole segments, of at least 2 MiB,
+    and caches them; they are live bytes of the gpupool pool. If the pool is at its limit, or the
+    device has no more memory, PyTorch releases what it can and then raises ``torch.OutOfMemoryError``. Keep the
+    MemPool as long as any thread uses a PyTorch pool or captures a graph: PyTorch 2.11 ends the process if one
     dies meanwhile.
 
     Args:
-        pool: The pool that feeds it, which lives at least as long; the device's default pool if None. Its own
-            allocator, if it has one, must be C functions unless gpupool is PyTorch's allocator, for PyTorch's own calls
-            them inside a lock.
+        pool: The pool that it allocates from, which lives at least as long; the device's default pool if None. If the
+            pool has a custom allocator, that must be C functions unless gpupool is PyTorch's allocator, because
+            PyTorch's own allocator calls them inside a lock.
         device: Without a pool, the ordinal of the device; by default PyTorch's current one.
-        use_on_oom: As for ``torch.cuda.MemPool``. After :func:`enable` that of the gpupool pool counts.
-        no_split: As for ``torch.cuda.MemPool``. After :func:`enable` that of the gpupool pool counts.
+        use_on_oom: As for ``torch.cuda.MemPool``. After :func:`enable` that of the gpupool pool applies.
+        no_split: As for ``torch.cuda.MemPool``. After :func:`enable` that of the gpupool pool applies.
 
     Raises:
         gpupool.LibraryNotFound: PyTorch is missing or older than 2.11.
-        gpupool.InvalidValue: The pool cannot feed PyTorch, or 64 others do.
-        gpupool.Error: PyTorch has no pools, since gpupool is its pluggable allocator.
+        gpupool.InvalidValue: The pool cannot supply PyTorch, or 64 others do.
+        gpupool.Error: PyTorch has no pools, because gpupool is its pluggable allocator.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.MemPool.html
     """
@@ -99,19 +99,19 @@ def mem_pool(
 
 @contextlib.contextmanager
 def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupool.MemPool]:
-    """Route what this thread allocates in PyTorch into the pool, for a ``with`` block.
+    """Let what this thread allocates in PyTorch come from the pool, for a ``with`` block.
 
-    That holds on the pool's device; what the thread allocates on others goes where it went. Any number of threads may
-    be in one pool. Threads that start meanwhile are not in it, nor are those of backward passes, but with
-    ``all_threads``. After :func:`enable` it is :func:`gpupool.use_mem_pool`. Without that, what PyTorch keeps of the
-    memory after the block serves the next block with the same pool; :func:`empty_cache` gives it back.
+    This applies to the pool's device; allocations on other devices do not change. Any number of threads may use one
+    pool. Threads that are started in the block are not in it, nor are those of backward passes, unless ``all_threads``
+    is True. After :func:`enable` this is :func:`gpupool.use_mem_pool`. Without that, memory that PyTorch still caches
+    after the block serves the next block with the same pool; :func:`empty_cache` releases it.
 
-    PyTorch's own blocks are a thread's also in an asyncio task; after :func:`enable` the block is the task's.
+    Without :func:`enable` a block in an asyncio task applies to the whole thread; after it only to the task.
 
     Args:
         pool: The pool.
-        all_threads: Also route what every other thread allocates in PyTorch on that device. A block that a thread
-            enters later than this one counts for that thread; after :func:`enable` also one it entered before.
+        all_threads: Also apply to what every other thread allocates in PyTorch on that device. For a thread that enters
+            another block later, that block applies; after :func:`enable` also one that it entered before.
 
     Raises:
         gpupool.Error: As for :func:`mem_pool`.
@@ -127,10 +127,10 @@ def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupo
 
 
 def empty_cache() -> None:
-    """Give back to the driver what PyTorch's pools of :func:`using`, PyTorch's cache and gpupool's cache keep.
+    """Release the memory cached by PyTorch's pools of :func:`using`, by PyTorch and by gpupool to the driver.
 
-    While a thread is in a block of :func:`using`, the first of these stays. Without :func:`enable`, don't call it while
-    a thread is in another pool of PyTorch's or captures a graph: PyTorch 2.11 ends the process if a pool of its own
+    While a thread is in a block of :func:`using`, the first of these is kept. Without :func:`enable`, don't call it
+    while a thread uses another PyTorch pool or captures a graph: PyTorch 2.11 ends the process if one of its pools
     dies meanwhile.
     """
     _pools.drop_idle()
@@ -139,32 +139,32 @@ def empty_cache() -> None:
 
 
 def enable(*, allocator: bool = True, pinned: bool = False) -> None:
-    """Make gpupool the allocator of every CUDA tensor of the process, and follow PyTorch's current stream.
+    """Make gpupool the allocator of every CUDA tensor of the process, and use PyTorch's current stream.
 
-    Call it at any time: tensors that exist keep their memory, which goes back where it came from. ``handle()`` and
-    ``empty()`` without a stream then take the calling thread's ``torch.cuda.current_stream()``. A second call does
+    Call it at any time: existing tensors keep their memory, which returns to where it came from. ``handle()`` and
+    ``empty()`` without a stream then use the calling thread's ``torch.cuda.current_stream()``. A second call does
     nothing, and :func:`disable` undoes it. Other threads may allocate meanwhile.
 
-    Everything that PyTorch has for its memory works and tells of gpupool's: ``torch.cuda.memory_stats`` and all that
+    All memory functions of PyTorch work and report gpupool's memory: ``torch.cuda.memory_stats`` and everything that
     reads it, ``torch.cuda.memory_snapshot`` and ``torch.cuda.memory._record_memory_history``, ``torch.cuda.MemPool``,
-    ``torch.cuda.graph``, the graph trees of ``torch.compile``, and ``torch.OutOfMemoryError``, whose text says who
-    holds the memory. ``torch.multiprocessing`` shares tensors as it did, with processes that have called this too. Of
-    ``PYTORCH_CUDA_ALLOC_CONF`` nothing is read.
+    ``torch.cuda.graph``, the graph trees of ``torch.compile``, and ``torch.OutOfMemoryError``, whose text says what
+    holds the memory. ``torch.multiprocessing`` shares tensors as before, with processes that have called this too.
+    ``PYTORCH_CUDA_ALLOC_CONF`` is not read.
 
-    That takes a small library made for the version of PyTorch: it comes with gpupool for the versions that were there,
-    and is compiled for others when it is first needed, which takes a C++ compiler and CUDA's headers, and then is kept
-    in ``~/.cache/gpupool`` (or below ``XDG_CACHE_HOME``). Where that fails a warning says why, and gpupool becomes
-    PyTorch's pluggable allocator: before the first tensor on a GPU alone, for good, and without PyTorch's statistics,
-    snapshots, pools and graph trees.
+    This needs a small library built for the version of PyTorch: the wheel contains libraries for the versions that
+    existed when it was built. For others it is compiled when it is first needed, which needs a C++ compiler and CUDA's
+    headers, and kept in ``~/.cache/gpupool`` (or below ``XDG_CACHE_HOME``). If that fails a warning says why, and
+    gpupool becomes PyTorch's pluggable allocator: only before the first tensor on a GPU, permanently, and without
+    PyTorch's statistics, snapshots, pools and graph trees.
 
     With ``pinned``, PyTorch's pinned memory comes from gpupool too: ``tensor.pin_memory()``,
     ``torch.empty(..., pin_memory=True)``, ``DataLoader(pin_memory=True)``,
-    ``torch.autograd.graph.save_on_cpu(pin_memory=True)``. ``torch.cuda.host_memory_stats`` and what resets it tell of
-    it. A block is used again once the copies with ``non_blocking=True`` are done that were begun by then. A later call
-    may add it.
+    ``torch.autograd.graph.save_on_cpu(pin_memory=True)``. ``torch.cuda.host_memory_stats`` and the functions that reset
+    it work. A freed block is reused once the copies with ``non_blocking=True`` are done that had begun by then. A later
+    call may add it.
 
     Args:
-        allocator: False to leave out the memory of tensors on GPUs.
+        allocator: False to leave the allocator of GPU tensors unchanged.
         pinned: Let PyTorch's pinned memory come from gpupool too.
 
     Raises:
@@ -195,10 +195,10 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
 
 
 def disable() -> None:
-    """Give PyTorch its own allocators back, and follow its streams no longer. A second call does nothing.
+    """Restore PyTorch's own allocators, and stop using its current stream. A second call does nothing.
 
-    Tensors made meanwhile keep their memory, which goes back to gpupool when they die; graphs and pools live on too.
-    Only a pluggable allocator stays, since PyTorch has no way back from it.
+    Tensors created meanwhile keep their memory, which returns to gpupool when they die; graphs and pools also stay
+    valid. Only a pluggable allocator stays, because PyTorch cannot replace it.
 
     Raises:
         gpupool.Error: Other code has changed PyTorch's allocator meanwhile.

@@ -1,13 +1,13 @@
-"""The settings that a worker process gets from gpupool, in one description for every launcher.
+"""The settings of gpupool in a worker process, in one description for every launcher.
 
 >>> settings = gpupool.worker.Settings(enable=["cupy"], memory_fraction=0.9, warm={"cublas": 2})
 >>> gpupool.worker.set_up(settings)  # in the worker process itself
 
-:mod:`gpupool.dask` and :mod:`gpupool.ray` do this on every worker of a cluster. Any other launcher gives its workers
-the environment variable ``GPUPOOL_WORKER``, with :meth:`Settings.to_json` as its value, and has each call
-:func:`set_up` with no argument: as ``initializer`` of a pool of ``multiprocessing``, or in the first line of a program
-that ``mpirun`` or ``torchrun`` starts. Importing gpupool sets up nothing, for schedulers and parents of workers import
-it too.
+:mod:`gpupool.dask` and :mod:`gpupool.ray` do this on every worker of a cluster. With any other launcher set the
+environment variable ``GPUPOOL_WORKER`` to :meth:`Settings.to_json` for the workers, and let each call
+:func:`set_up` without arguments: as ``initializer`` of a ``multiprocessing`` pool, or in the first line of a program
+that ``mpirun`` or ``torchrun`` starts. Importing gpupool does not set anything up, because schedulers and parents of
+workers import it too.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Settings:
     """The settings of a worker process.
 
     Raises:
-        gpupool.InvalidValue: A setting is wrong in itself, which shows on the client already.
+        gpupool.InvalidValue: A setting is invalid; this is raised on the client already.
     """
 
     enable: Sequence[str] = ()
@@ -75,7 +75,7 @@ class Settings:
             object.__setattr__(self, field, value)
 
     def to_json(self) -> str:
-        """Return what differs from the defaults, as ``GPUPOOL_WORKER`` has it."""
+        """Return the settings that differ from the defaults, as JSON for ``GPUPOOL_WORKER``."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, (), {})}
         return json.dumps(given)
 
@@ -100,7 +100,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> "Settings":
-        """Return the settings of ``GPUPOOL_WORKER``; without the variable nothing is asked for.
+        """Return the settings in ``GPUPOOL_WORKER``; without the variable, the defaults.
 
         Raises:
             gpupool.InvalidValue: The variable's value is wrong.
@@ -177,18 +177,18 @@ def _doing(what: str, worker: str) -> Iterator[None]:
 def set_up(
     settings: Settings | None = None, *, worker: str = "", holder: str = "", before_devices: bool = False
 ) -> None:
-    """Set this process up as the settings say.
+    """Set this process up with the settings.
 
-    A second call with the same settings does nothing. Other settings replace the former ones. If any of it fails, all
-    of it is undone. Limits of memory hold for the devices that are in use, and for those used later.
+    A second call with the same settings does nothing. Other settings replace the previous ones. If any of it fails, all
+    of it is undone. Memory limits apply to devices that are in use, and to those used later.
 
     Args:
         settings: The settings; by default those of ``GPUPOOL_WORKER``.
-        worker: What an error calls the process.
-        holder: The name of the worker on whose behalf this is done, where several live in one process: it is undone
-            when the last of them calls :func:`tear_down`.
-        before_devices: Leave out all that would start the GPU's driver, for launchers that tell a process later which
-            devices it has: handles are then made by :func:`warm`.
+        worker: The name of the process in error messages.
+        holder: The name of the worker that calls this, if several share one process: it is undone when the last of
+            them calls :func:`tear_down`.
+        before_devices: Leave out everything that would initialise the GPU driver, for launchers that assign devices to
+            a process later: handles are then created by :func:`warm`.
 
     Raises:
         SetUpFailed: Something failed; the exception's cause is the error itself.
@@ -250,10 +250,10 @@ def _undo(worker: str) -> None:
 
 
 def warm() -> None:
-    """Make the handles that the settings ask for, if :func:`set_up` left that out; otherwise do nothing.
+    """Create the handles in the settings' ``warm``, if :func:`set_up` left that out; otherwise do nothing.
 
     Raises:
-        SetUpFailed: Something failed; what :func:`set_up` did stays.
+        SetUpFailed: Something failed; what :func:`set_up` did is kept.
     """
     with _lock:
         if _setup is not None:
@@ -263,10 +263,10 @@ def warm() -> None:
 def tear_down(holder: str = "") -> None:
     """Undo :func:`set_up` when the last holder asks for it; otherwise do nothing.
 
-    Limits are as they were, and the frameworks disabled. Handles stay until :meth:`gpupool.HandlePool.trim`.
+    Limits are restored, and the frameworks disabled. Handles are kept until :meth:`gpupool.HandlePool.trim`.
 
     Raises:
-        SetUpFailed: Something cannot be undone; the rest is.
+        SetUpFailed: Something cannot be undone; everything else is.
     """
     with _lock:
         if _setup is not None:
@@ -281,7 +281,7 @@ def stats() -> dict[str, Any]:
     ``host`` and ``process`` say which process it is, ``settings`` what was set up (None for nothing), ``failure`` why
     the last set-up failed (None if it did not), ``runtime`` the runtime in use (None before the first use), ``memory``
     what holds each device in use, by its ordinal, as :func:`gpupool.memory_summary` describes devices, ``handles``
-    :func:`gpupool.handle_stats` of all devices together by the name of the pool. No driver is started.
+    :func:`gpupool.handle_stats` of all devices together by the name of the pool. No driver is initialised.
 
     Raises:
         gpupool.Forked: The process is a forked child of one that had used a GPU.
@@ -301,7 +301,7 @@ def stats() -> dict[str, Any]:
 
 
 def stats_or_failure() -> dict[str, Any]:
-    """Return :func:`stats`, or only the ``failure`` of a process that cannot tell them.
+    """Return :func:`stats`, or only the ``failure`` of a process that cannot report them.
 
     A cluster's statistics then arrive from the other processes.
     """

@@ -1,17 +1,17 @@
-"""Types of what gpupool's calls take and return, for annotations; nothing at run time asks for them.
+"""Types of the arguments and results of gpupool's calls, for annotations; they are not used at run time.
 
-``StreamLike`` is whatever names a stream: a :class:`gpupool.Stream`, a stream of cuda.core, CuPy, PyTorch, Numba or any
+``StreamLike`` is any stream: a :class:`gpupool.Stream`, a stream of cuda.core, CuPy, PyTorch, Numba or any
 object that has one of the attributes of the four classes here, or an address as an int. The ints 0 and 1 are the legacy
 default stream of the thread's current device, and 2 is the thread's own default stream there.
 
-``DeviceLike`` is whatever names a device: its ordinal from 0, as ``CUDA_VISIBLE_DEVICES`` leaves them, or a
-``torch.device``, of which one without an index is the current device.
+``DeviceLike`` is a device: its ordinal from 0, among those that ``CUDA_VISIBLE_DEVICES`` leaves, or a ``torch.device``;
+one without an index is the current device.
 
-``PoolId`` is what identifies a pool of memory in the process, a pair of ints: ``(0, n)`` is a pool that the program
-made, ``(n, 0)`` one for graph capture, and ``(0, 0)`` the device's default pool. No later pool gets an id again.
+``PoolId`` is the id of a memory pool in the process, a pair of ints: ``(0, n)`` is a pool that the program created,
+``(n, 0)`` one for graph capture, and ``(0, 0)`` the device's default pool. Ids are never reused.
 
-``AllocatorLike`` is where a :class:`gpupool.MemPool` may take its memory from: a pair of callables, a pair of addresses
-of C functions, or an allocator of PyTorch's.
+``AllocatorLike`` is a custom source of memory for a :class:`gpupool.MemPool`: a pair of callables, a pair of addresses
+of C functions, or a PyTorch allocator.
 
 >>> import gpupool
 >>> from gpupool.typing import StreamLike
@@ -51,7 +51,7 @@ class CudaStream(Protocol):
 
 
 class TorchStream(Protocol):
-    """A stream of PyTorch's, ``torch.cuda.Stream``.
+    """A stream of PyTorch, ``torch.cuda.Stream``.
 
     See https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
     """
@@ -63,7 +63,7 @@ class TorchStream(Protocol):
 
 
 class CuPyStream(Protocol):
-    """A stream of CuPy's, ``cupy.cuda.Stream``.
+    """A stream of CuPy, ``cupy.cuda.Stream``.
 
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.Stream.html
     """
@@ -75,7 +75,7 @@ class CuPyStream(Protocol):
 
 
 class NumbaStream(Protocol):
-    """A stream of Numba's, ``numba.cuda.stream()``.
+    """A stream of Numba, ``numba.cuda.stream()``.
 
     See https://nvidia.github.io/numba-cuda/reference/host.html
     """
@@ -87,7 +87,7 @@ class NumbaStream(Protocol):
 
 
 class TorchDevice(Protocol):
-    """A device of PyTorch's, ``torch.device``.
+    """A device of PyTorch, ``torch.device``.
 
     See https://docs.pytorch.org/docs/stable/tensor_attributes.html#torch.device
     """
