@@ -32,13 +32,13 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     info = commands.add_parser(
         "info",
-        help="what gpupool sees and uses here, and whether it works",
-        description="Print versions, devices, libraries, frameworks, environment variables and what is wrong. Every "
-        "library is loaded, and on each device a handle of each is made and 2 MiB are allocated. The exit code is 1 if "
-        "something is there and does not work; a library that is missing does not count.",
+        help="what gpupool finds and uses here, and whether it works",
+        description="Print versions, devices, libraries, frameworks, environment variables and problems. Every "
+        "library is loaded, and on each device a handle of each is created and 2 MiB are allocated. The exit code is 1 "
+        "if something is installed and does not work; a missing library does not count.",
     )
     info.add_argument("--json", action="store_true", help="print one JSON object")
-    info.add_argument("--no-smoke-test", action="store_true", help="load, make and allocate nothing")
+    info.add_argument("--no-smoke-test", action="store_true", help="load, create and allocate nothing")
     demo = commands.add_parser("demo", help="threads come and go and share handles; a table shows what that saves")
     demo.add_argument(
         "--threads", type=int, default=16, help=f"threads alive at a time, at most {MAX_THREADS} (default: 16)"
@@ -48,9 +48,9 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         "replay",
         help="replay a program's allocations; a table shows the memory and time they take",
         description="Replay trace files, and print for each the memory and the time that it takes.",
-        epilog="Events and times are those of one thread, times in nanoseconds an event: cold with no memory at the "
-        "start, warm once more. Peak live is the most bytes that the program had asked for at a time, times --threads: "
-        "an upper bound, for threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
+        epilog="Events and times are those of one thread, times in nanoseconds for each event: cold in a first pass "
+        "without cached memory, warm in later passes. Peak live is the peak of requested bytes, times --threads: an "
+        "upper bound, because threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
     )
     replay.add_argument(
         "traces", nargs="+", metavar="TRACE", help="a CSV log of RMM or a memory snapshot of PyTorch, also with gzip"
@@ -72,14 +72,14 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     replay.add_argument(
         "--compare",
         action="store_true",
-        help="replay with every allocator that can be had here, simulate PyTorch's, and show what a snapshot tells of "
-        "the program's own",
+        help="replay with every allocator that is available here, simulate PyTorch's, and show what a snapshot says "
+        "about the program's own",
     )
     replay.add_argument(
         "--memory",
         type=_size,
         metavar="SIZE",
-        help="replay on a simulated device with so much memory, such as 22GiB: does the program fit there?",
+        help="replay on a simulated device with this much memory, such as 22GiB: does the program fit there?",
     )
     replay.add_argument(
         "-o",
@@ -87,13 +87,13 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         metavar="FILE",
         action="append",
         default=[],
-        help="draw it too: a .html or a .png file; given twice, both of one replay",
+        help="also draw it: a .html or a .png file, or both by giving it twice",
     )
     plot = commands.add_parser(
         "plot",
         help="draw a trace file: memory over time, the address map of a moment, handles over time",
         description="Draw a trace file: memory over time, the address map of a moment, handles over time.",
-        epilog="What a log of RMM does not tell, the bytes reserved, comes from a replay with gpupool on a simulated "
+        epilog="A log of RMM does not contain the reserved bytes; they come from a replay with gpupool on a simulated "
         "device. PNG needs matplotlib: pip install matplotlib.",
     )
     plot.add_argument("file", metavar="FILE", help="a CSV log of RMM, or a memory snapshot of PyTorch or gpupool")

@@ -30,14 +30,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         allow_abbrev=False,
-        help="run a program on gpupool that does not know of it, and report what that saves",
+        help="run an unchanged program on gpupool, and report what that saves",
         usage="gpupool run [options] SCRIPT [ARGUMENT ...]\n       gpupool run [options] -m MODULE [ARGUMENT ...]",
-        description="Run a Python program as Python does, with gpupool enabled for frameworks as the program imports "
-        "them; none is imported for it. Without an option that names frameworks, that is every framework.",
-        epilog=f"Python programs that this one starts are on gpupool too, by {_gpupool_enable.VARIABLE}; report and "
-        "snapshot are of the program's own process, as it ends with or without an error. The exit code is the "
-        "program's. PyTorch's own allocator is simulated over what was recorded, and tells what the program's "
-        "requests would have taken there.",
+        description="Run a Python program as `python` does, and enable gpupool for each framework when the program "
+        "imports it; no framework is imported otherwise. Without an option that names frameworks, all are enabled.",
+        epilog=f"Python programs that this one starts use gpupool too, by {_gpupool_enable.VARIABLE}; report and "
+        "snapshot cover only the program's own process, and are written also if it fails. The exit code is the "
+        "program's. PyTorch's own allocator is simulated with the recorded requests, to show how much memory they "
+        "would have taken there.",
     )
     parser.add_argument("--all", action="store_true", help="enable every framework (default)")
     for name in sorted(_gpupool_enable.FRAMEWORKS.values()):
@@ -49,7 +49,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=int,
         default=_MAX_ENTRIES,
         metavar="N",
-        help="how many of the newest events --report and --snapshot have; 64 bytes each, at the end some 500 (default: "
+        help="how many of the newest events --report and --snapshot keep; 64 bytes each, at the end some 500 (default: "
         f"{_MAX_ENTRIES})",
     )
     parser.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")

@@ -1,8 +1,8 @@
-/* gpupool.h: gpupool's device memory, and pinned memory of the host, for C and C++.
+/* gpupool.h: gpupool's device memory and pinned host memory, for C and C++.
  *
- * All functions are in one table. gpupool_get_api, of the library libgpupool.so, returns it, and in a Python process it is
- * behind gpupool.c_api.capsule. Its layout only grows: `version` is 2 for what is here, `size` is the table's bytes in the
- * gpupool that runs, so a program may use what lies within `size`.
+ * All functions are in one table. gpupool_get_api, in the library libgpupool.so, returns it; in a Python process it is also
+ * in gpupool.c_api.capsule. Functions are only added to the table: `version` is 2 for this header, and `size` is the size of
+ * the table in the gpupool that runs, in bytes, so a program may use the functions within `size`.
  *
  * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
  * GPUPOOL_SUCCESS or another gpupool_status; after a failure `last_error` says what failed, and what to do. Devices are
@@ -22,28 +22,28 @@ extern "C" {
 
 typedef enum gpupool_status {
   GPUPOOL_SUCCESS = 0,
-  GPUPOOL_ERROR_OUT_OF_MEMORY = 1,  /* also where a limit is reached */
-  GPUPOOL_ERROR_INVALID_VALUE = 2,  /* an argument is wrong: no block of gpupool's, an unknown device or pool */
+  GPUPOOL_ERROR_OUT_OF_MEMORY = 1,  /* also if a limit is reached */
+  GPUPOOL_ERROR_INVALID_VALUE = 2,  /* an argument is wrong: not a block of gpupool, an unknown device or pool */
   GPUPOOL_ERROR_DRIVER = 3,         /* the driver refused a call */
   GPUPOOL_ERROR_FORKED = 4,         /* this process was forked from one that had used a GPU */
   GPUPOOL_ERROR_OTHER = 5,
   GPUPOOL_ERROR_ASLEEP = 6          /* the pool is asleep: wake it first */
 } gpupool_status;
 
-/* The id of a pool: (0, n) of one made by a user, (n, 0) of one made for graphs, (0, 0) of a device's default pool. */
+/* The id of a pool: (0, n) for a private pool, (n, 0) for one made for graphs, (0, 0) for a device's default pool. */
 typedef struct gpupool_pool_id {
   uint64_t first;
   uint64_t second;
 } gpupool_pool_id;
 
-/* A use of a pool, which keeps it. */
+/* A use of a pool, which keeps it alive. */
 typedef struct gpupool_pool gpupool_pool;
 /* Which blocks of a pool were live at a moment. */
 typedef struct gpupool_checkpoint gpupool_checkpoint;
 
-/* Where a pool's memory comes from, and goes back to, if not from the driver. `allocate` returns null where there is
- * none. Called without any lock of gpupool's held. `release` is called once, when the pool is gone and all its memory
- * was freed. */
+/* A custom allocator for a pool's memory, in place of the driver. `allocate` returns null if there is no memory. The
+ * functions are called while gpupool holds no lock. `release` is called once, when the pool has ended and all its memory was
+ * freed. */
 typedef struct gpupool_source {
   void *context;
   void *(*allocate)(void *context, uint64_t bytes, int device, void *stream);
@@ -55,29 +55,29 @@ typedef struct gpupool_source {
 typedef struct gpupool_pool_options {
   uint64_t size;                /* of this struct */
   int for_graphs;               /* its memory is part of graphs, whether a stream is captured or not */
-  int use_on_oom;               /* what it has free serves other pools when memory is short */
-  int no_split;                 /* each segment serves one block at a time, and stays where it is until pool_trim */
-  const char *name;             /* what statistics and errors say of it beside its id, or null; copied */
+  int use_on_oom;               /* its free memory serves other pools when memory is short */
+  int no_split;                 /* each segment serves one block at a time, and is not moved until pool_trim */
+  const char *name;             /* its name in statistics and errors, in addition to its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
 } gpupool_pool_options;
 
-/* A block that a caller holds, and the memory without a gap that it is cut from. */
+/* A block, and the contiguous memory that it is a part of. */
 typedef struct gpupool_block {
   uint64_t size; /* of this struct */
   void *address;
-  uint64_t bytes;     /* as cut */
-  uint64_t requested; /* as asked for; 0 if it is free */
+  uint64_t bytes;     /* after rounding */
+  uint64_t requested; /* 0 if it is free */
   int is_live;        /* a caller holds it */
   int is_waiting;     /* it was freed and waits for streams */
-  int device; /* of pinned memory -1 less the number of its NUMA node */
+  int device; /* for pinned memory -1 minus the number of its NUMA node */
   void *stream;
   gpupool_pool_id pool;
   void *segment;
   uint64_t segment_bytes;
-  uint32_t stack; /* under which it was allocated, where that was recorded; else 0 */
+  uint32_t stack; /* of its allocation, if that was recorded; else 0 */
 } gpupool_block;
 
-/* Memory without a gap, of one pool and one stream. */
+/* Contiguous memory of one pool and one stream. */
 typedef struct gpupool_segment {
   uint64_t size; /* of this struct */
   int device;
@@ -85,9 +85,9 @@ typedef struct gpupool_segment {
   uint64_t bytes;
   void *stream;
   gpupool_pool_id pool;
-  int is_movable; /* of pages that can be mapped elsewhere; else one allocation of the driver's, or the pool's source */
-  int is_small;   /* all its blocks are of at most a MiB */
-  uint32_t stack; /* of the request for which it came, where that was recorded; else 0 */
+  int is_movable; /* it consists of pages that can be moved; else it is one allocation of the driver or the pool's source */
+  int is_small;   /* all its blocks have at most a MiB */
+  uint32_t stack; /* of the request for which it was added, if that was recorded; else 0 */
 } gpupool_segment;
 
 /* Actions as PyTorch's snapshots number them. */
@@ -116,8 +116,8 @@ typedef struct gpupool_event {
   uint32_t stack; /* 0 for none */
 } gpupool_event;
 
-/* What snapshot calls, in this order: each segment with its blocks by address, then events from the first to the
- * last. */
+/* The functions that snapshot calls, in this order: for each segment with its blocks by address, then for events from the
+ * first to the last. */
 typedef struct gpupool_snapshot_visitor {
   uint64_t size; /* of this struct */
   void *context;
@@ -126,20 +126,20 @@ typedef struct gpupool_snapshot_visitor {
   void (*event)(void *context, const gpupool_event *event); /* or null: no events */
 } gpupool_snapshot_visitor;
 
-/* What is recorded. Numbers of stacks come from `take_stack`, which is called with no lock of gpupool's held: 0 for
- * none, else a number whose highest bit is set, for the others are those of Python's stacks, which are 0 here. */
+/* What is recorded. Numbers of stacks come from `take_stack`, which is called while gpupool holds no lock: 0 for
+ * none, else a number whose highest bit is set; other numbers are for Python's stacks, which are 0 here. */
 typedef struct gpupool_recording {
   uint64_t size; /* of this struct */
   uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
   int live_stacks;                /* the stack of each live block */
   int alloc_stacks;               /* of each allocation among the events */
   int free_stacks;                /* of each free among them */
-  uint32_t skipped_actions;       /* a bit, 1 << action, for each that is left out */
+  uint32_t skipped_actions;       /* a bit, 1 << action, for each action to leave out */
   uint32_t (*take_stack)(int is_free); /* for a free, 1, or else 0; or null: no stacks */
-  int forget;                     /* the events before */
+  int forget;                     /* discard earlier events */
 } gpupool_recording;
 
-/* As torch.cuda.memory_stats has it. `allocated` and `freed` are sums since the process began. */
+/* Like a value of torch.cuda.memory_stats. `allocated` and `freed` are sums since the process began. */
 typedef struct gpupool_stat {
   int64_t current;
   int64_t peak;
@@ -147,30 +147,30 @@ typedef struct gpupool_stat {
   int64_t freed;
 } gpupool_stat;
 
-/* Of all requests; of those of at most a MiB; of those of more. */
+/* For all requests; for those of at most a MiB; for those of more. */
 enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
 
-/* Statistics of a device, all pools together. Peaks are exact where one thread works on one stream; else never less
- * than what was, nor more than what was reserved. Of inactive_split they are of what was found when device_stats was
- * called. A piece of at most 2 MiB counts as small among `segment` and `reserved_bytes`, whatever stands in it. */
+/* Statistics of a device, for all pools together. Peaks are exact if one thread works on one stream; otherwise they are
+ * upper bounds, never more than what was reserved. Peaks of inactive_split are only of the calls of device_stats. A piece of
+ * at most 2 MiB counts as small in `segment` and `reserved_bytes`, whatever it contains. */
 typedef struct gpupool_device_stats {
   uint64_t size; /* of this struct */
-  gpupool_stat allocation[3];         /* blocks that callers hold */
-  gpupool_stat segment[3];            /* pieces of memory that the driver gave */
-  gpupool_stat active[3];             /* blocks held, or freed and waiting for streams */
-  gpupool_stat inactive_split[3];     /* free blocks beside ones that are held */
+  gpupool_stat allocation[3];         /* live blocks */
+  gpupool_stat segment[3];            /* pieces of memory that the driver allocated */
+  gpupool_stat active[3];             /* blocks that are live, or freed and waiting for streams */
+  gpupool_stat inactive_split[3];     /* free blocks next to live ones */
   gpupool_stat allocated_bytes[3];
   gpupool_stat reserved_bytes[3];
   gpupool_stat active_bytes[3];
   gpupool_stat inactive_split_bytes[3];
   gpupool_stat requested_bytes[3];
-  int64_t alloc_retries; /* requests for which memory was given back to the driver, and that were tried again */
-  int64_t ooms;          /* requests that failed for want of memory */
-  int64_t device_allocs; /* calls of the driver that brought memory */
-  int64_t device_frees;  /* calls of the driver that gave memory back */
+  int64_t alloc_retries; /* requests that were retried after memory was released to the driver */
+  int64_t ooms;          /* requests that failed because there was not enough memory */
+  int64_t device_allocs; /* calls of the driver that allocated memory */
+  int64_t device_frees;  /* calls of the driver that released memory */
 } gpupool_device_stats;
 
-/* How long calls of one kind took that did what they should, in microseconds. */
+/* How long successful calls of one kind took, in microseconds. */
 typedef struct gpupool_durations {
   uint64_t size; /* of this struct */
   int64_t total;
@@ -179,199 +179,200 @@ typedef struct gpupool_durations {
   int64_t count;
 } gpupool_durations;
 
-/* Room for the token of a shared block. */
+/* The size of a buffer for the token of a shared block. */
 enum { GPUPOOL_TOKEN_BYTES = 128 };
 /* Memory of another process. */
 typedef struct gpupool_attached gpupool_attached;
 
-/* What becomes of the content of a pool that falls asleep. */
+/* What happens to the content of a pool when it is put to sleep. */
 typedef enum gpupool_backup {
-  GPUPOOL_BACKUP_NONE = 0, /* it is given up */
-  GPUPOOL_BACKUP_HOST = 1  /* it is copied to pinned memory of the host, and back when the pool wakes */
+  GPUPOOL_BACKUP_NONE = 0, /* it is discarded */
+  GPUPOOL_BACKUP_HOST = 1  /* it is copied to pinned host memory, and back when the pool wakes */
 } gpupool_backup;
 
 typedef struct gpupool_api {
   uint64_t version;
   uint64_t size;
 
-  /* For PyTorch's pluggable allocators: null where there is no memory. */
+  /* For PyTorch's pluggable allocators: null if there is no memory. */
   void *(*malloc)(ptrdiff_t bytes, int device, void *stream);
-  /* Frees on this stream, which may be another than the one of before; what it cannot free it leaves. */
+  /* Frees in the order of this stream, which may differ from that of the allocation; does nothing if it cannot free. */
   void (*free)(void *pointer, ptrdiff_t bytes, int device, void *stream);
   /* For cupy.cuda.CFunctionAllocator, on gpupool's current stream. */
   void *(*cupy_malloc)(void *unused, size_t bytes, int device);
   /* Frees in the order of the stream that the memory was allocated on. */
   void (*cupy_free)(void *unused, void *pointer, int device);
-  /* For handlers of device memory, as cuDSS and cuQuantum take them: 0 on success. */
+  /* For device memory handlers of cuDSS and cuQuantum: 0 on success. */
   int (*handler_alloc)(void *unused, void **pointer, size_t bytes, void *stream);
   /* Frees in the order of this stream, which is of the memory's device. */
   int (*handler_free)(void *unused, void *pointer, size_t bytes, void *stream);
 
-  /* Why the calling thread's last call failed. Valid until its next one that fails; never null. */
+  /* Why the calling thread's last failed call failed. Valid until its next failed call; never null. */
   const char *(*last_error)(void);
 
-  /* Memory on a stream of the device, which is alive, of the pool that the calling thread's scope says. A null pointer
-   * for 0 bytes, and where it fails. */
+  /* Allocates memory on an existing stream of the device, from the pool of the calling thread's scope. The pointer is null
+   * for 0 bytes, and on failure. */
   int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
-  /* Frees a block, in the order of the stream that it was allocated on. A null pointer does nothing. */
+  /* Frees a block, in the order of the stream that it was allocated on. Does nothing for a null pointer. */
   int (*deallocate)(void *pointer);
-  /* Keeps a block, once freed, from use before the stream's work at that time is done. */
+  /* Makes sure that a block, once freed, is not reused before the stream's work at that time is done. */
   int (*record_stream)(void *pointer, int device, void *stream);
-  /* Whether an address lies in memory of gpupool's, 0 or 1; never fails. */
+  /* Whether an address is in gpupool's memory, 0 or 1; never fails. */
   int (*owns)(const void *pointer);
   /* The live block that starts at an address. The caller sets `size`. */
   int (*find_block)(const void *pointer, gpupool_block *block);
-  /* Gives back to the driver what is free, of one device, or of all for -1; `bytes` may be null. */
+  /* Releases free memory to the driver, of one device, or of all for -1; `bytes` may be null. */
   int (*empty_cache)(int device, uint64_t *bytes);
-  /* The part of the device's memory that this process may reserve, 1 for all of it. */
+  /* The fraction of the device's memory that this process may reserve, 1 for all of it. */
   int (*get_memory_fraction)(int device, double *fraction);
-  /* Sets it, from 0 to 1. What is reserved beyond stays, and no more is until it is less. */
+  /* Sets it, from 0 to 1. Memory above it is kept, and no more is reserved while there is more. */
   int (*set_memory_fraction)(int device, double fraction);
-  /* The largest block that could be had without giving anything back, as far as is known: what is free of the default
-   * pool, and what the driver has. */
+  /* The largest block that could be allocated without releasing anything, as far as is known: free memory of the default
+   * pool, and of the driver. */
   int (*largest_block)(int device, uint64_t *bytes);
-  /* Lets the device read and write the memory of the peer, what there is and what comes. */
+  /* Lets the device read and write the memory of the peer, existing and later. */
   int (*enable_peer_access)(int device, int peer);
-  /* Asks this for memory before a request fails, whatever else was tried: returns whether any was freed. Called with no
-   * lock held, on the requesting thread. */
+  /* Registers a callback that is called before a request fails, after everything else was tried; it returns whether it freed
+   * memory. It is called with no lock held, on the requesting thread. */
   int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
-  /* Ends what add_oom_callback began with the same two. */
+  /* Removes a callback that was added with the same two arguments. */
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
 
-  /* Makes a pool with one use, which pool_release ends. `pool` becomes null where that fails. */
+  /* Creates a pool with one use, which pool_release ends. `pool` becomes null on failure. */
   int (*pool_create)(int device, const gpupool_pool_options *options, gpupool_pool **pool);
-  /* Ends the use. The pool ends with its last one; blocks that are live stay. What was released is refused by every
-   * call. */
+  /* Ends the use. The pool ends with its last use; live blocks stay valid. After that every call refuses the pointer. */
   int (*pool_release)(gpupool_pool *pool);
-  /* The id by which statistics, blocks and Python's MemPool.id name the pool. */
+  /* The pool's id, as in statistics, blocks and Python's MemPool.id. */
   int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
-  /* Whether what the pool has free serves other pools when memory is short, from now on. */
+  /* Sets whether the pool's free memory serves other pools when memory is short. */
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
-  /* Refused once memory of the pool was cut into blocks. */
+  /* Refused once the pool has split memory into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
-  /* Gives back to the driver what the pool has free and no graph uses; `bytes` may be null. */
+  /* Releases the pool's free memory that no graph uses to the driver; `bytes` may be null. */
   int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
   /* A number larger than that of every scope entered before, on any thread. */
   uint64_t (*ticket)(void);
-  /* As allocate, of this pool, unless the calling thread is in a scope of gpupool's that it entered after the ticket.
-   * What a captured stream gets is a graph's, and serves nothing else until the pool is released. */
+  /* Like allocate, from this pool, unless the calling thread is in a gpupool scope that it entered after the ticket.
+   * Memory allocated on a captured stream belongs to the graph, and is not used otherwise until the pool is released. */
   int (*pool_allocate)(gpupool_pool *pool, uint64_t ticket, uint64_t bytes, void *stream, void **pointer);
-  /* Notes which blocks are live, once those that were freed and waited for streams are free. What other streams were
-   * recorded to do with blocks is waited for; refused while such a stream is captured. checkpoint_release ends it. */
+  /* Records which blocks are live, after blocks that were freed and waited for streams are free. Waits for the recorded
+   * work of other streams; refused while such a stream is captured. checkpoint_release frees the checkpoint. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
-  /* Makes exactly those blocks live again, at the same addresses, of a pool made for graphs on which nothing else works
-   * meanwhile: all others are freed. Waits and is refused as pool_checkpoint. `freed` is called for each block that was
-   * live before, `allocated` for each that is after; either may be null. Nothing has changed where it fails. */
+  /* Makes exactly those blocks live again, at the same addresses, and frees all others. The pool must be one made for graphs,
+   * which nothing else uses meanwhile. Waits and is refused like pool_checkpoint. `freed` is called for each block that was
+   * live before, `allocated` for each that is live after; either may be null. On failure nothing has changed. */
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
                       void (*allocated)(void *context, void *pointer, uint64_t requested));
-  /* Forgets a checkpoint; a null pointer does nothing. */
+  /* Frees a checkpoint; does nothing for a null pointer. */
   void (*checkpoint_release)(gpupool_checkpoint *checkpoint);
 
-  /* What the device's memory holds and has done. The caller sets `size`. */
+  /* The statistics of the device's memory. The caller sets `size`. */
   int (*device_stats)(int device, gpupool_device_stats *stats);
-  /* Begins the peaks of device_stats anew, from what there is now. */
+  /* Resets the peaks of device_stats to the current values. */
   int (*reset_peak_stats)(int device);
   /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations
-   * wait while it is taken, not while the visitor is called. */
+   * are blocked while it is taken, but not while the visitor is called. */
   int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
-  /* Begins to record, with these settings from now on if something is recorded already, by gpupool's own calls too;
-   * null ends it and forgets what was recorded. */
+  /* Starts a recording; if there is one already, also by gpupool's other interfaces, changes its settings. null ends it and
+   * discards it. */
   int (*record)(const gpupool_recording *recording);
-  /* Calls `visit` with the number of each stack that an event or a live block still names. */
+  /* Calls `visit` with the number of each stack that an event or a live block still refers to. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
-  /* Calls the observer for every event from now on, with no lock of gpupool's held, on the thread that the event is of:
-   * for memory that comes before anything uses it, for memory that goes before it is gone. null ends it, but for calls
-   * under way on other threads. */
+  /* Calls the observer for every event from now on, while gpupool holds no lock, on the thread of the event: for memory that
+   * is added before it is used, for memory that is released before that. null removes it, except for running calls on other
+   * threads. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
 
-  /* Takes one more use of the pool with an id, which pool_release ends. */
+  /* Adds a use of the pool with this id, which pool_release ends. */
   int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 
-  /* Says that a stream is never destroyed, so that gpupool may ask about it and record its work at any time. Others it
-   * touches only in calls that name them. */
+  /* Declares that a stream is never destroyed, so that gpupool may query it and record events on it at any time. Other
+   * streams it uses only in calls that name them. */
   int (*declare_lasting)(int device, void *stream);
-  /* Until end_expecting_captures a stream of the device may be captured that gpupool was not told of, so that it records
-   * no work of the whole device, which would spoil the capture. Calls count. */
+  /* Until end_expecting_captures a stream of the device may be captured that gpupool does not know of, so gpupool records
+   * no events for the whole device, which would invalidate the capture. Calls are counted. */
   int (*expect_captures)(int device);
-  /* Ends what one call of expect_captures began. */
+  /* Ends the effect of one call of expect_captures. */
   int (*end_expecting_captures)(int device);
 
-  /* Pinned memory of the host, which the host and every device read and write at the same address: on the NUMA node with
-   * this number, or for -1 on the one nearest to the thread's current device. A null pointer for 0 bytes, and where it
-   * fails. `deallocate` frees it: it is used again once the work is done that the streams which it was recorded on had by
-   * then, by `record_stream`; at once if it was recorded on none. Recorded on a captured stream, it is the graph's until
-   * that is gone. `owns` says 1 of it, and `find_block` says -1 less the node's number as its device. */
+  /* Allocates pinned host memory, which the host and every device can read and write at the same address: on the NUMA node
+   * with this number, or for -1 on the one nearest to the thread's current device. The pointer is null for 0 bytes, and on
+   * failure. `deallocate` frees it: it is reused once the work is done that was by then on the streams passed to
+   * `record_stream`, immediately if there are none. If it is recorded on a captured stream, it belongs to the graph until the
+   * graph is destroyed. `owns` returns 1 for it, and `find_block` returns -1 minus the node's number as its device. */
   int (*allocate_pinned)(uint64_t bytes, int numa, void **pointer);
-  /* Has so many bytes ready in one piece; with `background` a thread of gpupool's own makes them. */
+  /* Allocates this many bytes in advance, in one piece; with `background` on a thread of gpupool. */
   int (*warm_pinned)(uint64_t bytes, int numa, int background);
-  /* Gives back the pinned memory that is free, on all nodes, which `empty_cache` does not; `bytes` may be null. What the
-   * driver lets go only once running kernels have ended goes a little later, and is not among the bytes. */
+  /* Releases free pinned memory, on all nodes, which `empty_cache` does not; `bytes` may be null. Memory that the driver
+   * releases only once running kernels have ended is released a little later, and not counted in the bytes. */
   int (*empty_pinned_cache)(uint64_t *bytes);
-  /* The most bytes that this process may have on all nodes together; UINT64_MAX for no limit. */
+  /* Limits the bytes that this process reserves on all nodes together; UINT64_MAX for no limit. */
   int (*set_pinned_limit)(uint64_t bytes);
-  /* Of a node, or of all for -1. The caller sets `size`. `device_allocs` and `device_frees` are of pieces that the driver
-   * gave, whichever way they were made. */
+  /* The statistics of a node, or of all for -1. The caller sets `size`. `device_allocs` and `device_frees` count pieces that
+   * the driver allocated in any way. */
   int (*pinned_stats)(int numa, gpupool_device_stats *stats);
-  /* Begins the peaks of pinned_stats anew, from what there is now; of a node, or of all for -1. */
+  /* Resets the peaks of pinned_stats to the current values; of a node, or of all for -1. */
   int (*reset_peak_pinned_stats)(int numa);
-  /* How long pieces of pinned memory took to come, and to go, on all nodes. The caller sets `size`; either may be null. */
+  /* How long it took to allocate and to release pieces of pinned memory, on all nodes. The caller sets `size`; either may be
+   * null. */
   int (*pinned_times)(gpupool_durations *made, gpupool_durations *given_back);
-  /* As snapshot, of pinned memory alone, which snapshot leaves out. Of devices it has -1 less the number of the node. */
+  /* Like snapshot, for pinned memory only, which snapshot leaves out. Devices are -1 minus the number of the node. */
   int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
-  /* Puts a pool to sleep: its device memory goes back to the driver while its addresses stay, and what is live is copied to
-   * pinned memory of the host, or given up, as the gpupool_backup says. Waits for all work on the device; refused while a
-   * stream is captured, and for pools with a source of their own or no_split. Until it wakes, requests fail with
-   * GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may touch them. `bytes` are those that went, 0 for a pool that is
-   * asleep already; it may be null. */
+  /* Puts a pool to sleep: its device memory is released to the driver while its addresses are kept, and live blocks are
+   * copied to pinned host memory, or discarded, depending on the gpupool_backup. Waits for all work on the device; refused
+   * while a stream is captured, and for pools with a source or no_split. Until it wakes, requests fail with
+   * GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may access them. `bytes` are the released bytes, 0 for a pool that
+   * is asleep already; it may be null. */
   int (*pool_sleep)(gpupool_pool *pool, int backup, uint64_t *bytes);
-  /* Takes memory again at the same addresses, and copies back: then it may be used on any stream. Where there is not enough,
-   * or the driver refuses a call, the pool is as asleep as before. `bytes` are those that were taken, 0 for a pool that is
-   * awake; it may be null. */
+  /* Allocates memory again at the same addresses, and copies back: then it may be used on any stream. If there is not enough,
+   * or the driver refuses a call, the pool stays asleep. `bytes` are the allocated bytes, 0 for a pool that is awake; it may be
+   * null. */
   int (*pool_wake)(gpupool_pool *pool, uint64_t *bytes);
   /* Whether it sleeps, 0 or 1. */
   int (*pool_is_asleep)(const gpupool_pool *pool, int *is_asleep);
-  /* As pool_sleep, of all memory of a device: its default pool and all others, those of graphs too. Pools that cannot sleep stay
-   * awake, and idle handles are destroyed. */
+  /* Like pool_sleep, for all memory of a device: its default pool and all others, including those of graphs. Pools that cannot
+   * sleep stay awake, and idle handles are destroyed. */
   int (*sleep_device)(int device, int backup, uint64_t *bytes);
-  /* As pool_wake, of all that sleeps on the device. */
+  /* Like pool_wake, for everything that sleeps on the device. */
   int (*wake_device)(int device, uint64_t *bytes);
-  /* Calls `callback` for each segment of a pool with no_split or a source of its own, whose segments stay where they are:
-   * with GPUPOOL_SEGMENT_ALLOC at once for those that are there, then for each before anything uses it, and with
-   * GPUPOOL_SEGMENT_FREE before it goes, once the work of its streams is done. Of the event `stream` and `stack` are 0.
-   * Called with no lock of gpupool's held, on the thread whose call brings the segment or gives it back, until the pool is
-   * gone, or `pool_remove_segment_callback` with the same two ends it: then nothing more is told, but for calls under way
+  /* Calls `callback` for each segment of a pool with no_split or a source, whose segments are not moved: with
+   * GPUPOOL_SEGMENT_ALLOC immediately for existing segments, then for each new one before it is used, and with
+   * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done. The event's `stream` and `stack` are 0.
+   * It is called while gpupool holds no lock, on the thread whose call adds or releases the segment, until the pool ends, or
+   * until `pool_remove_segment_callback` with the same two arguments: then it is not called again, except for running calls
    * on other threads. Refused for other pools. */
   int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
-  /* Ends what pool_add_segment_callback began with the same two. */
+  /* Removes a callback that was added with the same two arguments. */
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                       void *context);
-  /* Shares the live block that a pointer lies in with other processes of the same user, after the work so far on the stream;
-   * for device -1 after none: the caller has them wait for what they need.
-   * `bytes` is how much room there is for the token, at least GPUPOOL_TOKEN_BYTES, and becomes its size; `offset` where the
-   * pointer lies in the block. A block that is_sent is kept until its token was attached once, any other as long as it is not
-   * freed. Freed while others have it attached, it is used again once all have let go or ended, and their work is done. */
+  /* Shares the live block that contains a pointer with other processes of the same user, which wait for the work so far on
+   * the stream; for device -1 for nothing: the caller must make them wait.
+   * `bytes` is the size of the buffer for the token, at least GPUPOOL_TOKEN_BYTES, and becomes the token's size; `offset` is
+   * the pointer's offset in the block. A block that is_sent is kept until its token was attached once, any other only until
+   * it is freed. If it is freed while others have it attached, it is reused once all have detached it or ended, and their
+   * work is done. */
   int (*share)(const void *pointer, int device, void *stream, int is_sent, void *token, uint64_t *bytes, uint64_t *offset);
-  /* Takes up a block that another process shares: `pointer` is where it starts here, for the device of the stream, whose later
-   * work comes after what was submitted before the block was shared; for device -1 the one that it is on, and gpupool's current
-   * stream there. It stays until detach, also where its owner ends first. Null pointers where it fails. */
+  /* Attaches a block that another process shares: `pointer` is its start here, for the device of the stream, whose later
+   * work waits for what was submitted before the block was shared; for device -1 the one that it is on, and gpupool's current
+   * stream there. It stays valid until detach, even if its owner ends first. Null pointers on failure. */
   int (*attach)(const void *token, uint64_t bytes, int device, void *stream, gpupool_attached **attached, void **pointer);
-  /* Keeps attached memory, once it is given up, until the stream's work at that time is done. */
+  /* Makes sure that attached memory, once detached, is not reused before the stream's work at that time is done. */
   int (*attached_record_stream)(const gpupool_attached *attached, int device, void *stream);
-  /* Gives attached memory up, after the work so far on the stream and on the one that it was attached for; for device -1 on
-   * that alone, which need not be alive. It stays mapped, for the next attach of what lies in the same memory, until its
-   * owner gives that back to the driver, or empty_cache. */
+  /* Detaches memory, after the work so far on the stream and on the one that it was attached for; for device -1 only on the
+   * latter, which need not exist any more. It stays mapped, to make the next attach of the same memory fast, until its
+   * owner releases it to the driver, or until empty_cache. */
   int (*detach)(gpupool_attached *attached, int device, void *stream);
-  /* As deallocate, in the order of this stream of the device, which is alive: work that it has now is done before the block
-   * is used again, by whichever stream. Pinned memory is used again once the stream's work so far is done. */
+  /* Like deallocate, in the order of this existing stream of the device: its current work is done before the block is reused
+   * on any stream. Pinned memory is reused once the stream's work so far is done. */
   int (*deallocate_on)(void *pointer, int device, void *stream);
-  /* Sends what the calling thread allocates on the pool's device to the pool, until scope_leave. Scopes nest, and the
-   * innermost counts. A scope that is never left ends with its thread. `scope` is 0 where it fails, and else never. */
+  /* Lets the calling thread allocate from the pool, on the pool's device, until scope_leave. Scopes nest, and the innermost
+   * applies. A scope that is never left ends with its thread. `scope` is 0 only on failure. */
   int (*pool_enter)(const gpupool_pool *pool, uint64_t *scope);
-  /* Ends a scope, wherever it stands among the others, on the thread that entered it. */
+  /* Ends a scope, also if it is not the innermost, on the thread that entered it. */
   int (*scope_leave)(uint64_t scope);
-  /* Waits for the work so far on a stream of the device, which is alive and not captured. */
+  /* Waits for the work so far on a stream of the device, which must exist and not be captured. */
   int (*synchronize)(int device, void *stream);
 } gpupool_api;
 

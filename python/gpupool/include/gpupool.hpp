@@ -1,14 +1,14 @@
-// gpupool.hpp: gpupool's memory for C++17, as objects that give back what they hold. Header only, over gpupool.h.
+// gpupool.hpp: gpupool's memory for C++17, as RAII classes. Header only, over gpupool.h.
 //
-//   gpupool::device_buffer buffer(1 << 20, stream);       // freed in the stream's order
+//   gpupool::device_buffer buffer(1 << 20, stream);       // freed in stream order
 //   gpupool::pool pool(0);
 //   gpupool::scope scope(pool);                           // this thread's requests go to the pool
 //
-// Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. What fails throws: out_of_memory, a
-// std::bad_alloc, where there is no memory, else an error with its status. Nothing throws that a destructor calls.
+// Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. A failed call throws: out_of_memory, a
+// std::bad_alloc, if there is not enough memory, otherwise an error with its status. Destructors do not throw.
 //
-// Link libgpupool.so.0. What takes the table from Python's gpupool.c_api.capsule defines GPUPOOL_NO_LIBRARY in all its
-// files, before it includes this, calls gpupool::set_api first, and needs no library.
+// Link libgpupool.so.0. Code that takes the table from Python's gpupool.c_api.capsule instead defines GPUPOOL_NO_LIBRARY in
+// all its files, before it includes this, calls gpupool::set_api first, and needs no library.
 #ifndef GPUPOOL_HPP
 #define GPUPOOL_HPP
 
@@ -36,7 +36,7 @@ class error : public std::runtime_error {
   int status_;
 };
 
-// There is no memory; what() says who has it.
+// There is not enough memory; what() says what holds it.
 class out_of_memory : public std::bad_alloc {
  public:
   explicit out_of_memory(const std::string &what) : what_(GPUPOOL_ERROR_OUT_OF_MEMORY, what) {}
@@ -53,7 +53,7 @@ inline std::atomic<const gpupool_api *> table{nullptr};
 
 } // namespace detail
 
-// Takes the table of functions from here on. Throws an error for one that lacks what this header knows.
+// Uses this table of functions from here on. Throws an error if it lacks functions of this header.
 inline void set_api(const gpupool_api *api) {
   if (!api || api->version < GPUPOOL_API_VERSION || api->size < sizeof(gpupool_api))
     throw error(GPUPOOL_ERROR_INVALID_VALUE,
@@ -87,7 +87,7 @@ inline void check(int status) {
 // Waits for the work so far on a stream of the device.
 inline void synchronize(void *stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
 
-// Gives back to the driver what is free, of one device, or of all for -1. Returns how many bytes.
+// Releases free memory to the driver, of one device, or of all for -1. Returns how many bytes.
 inline std::uint64_t empty_cache(int device = -1) {
   std::uint64_t bytes = 0;
   check(api().empty_cache(device, &bytes));
@@ -110,7 +110,7 @@ struct pool_options {
   const gpupool_source *source = nullptr;
 };
 
-// A private pool of a device's memory. It ends with its last use, and blocks that are live stay.
+// A private pool of a device's memory. It ends with its last use; live blocks stay valid.
 class pool {
  public:
   explicit pool(int device = 0, const pool_options &options = {}) : device_(device) {
@@ -123,7 +123,7 @@ class pool {
     own.source = options.source;
     check(api().pool_create(device, &own, &handle_));
   }
-  // One more use of a pool that is there, such as one of Python's.
+  // One more use of an existing pool, such as one of Python's.
   pool(int device, gpupool_pool_id id) : device_(device) { check(api().pool_by_id(device, &id, &handle_)); }
 
   pool(pool &&other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
@@ -146,20 +146,20 @@ class pool {
     check(api().pool_id(handle_, &id));
     return id;
   }
-  // Memory of this pool, whatever scopes the thread is in; to be given to deallocate.
+  // Allocates from this pool, regardless of the thread's scopes; free it with deallocate.
   void *allocate(std::size_t bytes, void *stream = nullptr) const {
     void *pointer = nullptr;
     check(api().pool_allocate(handle_, UINT64_MAX, bytes, stream, &pointer));
     return pointer;
   }
   void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle_, use_on_oom)); }
-  // Gives back to the driver what it has free; returns how many bytes.
+  // Releases its free memory to the driver; returns how many bytes.
   std::uint64_t trim() {
     std::uint64_t bytes = 0;
     check(api().pool_trim(handle_, &bytes));
     return bytes;
   }
-  // Gives its device memory back while its addresses stay, and takes it again; both return how many bytes.
+  // Releases its device memory but keeps its addresses, and allocates it again; both return how many bytes.
   std::uint64_t sleep(gpupool_backup backup = GPUPOOL_BACKUP_HOST) {
     std::uint64_t bytes = 0;
     check(api().pool_sleep(handle_, backup, &bytes));
@@ -181,8 +181,8 @@ class pool {
   gpupool_pool *handle_ = nullptr;
 };
 
-// While it lives, what its thread allocates on the pool's device comes from the pool. Scopes nest. It ends on the thread
-// that made it.
+// While it lives, what its thread allocates on the pool's device comes from the pool. Scopes nest. Destroy it on the thread
+// that created it.
 class scope {
  public:
   explicit scope(const pool &pool) { check(api().pool_enter(pool.handle(), &number_)); }
@@ -194,7 +194,8 @@ class scope {
   std::uint64_t number_ = 0;
 };
 
-// Frees a block; a null pointer does nothing. On the stream that it was allocated on, or on another one of the device.
+// Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
+// null pointer.
 inline void deallocate(void *pointer) { check(api().deallocate(pointer)); }
 inline void deallocate(void *pointer, void *stream, int device = 0) {
   check(api().deallocate_on(pointer, device, stream));
@@ -202,7 +203,7 @@ inline void deallocate(void *pointer, void *stream, int device = 0) {
 
 namespace detail {
 
-// A block that is freed with its holder.
+// A block that is freed with its owner.
 class block {
  public:
   block(const block &) = delete;
@@ -212,14 +213,14 @@ class block {
   std::size_t size() const noexcept { return size_; }
   explicit operator bool() const noexcept { return pointer_; }
 
-  // Keeps the block, once freed, from use before the stream's work at that time is done.
+  // Makes sure that the block, once freed, is not reused before the stream's work at that time is done.
   void record_stream(void *stream, int device = 0) const { check(api().record_stream(pointer_, device, stream)); }
 
   // Frees it now, in the order of its own stream; or of another one.
   void free() { deallocate(release()); }
   void free(void *stream, int device = 0) { deallocate(release(), stream, device); }
 
-  // Gives the block up to a caller that frees it.
+  // Releases ownership of the block to the caller, who frees it.
   void *release() noexcept {
     size_ = 0;
     return std::exchange(pointer_, nullptr);
@@ -244,16 +245,16 @@ class block {
 
 } // namespace detail
 
-// Device memory, freed in its stream's order. Of 0 bytes it is null.
+// Device memory, freed in stream order. It is null for 0 bytes.
 class device_buffer : public detail::block {
  public:
   device_buffer() = default;
-  // Of the pool that the thread's scope says.
+  // From the pool of the thread's scope.
   explicit device_buffer(std::size_t bytes, void *stream = nullptr, int device = 0) : device_(device), stream_(stream) {
     check(api().allocate(bytes, device, stream, &pointer_));
     size_ = bytes;
   }
-  // Of this pool, whatever the scope.
+  // From this pool, regardless of the scope.
   device_buffer(const pool &pool, std::size_t bytes, void *stream = nullptr) : device_(pool.device()), stream_(stream) {
     pointer_ = pool.allocate(bytes, stream);
     size_ = bytes;
@@ -269,8 +270,8 @@ class device_buffer : public detail::block {
   void *stream_ = nullptr;
 };
 
-// Pinned memory of the host, which the host and every device read and write: on this NUMA node, or for -1 on the one
-// nearest to the thread's current device. Freed, it waits for the streams that were recorded.
+// Pinned host memory, which the host and every device can read and write: on this NUMA node, or for -1 on the one
+// nearest to the thread's current device. Once freed, it is reused when the recorded streams are done.
 class pinned_buffer : public detail::block {
  public:
   pinned_buffer() = default;

@@ -4,8 +4,8 @@
 //   cuda::mr::any_resource<cuda::mr::device_accessible> any = resource;
 //
 // CCCL 3.1 or later, in which a resource has allocate(stream, bytes, alignment) and allocate_sync(bytes, alignment), and
-// CUDA's headers. Resources are cheap to copy, and equal ones may free each other's memory. RMM's exceptions are thrown
-// by those of gpupool_rmm.hpp.
+// CUDA's headers. Resources are cheap to copy, and equal ones may free each other's memory. The resources of
+// gpupool_rmm.hpp throw RMM's exceptions.
 #ifndef GPUPOOL_MR_HPP
 #define GPUPOOL_MR_HPP
 
@@ -46,7 +46,7 @@ template <class Errors> void check_alignment(std::size_t alignment) {
 
 } // namespace detail
 
-// Memory of a device: of the pool that the calling thread's scope says, or of one pool, which is kept.
+// Memory of a device: from the pool of the calling thread's scope, or from one pool, which is kept alive.
 template <class Errors> class basic_memory_resource {
  public:
   explicit basic_memory_resource(int device) : device_(device) {}
@@ -102,7 +102,7 @@ template <class Errors> class basic_memory_resource {
   }
 };
 
-// Pinned memory of the host, which the host and the device use.
+// Pinned host memory, for the host and the device.
 template <class Errors> class basic_pinned_memory_resource {
  public:
   // The device whose streams are named; the memory is on the NUMA node nearest to the thread's current device.

@@ -3,7 +3,7 @@
 //   rmm::mr::set_current_device_resource(gpupool::rmm_resource(0));   // RMM 26.06 or later
 //   rmm::device_buffer buffer(1 << 20, stream, gpupool::rmm_resource(0));
 //
-// Where there is no memory rmm::out_of_memory is thrown, with gpupool's text. Link librmm.so too.
+// If there is not enough memory, rmm::out_of_memory is thrown, with gpupool's message. Link librmm.so too.
 #ifndef GPUPOOL_RMM_HPP
 #define GPUPOOL_RMM_HPP
 
