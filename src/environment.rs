@@ -21,7 +21,7 @@ pub(crate) fn number(variable: &str, valid: RangeInclusive<u64>, default: u64) -
     let Some(text) = text(variable)? else { return Ok(default) };
     text.parse().ok().filter(|number| valid.contains(number)).ok_or_else(|| {
         let (least, most) = valid.into_inner();
-        wrong(variable, text, format_args!("is no whole number from {least} to {most}; set it to one, or unset it"))
+        wrong(variable, text, format_args!("is not a whole number from {least} to {most}; set it to one, or unset it"))
     })
 }
 

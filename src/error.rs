@@ -266,7 +266,7 @@ impl fmt::Display for Error {
             ),
             ErrorKind::InvalidValue(what) | ErrorKind::Asleep(what) | ErrorKind::Unavailable(what) => f.write_str(what),
             ErrorKind::InternalError(what) => {
-                write!(f, "a fault of gpupool's own: {what}; please report it at {}", env!("CARGO_PKG_REPOSITORY"))
+                write!(f, "a bug in gpupool: {what}; please report it at {}", env!("CARGO_PKG_REPOSITORY"))
             }
         }
     }
@@ -333,20 +333,20 @@ impl fmt::Display for OutOfMemory {
             // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.
             _ if self.refused.library == GPUPOOL => "",
             _ if self.device.host_node().is_some() => {
-                ". What was free was given back before the last try; free pinned memory, or ask for less"
+                ". Free memory was released before the last attempt; free pinned memory, or request less"
             }
             _ if self.refused.library == OWN_ALLOCATOR => {
-                ". Only that allocator supplies the pool: free what is live in the pool, let the allocator give more, or ask \
-                 for less"
+                ". Only that allocator supplies the pool: free live blocks of the pool, let the allocator supply more, or \
+                 request less"
             }
             Wanted::Handle(_) => {
-                ". Idle handles were destroyed before the last try; free memory elsewhere, such as the caches of CuPy \
+                ". Idle handles were destroyed before the last attempt; free memory elsewhere, such as the caches of CuPy \
                  (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or warm the pool before they fill the device"
             }
             Wanted::Memory { .. } | Wanted::Addresses(_) => {
-                ". What the default pool and pools with use_on_oom had free was given back before the last try, and other \
-                 pools keep what they have free until their trim(); free memory elsewhere, such \
-                 as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or ask for less"
+                ". Free memory of the default pool and of pools with use_on_oom was released before the last attempt; other \
+                 pools keep their free memory until their trim(). Free memory elsewhere, such \
+                 as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or request less"
             }
         })
     }
@@ -370,7 +370,7 @@ impl fmt::Display for PoolExhausted {
             write!(f, " and {} more", self.holders.len() - SHOWN)?;
         }
         f.write_str(
-            ". A thread gives its handle back when it ends, a lease when it is over: use leases, raise the limit, or wait longer",
+            ". A thread returns its handle when it ends, a lease when its block ends: use leases, raise the limit, or wait longer",
         )
     }
 }

@@ -1,9 +1,9 @@
-//! gpupool gives every thread, on every device, a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or
-//! cuSOLVER, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its stream set, and device memory
+//! gpupool provides every thread, on every device, with a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or
+//! cuSOLVER, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its stream set, and with device memory
 //! from a caching allocator.
 //!
-//! A thread's handles go back to the pool when it ends, and the next thread gets them: nothing is created twice,
-//! nothing is destroyed behind your back, and nothing spoils a stream capture.
+//! A thread's handles return to the pool when it ends, and the next thread gets them: handles are reused instead of being
+//! destroyed and created again, and nothing that gpupool does invalidates a stream capture that it knows of.
 //!
 //! ```no_run
 //! use gpupool::{Cusparse, Stream};
@@ -14,7 +14,7 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! What is freed is used again in stream order, on the same stream at once. A [`MemPool`] is private memory:
+//! Freed memory is reused in stream order, on the same stream immediately. A [`MemPool`] is a private pool:
 //!
 //! ```
 //! use gpupool::{MemPool, Stream};
@@ -29,25 +29,25 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! Where there is no GPU, devices are simulated in plain memory, with [`HostHandles`] as the library.
+//! If there is no GPU, devices are simulated in plain memory, with [`HostHandles`] as the library.
 //!
-//! | to do | begin at |
+//! | to | start at |
 //! | --- | --- |
-//! | a handle for this thread, or for a scope | [`handle()`], [`lease()`] |
+//! | get a handle for this thread, or for a scope | [`handle()`], [`lease()`] |
 //! | warm, limit, trim and count handles | [`HandlePool`], by [`Pooled::pool`] |
-//! | a library that gpupool does not know | [`library::Library`], [`HandlePool::new`] |
+//! | add a library that gpupool does not know | [`library::Library`], [`HandlePool::new`] |
 //! | allocate device memory | [`empty`], [`DeviceBuffer`], [`memory::allocate`] |
-//! | allocate pinned memory of the host | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
-//! | private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
-//! | streams, also those of others | [`Stream`], [`Stream::from_raw`] |
-//! | slices for programs of cudarc | `PooledSlice`, with the feature `cudarc` |
+//! | allocate pinned host memory | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
+//! | use private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
+//! | use streams, also those of other code | [`Stream`], [`Stream::from_raw`] |
+//! | use slices with cudarc | `PooledSlice`, with the feature `cudarc` |
 //!
-//! What it does is logged through the [`log`] crate, at `info` what is seldom and at `debug` what is not, to the
-//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. No lock is held meanwhile.
-//! With `GPUPOOL_NVTX=1` in the environment profilers see it as NVTX ranges.
+//! gpupool logs through the [`log`] crate, rare events at `info` and frequent ones at `debug`, to the
+//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. It holds no lock meanwhile.
+//! With `GPUPOOL_NVTX=1` in the environment profilers show its work as NVTX ranges.
 //!
-//! Pools are process-wide and keyed by nothing but library and device. A Python extension that contains this crate has
-//! pools of its own, apart from those of a Rust program in the same process.
+//! There is one pool for each library and device in the process. A Python extension that contains this crate has its own
+//! pools, separate from those of a Rust program in the same process.
 
 // No panic and no output reaches a user; tests and benches may do both.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]

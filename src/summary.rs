@@ -32,13 +32,13 @@ impl MemorySummary {
         self.handles.iter().map(|(_, stats)| stats.device_bytes).sum()
     }
 
-    /// Device memory that gpupool gave handles, and graphs captured with them, to compute with, in bytes.
+    /// Device memory that gpupool gave to handles, and to graphs captured with them, as workspaces, in bytes.
     pub fn workspace_bytes(&self) -> u64 {
         self.handles.iter().map(|(_, stats)| stats.workspace_bytes).sum()
     }
 
-    /// What is used and not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if
-    /// the driver does not say what is free.
+    /// Used memory that is not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if
+    /// the driver does not report the free memory.
     ///
     /// What handles take is measured as they are created, so this is as exact as that; never less than 0.
     pub fn other_bytes(&self) -> Option<u64> {
@@ -78,7 +78,7 @@ pub fn devices_in_use() -> Result<Vec<Device>> {
     Ok(devices)
 }
 
-/// Starts all peaks of a device anew, those of memory pools and of handles, from what there is now.
+/// Resets all peaks of a device to the current values, those of memory pools and of handles.
 ///
 /// # Errors
 /// As [`device`](crate::device).

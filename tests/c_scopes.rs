@@ -84,7 +84,7 @@ fn what_is_no_scope_or_no_pool_is_refused() {
     });
     succeeded(leave(scope));
     failed(leave(scope), INVALID_VALUE, &["leave each scope once"]);
-    failed(leave(0), INVALID_VALUE, &["0 is no scope"]);
+    failed(leave(0), INVALID_VALUE, &["0 is not a scope"]);
     // SAFETY: a null place is refused.
     failed(unsafe { (C_API.pool_enter)(pool.0, ptr::null_mut()) }, INVALID_VALUE, &["scope is a null pointer"]);
     pool.release();

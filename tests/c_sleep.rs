@@ -67,7 +67,7 @@ fn a_wrong_backup_device_or_pool_is_refused() {
     let _host = host();
     let pool = create(options());
     // SAFETY: the pool is alive, and null is allowed for the bytes.
-    failed(unsafe { (C_API.pool_sleep)(pool.0, 7, ptr::null_mut()) }, INVALID_VALUE, &["7 is no backup"]);
+    failed(unsafe { (C_API.pool_sleep)(pool.0, 7, ptr::null_mut()) }, INVALID_VALUE, &["7 is not a backup"]);
     // SAFETY: as above.
     failed(unsafe { (C_API.sleep_device)(9, HOST, ptr::null_mut()) }, INVALID_VALUE, &["no device 9"]);
     // SAFETY: a null pointer is refused.

@@ -498,7 +498,7 @@ fn whatever_the_driver_refuses_the_pool_is_awake_or_asleep_with_all_that_it_had(
                     Err(error) => {
                         refusals[0] += 1;
                         assert!(matches!(error.kind(), ErrorKind::Library(_) | ErrorKind::OutOfMemory(_)), "{error}");
-                        let is_told = error.to_string().contains("the pool is asleep, with its backup whole");
+                        let is_told = error.to_string().contains("the pool is asleep, with its backup complete");
                         assert!(pool.is_asleep() == is_told, "{error}");
                     }
                 }

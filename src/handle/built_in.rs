@@ -40,7 +40,7 @@ pub fn handle<L: Pooled>(stream: &Stream) -> Result<Handle> {
 ///
 /// let stream = Stream::new(gpupool::device(0)?)?;
 /// let lease = gpupool::lease::<Cusolver>(&stream)?;
-/// // `lease.as_ptr()` is a cusolverDnHandle_t, this scope's alone until `lease` is dropped.
+/// // `lease.as_ptr()` is a cusolverDnHandle_t, which only this scope uses until `lease` is dropped.
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 ///

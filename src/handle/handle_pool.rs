@@ -35,7 +35,7 @@ use crate::runtime::{self, Runtime, Stream};
 /// // The simulated library, where there is no cuBLAS.
 /// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
 ///
-/// pool.warm(2, device)?; // make them ahead of need
+/// pool.warm(2, device)?; // create them in advance
 /// let handle = pool.handle(&stream)?; // this thread's until it ends
 /// let lease = pool.lease(&stream)?; // this scope's
 /// assert_ne!(handle.as_ptr(), lease.as_ptr());
@@ -136,16 +136,16 @@ impl HandlePool {
         self.require_usable().is_ok() && self.path().is_ok()
     }
 
-    /// Returns the calling thread's handle on the stream's device, with the stream set. Ask for it inside a capture,
-    /// not before: what a graph needs of it, such as cuBLAS's workspace, is then the graph's own.
+    /// Returns the calling thread's handle on the stream's device, with the stream set. Call it inside a capture, not
+    /// before: memory that a graph needs for the handle, such as cuBLAS's workspace, then belongs to the graph.
     ///
-    /// Of a library that [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's do, a thread has a handle for
-    /// each of up to eight streams; another stream then gets the handle that has had its own for longest, and waits for
-    /// what that has under way.
+    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's do, a thread has a handle for
+    /// each of up to eight streams; a further stream gets the handle that was assigned to its stream the longest time ago,
+    /// and waits for the work of that stream.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
-    /// if a handle cannot be had; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
+    /// if there is no handle; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
     /// `ErrorKind::Forked`.
     #[inline]
     pub fn handle(&self, stream: &Stream) -> Result<Handle> {
@@ -200,7 +200,7 @@ impl HandlePool {
         Some(set.map_err(|error| self.0.refused(stream.device(), error)))
     }
 
-    /// Returns a handle for a scope: its holder's alone until the lease is dropped. With a
+    /// Returns a handle for a scope, which only its holder uses until the lease is dropped. With a
     /// [limit](HandlePool::set_limit) it waits up to 30 s for one.
     ///
     /// # Errors
@@ -235,13 +235,13 @@ impl HandlePool {
         }
     }
 
-    /// Returns the most handles that there may be on each device, if there is a limit.
+    /// Returns the maximum number of handles on each device, if there is a limit.
     pub fn limit(&self) -> Option<usize> {
         self.0.limit()
     }
 
-    /// Sets or removes the most handles that there may be on each device. Requests beyond it wait for a handle to be given
-    /// back: by a lease that ends, or a thread that ends. Handles beyond a new limit stay.
+    /// Sets or removes the maximum number of handles on each device. Requests beyond it wait until a lease or a thread
+    /// ends. Handles beyond a new limit are kept.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for 0.
@@ -256,13 +256,13 @@ impl HandlePool {
         Ok(())
     }
 
-    /// Lets the handles on the pool's device take what device memory they need from a [`MemPool`](crate::MemPool)
-    /// (`mem_pool.token()`), or with none plain memory of the driver again. cuDSS's handles can.
+    /// Lets the handles on the pool's device allocate their device memory from a [`MemPool`](crate::MemPool)
+    /// (`mem_pool.token()`), or with none from the driver again. Only cuDSS supports this.
     ///
-    /// Handles take it from the next time on that they are asked for: then everything they allocate, also for objects made
-    /// before. It can be changed at any time: memory goes back to where it came from, in the order of the handle's stream, so
-    /// cuDSS's objects are to be destroyed while that stream lives. The `MemPool` is kept until another is set. What the
-    /// owner of a handle sets of this kind himself stays until the handle has a new owner.
+    /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there, also for
+    /// existing objects. It can be changed at any time: memory is freed to where it came from, in the order of the handle's
+    /// stream, so destroy cuDSS's objects while that stream exists. The `MemPool` is kept until another is set. A memory
+    /// handler that the owner of a handle sets itself stays until the handle has a new owner.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the library cannot be told, or the `MemPool` was dropped or is another device's; else as
@@ -272,8 +272,8 @@ impl HandlePool {
         self.0.set_memory(device, pool)
     }
 
-    /// Creates as many handles as are missing for `count` to be idle on the device, or as a limit allows, and returns how
-    /// many that were.
+    /// Creates handles until `count` are idle on the device, or as many as a limit allows, and returns how many were
+    /// created.
     ///
     /// # Errors
     /// As [`HandlePool::handle`]; the handles made before the failure stay.
@@ -301,7 +301,7 @@ impl HandlePool {
         result
     }
 
-    /// [`HandlePool::warm`] on a thread of its own. A failure also counts in the statistics.
+    /// [`HandlePool::warm`] on a separate thread. The statistics count a failure.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the system starts no thread.
@@ -321,10 +321,10 @@ impl HandlePool {
     /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. What graphs that are
     /// gone had as workspaces is freed too.
     ///
-    /// Some libraries wait for the whole device when a handle is destroyed, which spoils every capture on it: cuBLAS,
-    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries are taken to. Of those, none is destroyed while a capture is known of:
-    /// one on a [`Stream`] made by gpupool, on the calling thread's current stream, or on any blocking stream. The driver
-    /// does not tell of others, so do not trim while another library captures on a non-blocking stream of its own.
+    /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it: cuBLAS,
+    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries are assumed to. Their handles are not destroyed while gpupool
+    /// knows of a capture: one on a [`Stream`] of gpupool, on the calling thread's current stream, or on any blocking stream.
+    /// The driver does not report others, so do not trim while another library captures on its own non-blocking stream.
     ///
     /// # Errors
     /// The first refusal of the library or driver; the other idle handles are destroyed all the same.
@@ -346,8 +346,8 @@ impl HandlePool {
         first_error.map_or(Ok(destroyed), Err)
     }
 
-    /// Ends the pool: it gives out no more handles, and its idle ones and the calling thread's own are destroyed. Those
-    /// of other threads come back as they end, for [`HandlePool::trim`] to destroy.
+    /// Closes the pool: it returns no more handles, and its idle ones and the calling thread's own are destroyed. Other
+    /// threads' handles return when the threads end; then [`HandlePool::trim`] destroys them.
     ///
     /// # Errors
     /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for a pool of gpupool's own, which others share.
@@ -381,7 +381,7 @@ impl HandlePool {
         self.0.total_stats()
     }
 
-    /// Starts the peaks of the pool's counts anew on one device or on all, from what is in use and what there is now.
+    /// Resets the peaks of the pool's counts to the current values, on one device or on all.
     ///
     /// # Errors
     /// As [`HandlePool::stats`].

@@ -13,10 +13,10 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::Stream;
 
-/// A handle that its holder alone uses until the lease is dropped, with its stream set.
+/// A handle that only its holder uses until the lease is dropped, with its stream set.
 ///
-/// Unlike a [`Handle`](super::Handle) it can be sent to another thread, and many threads that seldom work at once need only
-/// as many handles as work at once. Use it from one thread at a time, as the libraries ask.
+/// Unlike a [`Handle`](super::Handle) it can be sent to another thread, and if few of many threads work at the same time, only
+/// that many handles are needed. Use it from one thread at a time, as the libraries require.
 #[must_use = "the handle goes back to the pool when this is dropped"]
 pub struct Lease {
     pool: &'static Pool,
@@ -70,7 +70,7 @@ impl Lease {
         self.device
     }
 
-    /// Ends the lease of a handle that was changed in a way that the pool cannot set back: no request gets it again, and
+    /// Ends the lease of a handle that was changed in a way that the pool cannot reset: no request gets it again, and
     /// [`HandlePool::trim`](super::HandlePool::trim) destroys it.
     pub fn discard(mut self) {
         if let Some(pooled) = self.pooled.take() {

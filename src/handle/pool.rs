@@ -230,7 +230,7 @@ impl Pool {
         }
         if !self.library.takes_memory()? {
             let name = self.library.name();
-            return Err(Error::invalid_value(format!("{name} cannot be told where to take device memory from")));
+            return Err(Error::invalid_value(format!("{name} cannot allocate its device memory from a MemPool")));
         }
         on_device.memory.get_or_init(|| LibraryMemory::new(device)).set(pool)?;
         self.has_memory.store(true, Ordering::Release);

@@ -20,8 +20,8 @@ use crate::runtime::Stream;
 
 /// A handle that the calling thread holds until it ends, with its stream set.
 ///
-/// It cannot leave the thread. Until the thread ends, asking again for the same device gives the same handle, or for the same
-/// stream where the library's handles cannot be shared by streams.
+/// It cannot leave the thread. Until the thread ends, every request for the same device returns the same handle; if the
+/// library's handles cannot be shared by streams, every request for the same stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
     address: NonNull<c_void>,

@@ -300,7 +300,7 @@ impl MemPool {
     /// `ErrorKind::Unavailable` if its memory cannot sleep: that of an allocator or segments of its own, with `no_split`, or on
     /// a device without virtual memory; `ErrorKind::InvalidValue` while a stream of the device is captured;
     /// `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. The pool is then awake
-    /// with all that it had, unless the driver also refuses to take back what went: then it is asleep with its backup whole.
+    /// with all that it had, unless the driver also refuses to take back what went: then it is asleep with its backup complete.
     pub fn sleep(&self, backup: Backup) -> Result<u64> {
         sleep_pool(self.pool(), backup)
     }

@@ -118,9 +118,9 @@ impl PyDeviceBuffer {
         let sender = py.import("gpupool._frameworks.sent_buffers")?;
         if !sender.call_method0("is_sent")?.extract::<bool>()? {
             return Err(Error::invalid_value(
-                "a DeviceBuffer travels by multiprocessing (its queues, pipes and arguments of processes), and pickled in any \
-                 other way it would only name memory: share() returns a token, which pickles, for attach() in another process; \
-                 or write its content, bytes(buffer)",
+                "a DeviceBuffer can be sent by multiprocessing (its queues, pipes and arguments of processes), but not pickled \
+                 in any other way, because its content is not part of the pickle: pickle the token that share() returns, for \
+                 attach() in another process, or the content, bytes(buffer)",
             )
             .into());
         }

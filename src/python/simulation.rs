@@ -50,7 +50,7 @@ pub(super) fn host_set_handle_bytes(nbytes: u64) {
 
 #[pyfunction]
 pub(super) fn host_stream_of(handle: usize) -> PyResult<usize> {
-    let none = || Error::invalid_value(format!("{handle:#x} is no live handle of the simulated library"));
+    let none = || Error::invalid_value(format!("{handle:#x} is not a live handle of the simulated library"));
     Ok(library::stream_at(handle).ok_or_else(none)?)
 }
 

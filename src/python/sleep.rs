@@ -23,7 +23,7 @@ impl<'py> FromPyObject<'_, 'py> for PyBackup {
         }
         let given = backup.repr()?;
         Err(Error::invalid_value(format!(
-            "backup is \"host\" for pinned memory, or None to give the content up, not {given}"
+            "backup is \"host\" for pinned memory, or None to discard the content, not {given}"
         ))
         .into())
     }

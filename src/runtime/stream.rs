@@ -15,7 +15,7 @@ use crate::sync::lock;
 
 /// A stream and the device it belongs to.
 ///
-/// Either one of our own ([`Stream::new`]), destroyed with its last clone, or a view of a foreign one
+/// Either one that gpupool created ([`Stream::new`]), destroyed with its last clone, or a view of a stream of other code
 /// ([`Stream::from_raw`]), which its owner keeps alive.
 ///
 /// ```
@@ -358,13 +358,13 @@ pub(crate) fn end_expecting_captures(device: Device) -> bool {
 /// Waits for all work of the device, on every stream.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` while a stream is captured that gpupool knows of, as waiting would spoil the capture;
+/// `ErrorKind::InvalidValue` while a stream is captured that gpupool knows of, as waiting would invalidate the capture;
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
 pub fn synchronize(device: Device) -> Result<()> {
     let runtime = get()?;
     if is_known_stream_capturing(runtime, device)? {
         return Err(Error::invalid_value(format!(
-            "a stream of {device} is being captured, which waiting for the whole device would spoil: wait after the capture, \
+            "a stream of {device} is being captured, which waiting for the whole device would invalidate: wait after the capture, \
              or for another stream alone"
         )));
     }

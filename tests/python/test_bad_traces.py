@@ -32,7 +32,7 @@ def run(request, tmp_path, capsys):
         code = main([request.param, str(path), *output, *options])
         error = capsys.readouterr().err
         assert (code, error) == (0, "") or (code == 1 and re.fullmatch(r"gpupool: [^\n]+\n", error)), (code, error)
-        assert "a fault of gpupool's own" not in error
+        assert "a bug in gpupool" not in error
         return code, error
 
     return run

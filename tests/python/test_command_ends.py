@@ -110,10 +110,10 @@ def test_replay_without_memory_for_it():
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError(13, "Permission denied", "a\nfile"), "a\\nfile: Permission denied"),
         (MemoryError(), "out of memory: this process can have no more; free some, or raise its limit (ulimit -v)"),
-        (RecursionError("too deep"), "a fault of gpupool's own, please report it: RecursionError: too deep, at "),
-        (OverflowError("too large"), "a fault of gpupool's own, please report it: OverflowError: too large, at "),
-        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"), "a fault of gpupool's own, please report it: UnicodeEnc"),
-        (BaseException("a panic\nof Rust"), "a fault of gpupool's own, please report it: BaseException: a panic\\nof"),
+        (RecursionError("too deep"), "a bug in gpupool, please report it: RecursionError: too deep, at "),
+        (OverflowError("too large"), "a bug in gpupool, please report it: OverflowError: too large, at "),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"), "a bug in gpupool, please report it: UnicodeEnc"),
+        (BaseException("a panic\nof Rust"), "a bug in gpupool, please report it: BaseException: a panic\\nof"),
     ],
 )
 def test_every_error_ends_in_a_line(trace, capsys, monkeypatch, error, line):

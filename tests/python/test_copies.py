@@ -140,9 +140,9 @@ def test_sizes_must_agree(stream):
 def test_memory_with_gaps_is_refused(stream):
     buffer = gpupool.empty(4, stream)
     for host in (np.zeros(8, np.uint8)[::2], np.zeros((2, 2), np.uint8, order="F")[:, ::-1]):
-        with pytest.raises(gpupool.InvalidValue, match=r"in one piece in C order.*ascontiguousarray"):
+        with pytest.raises(gpupool.InvalidValue, match=r"contiguous memory in C order.*ascontiguousarray"):
             buffer.copy_from(host)
-        with pytest.raises(gpupool.InvalidValue, match=r"copy_to\(\) needs memory in one piece"):
+        with pytest.raises(gpupool.InvalidValue, match=r"copy_to\(\) needs contiguous memory"):
             buffer.copy_to(host)
 
 
@@ -158,11 +158,9 @@ def test_read_only_memory_is_no_target(stream):
 @pytest.mark.parametrize("host", [7, "text", [1, 2], None, object()])
 def test_what_has_no_bytes_is_refused(host, stream):
     buffer = gpupool.empty(4, stream)
-    with pytest.raises(
-        TypeError, match=rf"copy_from\(\) takes memory of the host.*of {type(host).__name__}.*numpy\(\)"
-    ):
+    with pytest.raises(TypeError, match=rf"copy_from\(\) takes host memory.*not {type(host).__name__}.*numpy\(\)"):
         buffer.copy_from(host)
-    with pytest.raises(TypeError, match=r"copy_to\(\) takes memory of the host"):
+    with pytest.raises(TypeError, match=r"copy_to\(\) takes host memory"):
         buffer.copy_to(host)
 
 
@@ -173,7 +171,7 @@ def test_objects_of_python_are_no_bytes(stream):
 
 
 def test_a_buffer_of_a_device_is_no_memory_of_the_host(stream):
-    with pytest.raises(TypeError, match="of DeviceBuffer it has none"):
+    with pytest.raises(TypeError, match="not DeviceBuffer"):
         gpupool.empty(4, stream).copy_from(gpupool.empty(4, stream))
 
 
@@ -239,7 +237,7 @@ def test_what_the_driver_refuses_is_told_and_leaves_the_buffer(call, action, str
 
 def test_memory_of_an_allocator_of_ones_own_is_not_touched_where_there_is_none(stream):
     pool = gpupool.MemPool((lambda size, device, stream: 0x7000_0000_0000, lambda *arguments: None))
-    with pytest.raises(gpupool.LibraryError, match="no memory that device 0 has access to"):
+    with pytest.raises(gpupool.LibraryError, match="is not memory that device 0 has access to"):
         pool.empty(4, stream).fill(0)
 
 

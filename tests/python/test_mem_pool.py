@@ -95,7 +95,7 @@ def test_an_id_is_its_pools_alone(call):
     # Also while it has a live block.
     with pytest.raises(gpupool.InvalidValue, match=rf"pool \(0, {pool_id[1]}\) on device 0 is gone"):
         call(0, pool_id)
-    with pytest.raises(gpupool.InvalidValue, match=rf"\(0, {pool_id[1] + 1}\) on device 0 is no pool's id"):
+    with pytest.raises(gpupool.InvalidValue, match=rf"\(0, {pool_id[1] + 1}\) on device 0 is not a pool's id"):
         call(0, (0, pool_id[1] + 1))
     assert kept.pool_id == pool_id
 

@@ -562,7 +562,7 @@ def test_the_error_advises_what_helps_against_its_cause():
     elsewhere = "free_all_blocks"
     pool = gpupool.MemPool(limit=4 * MIB)
     told = advice_of(lambda: pool.empty(8 * MIB))
-    assert f"The limit of pool {pool.id} is reached: raise it, free what is live in the pool" in told
+    assert f"The limit of pool {pool.id} is reached: raise it, free live blocks of the pool" in told
     assert elsewhere not in told
     gpupool.set_per_process_memory_fraction(0.0)
     told = advice_of(lambda: gpupool.empty(8 * MIB))
@@ -570,7 +570,7 @@ def test_the_error_advises_what_helps_against_its_cause():
     assert elsewhere not in told
     gpupool.set_per_process_memory_fraction(1.0)
     told = advice_of(lambda: gpupool.empty(2**62))
-    assert "No device has that many bytes: ask for less" in told
+    assert "No device has that many bytes: request less" in told
     assert elsewhere not in told
     own = gpupool.MemPool((lambda size, device, stream: 0, lambda *arguments: None))
     told = advice_of(lambda: own.empty(8 * MIB))

@@ -377,7 +377,7 @@ def test_what_is_free_in_a_pool_that_helps_serves_others_before_a_request_fails(
     leave(0)
     held = gpupool.empty(16 * MIB)
     assert (held.pool_id, pool.stats().reserved_bytes) == ((0, 0), 0)
-    with pytest.raises(gpupool.OutOfMemory, match=r"keep what they have free until their trim\(\)"):
+    with pytest.raises(gpupool.OutOfMemory, match=r"keep their free memory until their trim\(\)"):
         gpupool.empty(16 * MIB)
     keeper.trim()
     assert gpupool.empty(16 * MIB).pool_id == (0, 0)
@@ -469,7 +469,7 @@ def test_memory_cached_on_a_stream_is_given_up_during_a_capture_elsewhere(segmen
 
 def test_an_id_that_was_never_handed_out_is_refused():
     ahead = (0, gpupool.MemPool().id[1] + 1)
-    with pytest.raises(gpupool.InvalidValue, match="no pool's id"):
+    with pytest.raises(gpupool.InvalidValue, match="not a pool's id"):
         gpupool.begin_allocate_to_pool(0, ahead)
     assert gpupool.MemPool().id == ahead
 

@@ -291,12 +291,12 @@ def test_none_forgets_everything(record, stream):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"enabled": "some"}, "enabled=\"some\" is none that there is: give 'all', 'state' or None"),
-        ({"context": "some"}, "context=\"some\" is none that there is: give 'state', 'alloc', 'all' or None"),
-        ({"stacks": "all"}, "stacks=\"all\" is none that there is: give 'python'"),
+        ({"enabled": "some"}, "enabled=\"some\" is not valid: give 'all', 'state' or None"),
+        ({"context": "some"}, "context=\"some\" is not valid: give 'state', 'alloc', 'all' or None"),
+        ({"stacks": "all"}, "stacks=\"all\" is not valid: give 'python'"),
         ({"max_entries": 0}, "max_entries must be at least 1"),
         ({"max_entries": -1}, "-1 is out of range"),
-        ({"skip_actions": ["frees"]}, 'skip_actions="frees" is none that there is: give alloc, free_requested'),
+        ({"skip_actions": ["frees"]}, 'skip_actions="frees" is not valid: give alloc, free_requested'),
     ],
 )
 def test_settings_that_there_are_not(record, arguments, message):

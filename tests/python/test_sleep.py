@@ -61,7 +61,7 @@ def test_any_other_backup_is_refused(backup):
     for sleep in (pool.sleep, gpupool.sleep):
         with pytest.raises(
             gpupool.InvalidValue,
-            match=re.escape(f'backup is "host" for pinned memory, or None to give the content up, not {backup!r}'),
+            match=re.escape(f'backup is "host" for pinned memory, or None to discard the content, not {backup!r}'),
         ):
             sleep(backup=backup)
     assert not pool.is_asleep
@@ -136,7 +136,7 @@ def test_where_there_is_no_memory_the_pool_stays_asleep():
     fill(buffer, 9)
     pool.sleep()
     _native.host_inject("ExtentCreate", kind="out_of_memory", times=100)
-    with pytest.raises(gpupool.OutOfMemory, match=r"stays asleep, with its backup whole.*Held by gpupool:"):
+    with pytest.raises(gpupool.OutOfMemory, match=r"stays asleep, with its backup complete.*Held by gpupool:"):
         pool.wake()
     _native.host_clear_faults()
     assert pool.is_asleep

@@ -46,4 +46,4 @@ def _reason(error: BaseException) -> str:
         return "out of memory: this process can have no more; free some, or raise its limit (ulimit -v)"
     frames = traceback.extract_tb(error.__traceback__)
     place = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return printable(f"a fault of gpupool's own, please report it: {type(error).__name__}: {str(error)[:1000]}{place}")
+    return printable(f"a bug in gpupool, please report it: {type(error).__name__}: {str(error)[:1000]}{place}")

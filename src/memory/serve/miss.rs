@@ -131,7 +131,7 @@ impl Climb {
         Err(no_memory_left(
             self.request.pool(),
             self.request.bytes,
-            Error::no_memory(GPUPOOL, "No device has that many bytes: ask for less"),
+            Error::no_memory(GPUPOOL, "No device has that many bytes: request less"),
         ))
     }
 

@@ -59,7 +59,7 @@ fn make_reserve_from_what_there_is(caches: &'static DeviceCaches, pool: &Pool, b
     let mut outcome = if has_room {
         make_reserve(pool, bytes)
     } else {
-        Err(Error::no_memory(GPUPOOL, "No device has that many bytes: ask for less"))
+        Err(Error::no_memory(GPUPOOL, "No device has that many bytes: request less"))
     };
     let try_again = || {
         // What cannot be given back leaves the rest to help.
@@ -136,7 +136,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
     let on = device.map_or_else(String::new, |device| format!(" on {device}"));
     if !id.is_known() {
         return Error::invalid_value(format!(
-            "{id}{on} is no pool's id; take one from graph_pool_handle() or a MemPool"
+            "{id}{on} is not a pool's id; take one from graph_pool_handle() or a MemPool"
         ));
     }
     let owner = DeviceCaches::all().find(|caches| caches.pool_in_use(id).is_some()).map(|caches| caches.memory.device);

@@ -134,7 +134,7 @@ impl ShareToken {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() < 9 || bytes[..4] != MAGIC {
             return Err(Error::invalid_value(
-                "these bytes are no token of a shared buffer: give what share() returned, unchanged",
+                "these bytes are not a token of a shared buffer: give what share() returned, unchanged",
             ));
         }
         let format = u16::from_le_bytes([bytes[4], bytes[5]]);

@@ -90,7 +90,7 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
             *kept = Some(record);
             Err(error.map_library(|refused| {
                 let advice =
-                    "what went already could not be taken again, so the pool is asleep, with its backup whole: wake it";
+                    "what went already could not be taken again, so the pool is asleep, with its backup complete: wake it";
                 let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
                 refused.advice = Some(format!("{known}{advice}"));
             }))

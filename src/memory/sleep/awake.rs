@@ -121,7 +121,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
 fn as_asleep(error: Error) -> Error {
     error.map_library(|refused| {
         let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
-        refused.advice = Some(format!("{known}the pool stays asleep, with its backup whole: wake it again later"));
+        refused.advice = Some(format!("{known}the pool stays asleep, with its backup complete: wake it again later"));
     })
 }
 

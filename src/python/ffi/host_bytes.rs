@@ -66,8 +66,8 @@ impl<'py> Lent<'py> {
         let name = host.get_type().name()?;
         let view = View::new(host).map_err(|error| {
             PyTypeError::new_err(format!(
-                "{method}() takes memory of the host by Python's buffer protocol (bytes, bytearray, memoryview, a NumPy array, \
-                 PinnedBuffer), and of {name} it has none: {error}. Of a CPU tensor of PyTorch's give tensor.numpy()"
+                "{method}() takes host memory with Python's buffer protocol (bytes, bytearray, memoryview, a NumPy array, \
+                 PinnedBuffer), not {name}: {error}. For a CPU tensor of PyTorch give tensor.numpy()"
             ))
         })?;
         if view.holds_objects() {
@@ -75,8 +75,8 @@ impl<'py> Lent<'py> {
         }
         if !view.is_contiguous() {
             return Err(Error::invalid_value(format!(
-                "{method}() needs memory in one piece in C order, which this {name} is not: give numpy.ascontiguousarray(...) \
-                 of it, or copy it there"
+                "{method}() needs contiguous memory in C order, which this {name} is not: give numpy.ascontiguousarray(...) of \
+                 it, or copy it there"
             ))
             .into());
         }

@@ -69,7 +69,7 @@ pub(in crate::python) fn empty_pinned(
 /// Returns the error of a free while something has the memory.
 fn lent() -> PyErr {
     PyBufferError::new_err(
-        "this buffer's memory is lent, to a memoryview, an array or by DLPack: let those go, and free it then",
+        "this buffer's memory is in use by a memoryview, an array or a DLPack consumer: delete those first",
     )
 }
 

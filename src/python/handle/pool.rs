@@ -39,7 +39,9 @@ impl<'py> FromPyObject<'_, 'py> for Timeout {
     fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let seconds: f64 = timeout.extract()?;
         if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
-            return Err(Error::invalid_value(format!("timeout={} is no number of seconds from 0", *timeout)).into());
+            return Err(
+                Error::invalid_value(format!("timeout={} is not a number of seconds of at least 0", *timeout)).into()
+            );
         }
         Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
     }
@@ -143,7 +145,7 @@ impl PyHandlePool {
         device: Option<&Bound<'_, PyAny>>,
         background: bool,
     ) -> PyResult<usize> {
-        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give a number from 0"));
+        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give a number of at least 0"));
         let number = usize::try_from(count.extract::<i64>()?).map_err(|_| wrong())?;
         refuse_bool(count, number as u64).map_err(|_| wrong())?;
         let count = number;

@@ -9,7 +9,7 @@ use crate::python::whole::Whole;
 use crate::recording::{MAX_ENTRIES, Recording, StackContext};
 
 fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
-    Error::invalid_value(format!("{name}={value:?} is none that there is: give {valid}")).into()
+    Error::invalid_value(format!("{name}={value:?} is not valid: give {valid}")).into()
 }
 
 /// Whether events are kept; none to stop.

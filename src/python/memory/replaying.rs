@@ -66,7 +66,7 @@ fn allocator(name: &str) -> Result<ReplayAllocator> {
         "gpupool" => Ok(ReplayAllocator::Gpupool),
         "driver" => Ok(ReplayAllocator::Driver),
         "async" => Ok(ReplayAllocator::Async),
-        other => Err(Error::invalid_value(format!("{other} is no allocator: gpupool, driver or async"))),
+        other => Err(Error::invalid_value(format!("{other} is not an allocator: gpupool, driver or async"))),
     }
 }
 

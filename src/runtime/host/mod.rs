@@ -119,7 +119,7 @@ fn submit_work(function: &str, key: Key, work: Work) -> Result<()> {
     let device = timeline().device(key)?;
     if !space().is_accessible(work.mapped(), device) {
         let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
-        let why = format!("{:#x} is no memory that {device} has access to", work.mapped());
+        let why = format!("{:#x} is not memory that {device} has access to", work.mapped());
         return Err(error.map_library(|refused| refused.advice = Some(why)));
     }
     timeline().submit_work(key, work)

@@ -13,7 +13,7 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
     Error::no_memory(
         GPUPOOL,
         format!(
-            "no addresses are left of the {} bytes reserved for {}: free what is live there, or ask for less",
+            "no addresses are left of the {} bytes reserved for {}: free blocks there, or request less",
             memory.range.bytes(),
             memory.device
         ),
@@ -22,7 +22,7 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
 
 pub(super) fn limit_reached(pool: &Pool) -> Error {
     let label = pool.label();
-    let why = format!("The limit of pool {label} is reached: raise it, free what is live in the pool, or ask for less");
+    let why = format!("The limit of pool {label} is reached: raise it, free live blocks of the pool, or request less");
     Error::no_memory(GPUPOOL, why)
 }
 
@@ -38,8 +38,8 @@ pub(super) fn claimed<R>(
     }
     if !memory.budget.claim(bytes) {
         pool.budget().withdraw(bytes);
-        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free what is live \
-                   (other pools keep what they have free until their trim()), or ask for less";
+        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live \
+                   blocks (other pools keep their free memory until their trim()), or request less";
         return Err(Error::no_memory(GPUPOOL, why));
     }
     let process = memory.process_budget();
@@ -47,7 +47,7 @@ pub(super) fn claimed<R>(
         pool.budget().withdraw(bytes);
         memory.budget.withdraw(bytes);
         let why =
-            "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or ask for less";
+            "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less";
         return Err(Error::no_memory(GPUPOOL, why));
     }
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() };

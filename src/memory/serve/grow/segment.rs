@@ -84,7 +84,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
         let made = if bytes <= cache.memory.total {
             make_segment(cache, &service.pool, source.as_ref(), &service.stream, piece)
         } else {
-            Err(Error::no_memory(GPUPOOL, "The host has not that many bytes: ask for less"))
+            Err(Error::no_memory(GPUPOOL, "The host has not that many bytes: request less"))
         };
         let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
         if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {

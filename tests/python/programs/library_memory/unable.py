@@ -9,14 +9,14 @@ def main():
     # cuDSS is there in a version that lacks the function.
     for pool in (gpupool.cudss, gpupool.cusparse):
         error = error_of(pool.set_mem_pool, mine)
-        assert f"{pool.name} cannot be told" in error, f"{pool.name} does not say that it is unable: {error}"
+        assert f"{pool.name} cannot allocate" in error, f"{pool.name} does not say that it is unable: {error}"
         pool.set_mem_pool(None)
         assert pool.handle(device=0) != 0, f"no handle of {pool.name}"
     error = error_of(gpupool.cublas.set_mem_pool, mine)
     assert "libcublas" in error, f"a library that is missing: {error}"
     own = gpupool.HandlePool("own", create=lambda: 1, destroy=lambda handle: None)
     error = error_of(own.set_mem_pool, mine)
-    assert "own cannot be told" in error, f"a pool of one's own: {error}"
+    assert "own cannot allocate" in error, f"a pool of one's own: {error}"
 
 
 if __name__ == "__main__":

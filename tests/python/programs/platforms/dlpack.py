@@ -105,7 +105,7 @@ def a_stream_of_another_device_is_refused():
     assert error.startswith("InvalidValue stream 0x"), f"the stream is not named: {error}"
     assert error.endswith("belongs to device 1, not to device 0"), f"the devices are not named: {error}"
     error = error_of(producer.buffer.__dlpack__, stream=0).split(":")[0]
-    assert error == "InvalidValue stream=0 is no stream in DLPack", f"stream 0 is refused otherwise: {error}"
+    assert error == "InvalidValue stream=0 is not a stream in DLPack", f"stream 0 is refused otherwise: {error}"
     producer.buffer.free()
     found = gpupool.memory_stats().waiting_blocks
     assert found == 0, f"{found} blocks wait for a consumer that was refused"

@@ -128,9 +128,9 @@ def tokens_of_elsewhere() -> None:
         (changed(token, USER, user), (f"made by user {os.geteuid() + 1}", "one user")),
         (changed(token, KIND, b"\1"), ("runtime cuda", "GPUPOOL_RUNTIME")),
         (changed(token, FORMAT, b"\3\0\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
-        (changed(token, 0, b"ABCD"), ("no token",)),
+        (changed(token, 0, b"ABCD"), ("not a token",)),
         (bytes(token)[:-1], ("107",)),
-        (b"", ("no token",)),
+        (b"", ("not a token",)),
         (changed(token, len(bytes(token)) - 16, bytes(16)), ("does not see", "CUDA_VISIBLE_DEVICES")),
     ):
         assert_says(raised(gpupool.InvalidValue, lambda data=data: gpupool.attach(data)), *words)

@@ -80,7 +80,9 @@ def by_multiprocessing() -> None:
 def by_nothing_else() -> None:
     buffer = gpupool.empty(1)
     for copier in (pickle.dumps, copy.copy, copy.deepcopy):
-        assert_says(raised(gpupool.InvalidValue, lambda copier=copier: copier(buffer)), "share() returns a token")
+        assert_says(
+            raised(gpupool.InvalidValue, lambda copier=copier: copier(buffer)), "the token that share() returns"
+        )
 
 
 def what_attaches_its_own() -> None:

@@ -102,7 +102,7 @@ fn refuse(handle: *const PoolHandle) -> Error {
         "pool is a null pointer; give what pool_create returned".to_owned()
     } else {
         format!(
-            "{handle:p} is no pool: it was released, or pool_create did not return it; release each pool once, last"
+            "{handle:p} is not a pool: it was released, or pool_create did not return it; release each pool once, last"
         )
     })
 }

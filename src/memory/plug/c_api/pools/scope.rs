@@ -26,7 +26,7 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn scope_leave(scope: u64) 
         // Under no borrow of the routes: with the last use of a pool its memory goes back to the driver.
         let left = leave_by_ticket(scope).ok_or_else(|| {
             Error::invalid_value(format!(
-                "{scope} is no scope of this thread: leave each scope once, on the thread that entered it"
+                "{scope} is not a scope of this thread: leave each scope once, on the thread that entered it"
             ))
         });
         left.map(drop)

@@ -17,7 +17,7 @@ fn backup_of(number: c_int) -> Result<Backup> {
         BACKUP_NONE => Ok(Backup::None),
         BACKUP_HOST => Ok(Backup::Host),
         _ => Err(Error::invalid_value(format!(
-            "{number} is no backup: give GPUPOOL_BACKUP_HOST, or GPUPOOL_BACKUP_NONE to give the content up"
+            "{number} is not a backup: give GPUPOOL_BACKUP_HOST, or GPUPOOL_BACKUP_NONE to discard the content"
         ))),
     }
 }
