@@ -1394,7 +1394,7 @@ class GraphMemory:
 
 @final
 class PoolStats:
-    """The counts of a pool: what it holds now and what it has done so far; :meth:`MemPool.stats` returns them.
+    """The statistics of a pool: current values and counters; :meth:`MemPool.stats` returns them.
 
     >>> pool = gpupool.MemPool()
     >>> buffer = pool.empty(1000)
@@ -1466,7 +1466,7 @@ class PoolStats:
 
 @final
 class MemoryStats:
-    """The counts of a device's memory, summed over its pools: what it holds now and what it has done so far.
+    """The statistics of a device's memory, summed over its pools: current values and counters.
 
     :func:`memory_stats` returns them, and :func:`pinned_stats` those of pinned host memory.
     """
@@ -1789,7 +1789,7 @@ class CupyAllocator:
 
     def __new__(cls, cuda: Any, failed: Callable[[int, Exception], Any]) -> CupyAllocator: ...
     def malloc(self, nbytes: SupportsIndex, /) -> Any:
-        """Return a ``cupy.cuda.MemoryPointer`` to so many bytes."""
+        """Return a ``cupy.cuda.MemoryPointer`` to this many bytes."""
 
     def current_stream(self, device: int, /) -> Any:
         """Return the address of the thread's current stream on a device."""
@@ -1804,7 +1804,7 @@ class CupyAllocator:
 
 @final
 class CupyPinnedMemory:
-    """Pinned memory in the form in which ``cupy.cuda.PinnedMemoryPointer`` asks for it; it is freed when it dies."""
+    """Pinned memory in the form that ``cupy.cuda.PinnedMemoryPointer`` needs; it is freed when the object dies."""
 
     def __new__(cls, nbytes: SupportsIndex) -> CupyPinnedMemory: ...
     @property
@@ -1824,8 +1824,7 @@ class CupyPinnedAllocator:
 
     Args:
         pointer: ``cupy.cuda.PinnedMemoryPointer``.
-        retry: Called with the bytes and the error of a request that failed for want of memory; the request returns what
-            it returns.
+        retry: Called with the bytes and the error of a request that ran out of memory; the request returns its result.
         otherwise: The allocator of threads that have not called :meth:`enter`; None to serve all threads.
     """
 
@@ -1836,7 +1835,7 @@ class CupyPinnedAllocator:
         otherwise: Callable[[int], Any] | None = None,
     ) -> CupyPinnedAllocator: ...
     def malloc(self, nbytes: SupportsIndex) -> Any:
-        """Return a pointer to so many bytes."""
+        """Return a pointer to this many bytes."""
 
     @staticmethod
     def enter() -> None:
@@ -2178,7 +2177,7 @@ def replay(
     watch: Callable[[float], object] | None = None,
     changes: int = 0,
 ) -> ReplayResult:
-    """Replay a trace in several threads at once, and return the memory and time that it took.
+    """Replay a trace in several threads at the same time, and return the memory and time that it took.
 
     ``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends the
     replay. With ``changes``, on one thread, the result has what was reserved, as from :func:`replay_reserved`: it is
@@ -2340,7 +2339,7 @@ def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None:
     """Tell the loader of libraries where this interpreter's wheels are."""
 
 def simulate_costly_handles(create_seconds: float, nbytes: int) -> None:
-    """Make handles of the simulated library take so long to create, and so many bytes of a device."""
+    """Set how long creating a handle of the simulated library takes, and how many bytes of a device it uses."""
 
 # Only in builds with the feature fault-injection, for gpupool's own tests.
 def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) -> None: ...

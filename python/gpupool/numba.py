@@ -56,7 +56,7 @@ def _choose(driver: Any, manager: Any) -> None:
         raise Error(
             f"Numba uses the GPU already (device {', '.join(map(str, devices))}), and keeps the memory manager that it "
             "began with: choose it before the first use of numba.cuda, or set NUMBA_CUDA_MEMORY_MANAGER=gpupool.numba. "
-            "numba.cuda.close() lets go of the GPU, but destroys all that the process has there, gpupool's memory too"
+            "numba.cuda.close() releases the GPU, but destroys all that the process has there, gpupool's memory too"
         )
     driver.set_memory_manager(manager)
 

@@ -62,7 +62,7 @@ template <class Errors> class basic_memory_resource {
     deallocate_on(stream.get(), pointer);
   }
 
-  // The memory may be used on any stream at once; it is freed once the work so far on the legacy default stream is done.
+  // The memory may be used on any stream immediately; it is freed once the work so far on the legacy default stream is done.
   void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
     detail::check_alignment<Errors>(alignment);
     auto *pointer = allocate_on(nullptr, bytes);
