@@ -1,7 +1,7 @@
 //! cuBLAS on streams of cudarc, with pooled handles and pooled memory: `cargo run --example cudarc_stream`.
 //!
-//! cudarc makes the context and the streams and copies; gpupool lends the handles, and the memory in place of a
-//! `CudaSlice`'s. It needs an NVIDIA GPU and cuBLAS, and says so where they are missing.
+//! cudarc creates the context and the streams and copies; gpupool provides the handles, and the memory in place of a
+//! `CudaSlice`'s. It needs an NVIDIA GPU and cuBLAS, and says so if they are missing.
 
 use std::error::Error;
 use std::ffi::{c_int, c_void};

@@ -1,8 +1,8 @@
 //! A small network trained on cudarc, with its own slices and with gpupool's: `cargo run --release --example cudarc_training`.
 //!
-//! The program is the same but for how a slice is allocated. Batches differ in size, as where texts or graphs are trained on, so
-//! every step asks for other sizes. It prints what a step takes, and the most memory that the device gave for it. It needs an
-//! NVIDIA GPU, cuBLAS and NVRTC, and says so where they are missing.
+//! The programs differ only in how a slice is allocated. Batches differ in size, as in training on texts or graphs, so
+//! every step requests different sizes. It prints the time of a step and the peak memory of the device. It needs an
+//! NVIDIA GPU, cuBLAS and NVRTC, and says so if they are missing.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 """A CuPy program with CuPy's own memory pool, and the same program with gpupool: peak memory and time side by side.
 
-Requests of all sizes come in and are served on four streams in turn, as a server would. CuPy's own pool keeps what each
-stream has freed for that stream; gpupool gives it to the next stream that needs it.
+Requests of all sizes are served on four streams in turn, as a server would. CuPy's own pool keeps the memory that each
+stream has freed for that stream; gpupool lets the next stream that needs it reuse it.
 
 Run it with: python examples/cupy_pool.py
 

@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster that share a GPU: each gets its part of the memory and warm handles, and tells what it did.
+"""Workers of a Dask cluster that share a GPU: each gets its part of the memory and warm handles, and reports its work.
 
 Run it with: python examples/dask_workers.py
 It needs Dask (pip install distributed). With a GPU and CuPy the workers' arrays come from gpupool; without, devices are

@@ -1,4 +1,4 @@
-//! Threads come and go and share handles of every library that is there: `cargo run --example handles`.
+//! Threads start and end and share handles of every available library: `cargo run --example handles`.
 
 use std::thread;
 

@@ -1,8 +1,8 @@
 """Two models that take turns on one GPU, each asleep while the other works, checked bit for bit.
 
-Each model has its weights in one pool of gpupool's and what it computes with in another. Before a model's turn the
-other one falls asleep: its weights are copied to pinned memory of the host, its cache is given up, and all its device
-memory is free. The models work as often without sleep, and every result must be the same, bit for bit.
+Each model has its weights in one gpupool pool and its working memory in another. Before a model's turn the other one is
+put to sleep: its weights are copied to pinned host memory, its cache is discarded, and all its device memory is
+released. The same work is done without sleep, and every result must be the same, bit for bit.
 
 Run it with: python examples/models_in_turns.py [--mib 512] [--turns 6]
 

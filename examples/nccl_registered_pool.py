@@ -1,11 +1,11 @@
-"""All-reduces between two GPUs, on memory that is registered with NCCL as it comes.
+"""All-reduces between two GPUs, on memory that is registered with NCCL when it is allocated.
 
     python examples/nccl_registered_pool.py [--mib 256] [--windows]
 
-NCCL sends registered memory without a copy through buffers of its own, where the machine can. A pool with `no_split`
-has segments that stay where they are, and `on_segment` tells of each before anything uses it: it is registered there
-(`ncclCommRegister`, or with --windows `ncclCommWindowRegister`), and deregistered before it goes. Each GPU has a
-process of its own. Needs two GPUs, PyTorch and the NCCL that comes with it.
+If the machine supports it, NCCL sends registered memory directly, without copying it through its own buffers. The
+segments of a pool with `no_split` are never moved, and `on_segment` reports each of them before it is used, to register
+it (`ncclCommRegister`, or with --windows `ncclCommWindowRegister`), and before it is released, to deregister it. Each
+GPU has its own process. This needs two GPUs, PyTorch and the NCCL that comes with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A program of Numba kernels, as it is and with its memory from gpupool.
 
-It smooths signals of many lengths, each in passes that need a new array each, on two streams. Numba asks the driver for
-every array, and waits for the GPU when it gives some back; gpupool does neither. The results are checked against NumPy.
+It smooths signals of many lengths in passes that each need a new array, on two streams. Numba calls the driver for
+every array, and waits for the GPU when it frees some; gpupool does neither. The results are checked against NumPy.
 
 Run it with: python examples/numba_kernel.py
 It needs Numba, for CUDA 13: pip install 'numba-cuda[cu13]'

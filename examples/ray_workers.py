@@ -1,4 +1,4 @@
-"""Actors of Ray that share a GPU: each gets its part of the memory and warm handles, and tells what it did.
+"""Actors of Ray that share a GPU: each gets its part of the memory and warm handles, and reports its work.
 
 Run it with: python examples/ray_workers.py
 It needs Ray (pip install ray). With a GPU and CuPy the actors' arrays come from gpupool; without, devices are

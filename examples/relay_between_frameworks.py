@@ -1,13 +1,13 @@
 """An array that goes from process to process, each with another framework, without a copy on the way.
 
-A process of CuPy makes the first array and sends it to one of PyTorch, which sends what it computes from that to one of
-cuda.core, and so on back to CuPy. What travels is a buffer of gpupool's, by a plain queue of multiprocessing; each
-framework takes it up by DLPack or by its address, and the receiver's stream waits for the sender's work.
+A CuPy process creates the first array and sends it to a PyTorch process, which sends its result to a cuda.core process,
+and so on back to CuPy. They send gpupool buffers through a plain multiprocessing queue; each framework uses them by
+DLPack or by address, and the receiver's stream waits for the sender's work.
 
 Run it with: python examples/relay_between_frameworks.py [--mib 64]
 
-It needs at least one of CuPy, PyTorch and cuda.core, and leaves out those that are not there; where devices are
-simulated (GPUPOOL_RUNTIME=host), processes of NumPy take their places.
+It needs at least one of CuPy, PyTorch and cuda.core, and leaves out those that are not installed; if devices are
+simulated (GPUPOOL_RUNTIME=host), NumPy processes take their places.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """A data set larger than the GPU's memory, streamed through pinned memory, each word checked on the GPU.
 
-Loaders write pieces of it into pinned memory, as a program reads them from disks, and copies bring them to the GPU in
-the background. No loader waits for the copy of what it has written: a piece's memory is freed as soon as its copy was
-submitted, and gpupool uses it again once that copy is done. At the end stands the rate that was reached, and the rate
-of copies alone.
+Loaders write pieces of it into pinned memory, as a program does that reads them from disks, and asynchronous copies
+bring them to the GPU. No loader waits for the copy of its piece: a piece's memory is freed as soon as its copy is
+submitted, and gpupool reuses it once that copy is done. At the end it prints the rate that was reached, and the rate of
+copies alone.
 
 Run it with: python examples/stream_data_set.py [--limit-gib 8] [--gib 10]
 
---limit-gib is the GPU's memory, as far as the program may use it; all of it by default. --gib is the size of the data
+--limit-gib is how much of the GPU's memory the program may use; all of it by default. --gib is the size of the data
 set; a quarter more than that by default. It needs CuPy, unless devices are simulated (GPUPOOL_RUNTIME=host).
 """
 

@@ -1,7 +1,7 @@
 """Training a small transformer in PyTorch on sentences of varying length, with and without gpupool.
 
-The same loop runs in two processes: on PyTorch's own allocator, and on gpupool's, which takes one line. Peak memory and
-time stand side by side. The losses agree to the noise of the GPU's sums.
+The same loop runs in two processes: on PyTorch's own allocator, and on gpupool's, which takes one line. It prints peak
+memory and time side by side. The losses agree within the rounding noise of the GPU's sums.
 
 Run it with: python examples/torch_training.py
 It needs PyTorch 2.11 or later.

@@ -1,9 +1,9 @@
 """A trainer and a generator that share one model's weights and take turns, as in reinforcement learning.
 
-The weights stay awake, for both use them. While the generator works, the trainer's state sleeps with a backup in
-pinned memory of the host; while the trainer works, the generator's cache sleeps without one, as each round fills it
-anew. So the device holds the weights and the larger of the two, rather than all three. The same rounds are run
-without sleep, and what is generated, the weights and the trainer's state must be the same after them, bit for bit.
+The weights stay awake, because both use them. While the generator works, the trainer's state sleeps with a backup in
+pinned host memory; while the trainer works, the generator's cache sleeps without one, because each round fills it
+again. So the device holds the weights and the larger of the other two, rather than all three. The same rounds are run
+without sleep, and the output, the weights and the trainer's state must be the same after them, bit for bit.
 
 Run it with: python examples/train_and_generate.py [--mib 256] [--rounds 4]
 
