@@ -61,7 +61,7 @@ class Settings:
             raise InvalidValue(f"enable is a list of names: give [{self.enable!r}]")
         for name in self.enable:
             if name not in _FRAMEWORKS:
-                raise InvalidValue(f"{name!r} is no framework that can be enabled; there are: {', '.join(_FRAMEWORKS)}")
+                raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
         if self.memory_fraction is not None and not 0 <= self.memory_fraction <= 1:
             raise InvalidValue(f"memory_fraction={self.memory_fraction} is no fraction: give 0 to 1")
         memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)

@@ -42,7 +42,7 @@ def frameworks(monkeypatch):
     ("settings", "message"),
     [
         ({"enable": "cupy"}, r"give \['cupy'\]"),
-        ({"enable": ["tensorflow"]}, "'tensorflow' is no framework .*torch"),
+        ({"enable": ["tensorflow"]}, "'tensorflow' is not a framework .*torch"),
         ({"memory_fraction": 1.5}, "1.5 is no fraction"),
         ({"memory_bytes": -1}, "memory_bytes must be a whole number from 0, not -1"),
         ({"memory_bytes": 0.5}, "memory_bytes must be a whole number from 0, not 0.5"),

@@ -240,7 +240,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         address = int(memory.device_pointer)
         if not owns(address):
             raise NotImplementedError(
-                f"{address:#x} is no memory of gpupool's, and of a kind that CUDA's IPC handles cannot share: copy it "
+                f"{address:#x} is not gpupool's memory, and of a kind that CUDA's IPC handles cannot share: copy it "
                 "to an array of cuda.device_array"
             )
         assert self._stream is not None

@@ -25,7 +25,7 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no size: write it as 22GiB, 24GB or in bytes")
+        raise ValueError(f"{text!r} is not a size: write it as 22GiB, 24GB or in bytes")
     power = "KMGT".find(found["power"].upper()) + 1 if found["power"] else 0
     unit: int = (1000 if found["decimal"] else 1024) ** power
     return round(float(found["number"]) * unit)

@@ -163,7 +163,7 @@ def _try_pinning() -> Check:
 
 def _problems_of_pinned(pinned: Pinned) -> list[Problem]:
     error = pinned.allocation and pinned.allocation.error
-    return [Problem(severity="error", what=f"no pinned memory can be had: {error}")] if error else []
+    return [Problem(severity="error", what=f"pinned memory cannot be allocated: {error}")] if error else []
 
 
 def _problems_of_devices(devices: list[Device]) -> list[Problem]:
