@@ -1,8 +1,8 @@
-//! Handles of cuda.core's streams, read where they stand.
+//! Handles of cuda.core's streams, read directly from the objects.
 //!
-//! A `cuda.core.Stream` has a `std::shared_ptr` to its handle, and asking it for that builds a tuple and an int, twice for
-//! each buffer. So gpupool looks for a known handle in streams that cuda.core has made, and reads others there. Where it
-//! does not find it, and of what is no such stream, it asks.
+//! A `cuda.core.Stream` has a `std::shared_ptr` to its handle. Calling its `__cuda_stream__` builds a tuple and an int, twice
+//! for each buffer. So gpupool checks whether streams of known handles have these where it expects them, and then reads the
+//! handles of other streams there. Otherwise, and for objects of other classes, it calls `__cuda_stream__`.
 
 use std::ptr;
 
@@ -14,8 +14,8 @@ use super::PythonAddress;
 
 /// Where a stream has the pointer to its handle: behind what every object has, and Cython's table of functions.
 const PLACE: usize = size_of::<ffi::PyObject>() + size_of::<*const ()>();
-/// Handles that do not come about by chance.
-const TRIALS: [usize; 2] = [0x1e5a_77c3_9b04_e200, 0x63d0_08f1_4ab7_2c00];
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are valid whatever cuda.core asks the driver of them.
+const TRIALS: [usize; 2] = [1, 2];
 
 /// How handles of streams are read.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(in crate::python) struct StreamHandles {
 }
 
 impl StreamHandles {
-    /// None where streams are made in another way than is known, and without a GIL: a stream may then be closed meanwhile.
+    /// Returns none if streams have another layout, and without a GIL, where another thread may close the stream meanwhile.
     pub(in crate::python) fn find(class: &Bound<'_, PyType>) -> Option<Self> {
         if cfg!(Py_GIL_DISABLED) || !class.hasattr("__pyx_vtable__").is_ok_and(|has_table| has_table) {
             return None;
@@ -41,7 +41,7 @@ impl StreamHandles {
         TRIALS.iter().all(|handle| is_there(handle).is_some()).then(|| Self { class: class.clone().unbind() })
     }
 
-    /// Returns the handle of a stream; none of a closed one, and of what is no such stream.
+    /// Returns the handle of a stream; none if it is closed, or the object is of another class.
     #[inline]
     pub(in crate::python) fn read(&self, object: &Bound<'_, PyAny>) -> Option<PythonAddress> {
         if !object.is_exact_instance(self.class.bind(object.py())) {
@@ -54,7 +54,7 @@ impl StreamHandles {
     }
 }
 
-/// Returns the word at an address; none where the process has no memory there.
+/// Returns the word at an address; none if the process has no memory there.
 fn read_anywhere(address: *const usize) -> Option<usize> {
     let mut word = 0usize;
     let here = libc::iovec { iov_base: ptr::from_mut(&mut word).cast(), iov_len: size_of::<usize>() };
