@@ -268,8 +268,8 @@ mod tests {
     fn bytes_that_are_no_token_are_refused_by_name() -> Result<()> {
         let bytes = ShareToken::new(&told()?).as_bytes().to_vec();
         let refusal = |bytes: &[u8]| why(ShareToken::from_bytes(bytes));
-        assert!(refusal(b"").contains("no token"));
-        assert!(refusal(&[0; BYTES]).contains("no token"));
+        assert!(refusal(b"").contains("not a token"));
+        assert!(refusal(&[0; BYTES]).contains("not a token"));
         assert!(refusal(&bytes[..BYTES - 1]).contains("has 108 bytes, and this one has 107"));
         let mut newer = bytes;
         (newer[4], newer[6], newer[7], newer[8]) = (3, 7, 8, 9);
