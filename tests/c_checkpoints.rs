@@ -282,7 +282,7 @@ fn other_pools_have_no_checkpoints_and_a_checkpoint_is_one_pool_s() {
     assert_live(pool.id(), &live);
     live.keys().copied().for_each(free);
     [pool, other, user].into_iter().for_each(CPool::release);
-    refused(pool.try_restore(&checkpoint), &["is no pool"]);
+    refused(pool.try_restore(&checkpoint), &["is not a pool"]);
     assert_all_back();
 }
 

@@ -82,7 +82,7 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
     let ticket = ticket();
     let second = pool.try_allocate(MIB, ticket, &stream).unwrap();
     pool.release();
-    failed(pool.try_allocate(MIB, ticket, &stream).unwrap_err(), INVALID_VALUE, &["is no pool"]);
+    failed(pool.try_allocate(MIB, ticket, &stream).unwrap_err(), INVALID_VALUE, &["is not a pool"]);
     let other = create(options());
     assert_ne!(pool.0, other.0);
     let (mut id, plain) = (PoolId::NONE, options());
@@ -91,7 +91,8 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
         for pool in
             [pool.0, ptr::null_mut(), ptr::without_provenance_mut(0x1234), ptr::without_provenance_mut(usize::MAX)]
         {
-            let words: &[&str] = if pool.is_null() { &["pool is a null pointer"] } else { &["is no pool", "released"] };
+            let words: &[&str] =
+                if pool.is_null() { &["pool is a null pointer"] } else { &["is not a pool", "released"] };
             failed((C_API.pool_release)(pool), INVALID_VALUE, words);
             failed((C_API.pool_id)(pool, &raw mut id), INVALID_VALUE, words);
             failed((C_API.pool_set_use_on_oom)(pool, 1), INVALID_VALUE, words);
@@ -133,7 +134,11 @@ fn a_pool_s_name_stands_beside_its_id_where_memory_is_counted_and_where_it_ran_o
     assert_eq!(found.name.as_deref(), Some("PyTorch's (0, 3)"));
     assert_eq!(summary.pools[0].name, None);
     let status = pool.try_allocate(2 * MEMORY, ticket(), &stream).unwrap_err();
-    failed(status, OUT_OF_MEMORY, &[&format!("from pool {label}"), &format!("memory pool {label} 1 (")]);
+    failed(
+        status,
+        OUT_OF_MEMORY,
+        &[&format!("from pool {label}"), &format!("memory pool {label} 2.0 MiB (1 live block, 1.0 MiB)")],
+    );
     free(block);
     pool.release();
     assert_all_back();
