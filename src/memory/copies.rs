@@ -1,8 +1,8 @@
 //! Copies between a buffer and the host, and fills, in the order of a stream.
 //!
-//! To and from pinned memory of gpupool's they wait for nothing: that memory is recorded on the stream, and so stays until
-//! the copy is done. Any other memory of the host may go or change as soon as a call returns, so the host waits; and a
-//! captured stream is refused, since its graph would use that memory at each replay.
+//! Copies to and from gpupool's pinned memory do not wait: that memory is recorded on the stream, and so is kept until
+//! the copy is done. Any other memory of the host may be freed or changed as soon as a call returns, so the call waits;
+//! and a captured stream is refused, since its graph would use that memory at each replay.
 
 use super::{DeviceBuffer, PinnedBuffer};
 use crate::error::{Error, Result};
@@ -27,7 +27,8 @@ enum Way {
 }
 
 impl DeviceBuffer {
-    /// Copies as many bytes of the host to the buffer, after the stream's work so far, and waits until that is done.
+    /// Copies bytes of the host to the buffer, which must have the same size, after the stream's work so far, and waits
+    /// until the copy is done.
     ///
     /// ```
     /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
@@ -40,7 +41,7 @@ impl DeviceBuffer {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, or its device has no access to the buffer;
+    /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, or its device cannot access the buffer;
     /// `ErrorKind::Library` if the driver refuses.
     pub fn copy_from(&self, host: &[u8], stream: &Stream) -> Result<()> {
         let host =
@@ -49,7 +50,8 @@ impl DeviceBuffer {
         unsafe { self.copy(Way::ToDevice, host, stream) }
     }
 
-    /// Copies the buffer to as many bytes of the host, after the stream's work so far, and waits until that is done.
+    /// Copies the buffer to bytes of the host, which must have the same size, after the stream's work so far, and waits
+    /// until the copy is done.
     ///
     /// # Errors
     /// As [`DeviceBuffer::copy_from`].
@@ -60,8 +62,8 @@ impl DeviceBuffer {
         unsafe { self.copy(Way::ToHost, host, stream) }
     }
 
-    /// Copies pinned memory of the same size to the buffer, in the order of the stream, and waits for nothing. It is recorded
-    /// on the stream, so it can be dropped at once; to write it again, wait for the stream.
+    /// Copies pinned memory of the same size to the buffer, in stream order, without a wait. The pinned memory is
+    /// recorded on the stream, so it can be dropped at once; wait for the stream before you write it again.
     ///
     /// # Errors
     /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
@@ -71,8 +73,8 @@ impl DeviceBuffer {
         unsafe { self.copy(Way::ToDevice, host, stream) }
     }
 
-    /// Copies the buffer to pinned memory of the same size, in the order of the stream, and waits for nothing. It is recorded
-    /// on the stream; to read it, wait for the stream.
+    /// Copies the buffer to pinned memory of the same size, in stream order, without a wait. The pinned memory is
+    /// recorded on the stream; wait for the stream before you read it.
     ///
     /// # Errors
     /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
@@ -82,10 +84,10 @@ impl DeviceBuffer {
         unsafe { self.copy(Way::ToHost, host, stream) }
     }
 
-    /// Sets every byte of the buffer, in the order of the stream, and waits for nothing.
+    /// Sets every byte of the buffer, in stream order, without a wait.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the stream's device has no access to the buffer; `ErrorKind::Library` if the driver
+    /// `ErrorKind::InvalidValue` if the stream's device cannot access the buffer; `ErrorKind::Library` if the driver
     /// refuses.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
         // SAFETY: the buffer is as large as it says, and stays until the stream's work is done, as `submit` records.

@@ -14,8 +14,8 @@ use crate::runtime::Stream;
 
 /// Device memory, aligned to 512 bytes, freed in stream order when dropped.
 ///
-/// Work on the buffer's own stream needs no care: what is freed is used again behind it. Another stream's work is made
-/// safe by [`DeviceBuffer::record_stream`] or [`DeviceBuffer::free_on`].
+/// Work on the buffer's own stream needs no further calls: freed memory is reused after it in stream order. For work of
+/// other streams call [`DeviceBuffer::record_stream`] or [`DeviceBuffer::free_on`].
 ///
 /// ```
 /// use gpupool::Stream;
@@ -63,12 +63,12 @@ impl Held {
     }
 }
 
-/// Allocates device memory on the stream, not initialised; from the pool that the calling thread is in a scope of, else
-/// from the device's default pool. 0 bytes take no memory and have the address 0.
+/// Allocates uninitialised device memory on the stream, from the pool whose scope the calling thread is in, otherwise
+/// from the device's default pool. A buffer of 0 bytes uses no memory and has the address 0.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` if the stream's device does not exist;
-/// `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::OutOfMemory` if there is not enough memory; `ErrorKind::InvalidValue` if the stream's device does not
+/// exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
     let held = if nbytes > 0 { Held::Block(serve::allocate(nbytes, stream)?) } else { Held::Nothing };
@@ -143,12 +143,12 @@ impl DeviceBuffer {
         }
     }
 
-    /// Returns whether the memory is another process's, or was attached by this one.
+    /// Returns whether the memory belongs to another process and was attached by this one.
     pub const fn is_attached(&self) -> bool {
         matches!(self.held, Held::Attached(_))
     }
 
-    /// Returns the bytes asked for.
+    /// Returns the requested size in bytes.
     pub const fn nbytes(&self) -> u64 {
         self.bytes
     }
@@ -179,7 +179,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Keeps the memory, once freed, from being used again before this stream's work at that time is done.
+    /// Prevents the memory, once freed, from being reused before the work that this stream has at that time is done.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
@@ -220,11 +220,11 @@ impl DeviceBuffer {
         }
     }
 
-    /// Frees the memory after what was submitted to this stream so far.
+    /// Frees the memory after the work submitted to this stream so far.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the block is freed all
-    /// the same. `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::Library` if the driver refuses to release memory of a pool that no longer exists; the block is freed
+    /// nevertheless. `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.end(Some(stream))
     }
@@ -244,8 +244,8 @@ impl DeviceBuffer {
         self.held.take().free(&self.stream, on)
     }
 
-    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](super::deallocate). Attached memory has
-    /// no such way: it is let go, and 0 is returned.
+    /// Passes ownership to a caller that frees the memory by its address; see [`deallocate`](super::deallocate).
+    /// Attached memory cannot be passed on: it is freed, and 0 is returned.
     pub fn into_address(mut self) -> u64 {
         match self.held {
             Held::Block(block) => {
@@ -256,9 +256,10 @@ impl DeviceBuffer {
         }
     }
 
-    /// Shares the buffer with other processes of the same user, after what was submitted to the stream so far: what attaches
-    /// the token waits for that. The buffer is not kept for them: it must live until it is attached. What is freed after that is
-    /// used again once every process has let go, and its work is done; nothing here waits.
+    /// Shares the buffer with other processes of the same user. The work submitted to the stream so far comes first:
+    /// work of a process that attaches the token waits for it. The token does not keep the buffer: it must live until
+    /// it is attached. Memory freed after that is reused once every process has freed it and its work is done; nothing
+    /// here waits.
     ///
     /// ```
     /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
@@ -272,18 +273,19 @@ impl DeviceBuffer {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` for an empty or attached buffer, memory of graphs, of an allocator's own or of a device whose
-    /// memory cannot be exported, or if the stream is captured; `ErrorKind::Asleep` while its pool is asleep;
-    /// `ErrorKind::Unavailable` if the system has no thread or descriptor left; `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` for an empty or attached buffer, for memory of graphs, of a custom allocator or of a
+    /// device whose memory cannot be exported, or if the stream is captured; `ErrorKind::Asleep` while its pool is
+    /// asleep; `ErrorKind::Unavailable` if the system has no thread or descriptor left; `ErrorKind::Library` if the
+    /// driver refuses.
     pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
         process::refuse_forked()?;
         let block = self.shareable()?;
         share::share(block, self.bytes, Some(stream), false)
     }
 
-    /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at once. Of a
-    /// token that is never attached it stays to the end of the process, and [`memory_stats`](crate::memory_stats) counts it as
-    /// sent.
+    /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at
+    /// once. If a token is never attached, its memory is kept until the process ends, and
+    /// [`memory_stats`](crate::memory_stats) counts it as sent.
     ///
     /// # Errors
     /// As [`DeviceBuffer::share`].
@@ -307,16 +309,17 @@ impl DeviceBuffer {
     }
 }
 
-/// Takes up a buffer that another process shares: the same memory, for the device that is named or the stream's, by default the
-/// one that it is on. Work on the stream, by default the current one there, comes after what was submitted before the buffer
-/// was shared. When it is freed, its owner can use the memory again once this process's work with it is done. It stays where its
-/// owner ends first. What was let go stays mapped here until its owner gives that memory back to the driver, so that attaching what
-/// lies there next maps nothing; [`empty_cache`](crate::empty_cache) unmaps it.
+/// Attaches a buffer that another process shares: the same memory, for the given device or that of the stream, by
+/// default the device it is on. Work on the stream, by default the device's current one, runs after the work submitted
+/// before the buffer was shared. When the attached buffer is freed, its owner can reuse the memory once this process's
+/// work with it is done. The memory stays valid if its owner ends first. Freed memory stays mapped in this process
+/// until its owner releases it to the driver, so that attaching another buffer in the same memory maps nothing;
+/// [`empty_cache`](crate::empty_cache) unmaps it.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for a token of another machine, boot, user or version of gpupool, a buffer that was freed, a device
-/// that cannot reach the memory, or if the stream is captured; `ErrorKind::Unavailable` if its owner has ended or does not
-/// answer, or this process may open no more files; `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::InvalidValue` for a token of another machine, boot, user or version of gpupool, a buffer that was freed,
+/// a device that cannot access the memory, or if the stream is captured; `ErrorKind::Unavailable` if its owner has
+/// ended or does not answer, or this process can open no more files; `ErrorKind::Library` if the driver refuses.
 pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
     let (attached, stream) = share::attach(token, device, stream)?;
     Ok(DeviceBuffer { bytes: attached.bytes(), held: Held::Attached(Box::new(attached)), stream })

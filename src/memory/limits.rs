@@ -1,4 +1,4 @@
-//! Limits on the memory of the whole process, and giving back what is free.
+//! Limits on the memory of the whole process, and releasing free memory.
 
 use super::cache::DeviceCaches;
 use super::host::empty_pinned_cache;
@@ -10,10 +10,11 @@ use crate::process;
 use crate::runtime;
 use crate::sync::ThisThread;
 
-/// Lets this process reserve at most a part, 0 to 1, of the device's memory through gpupool.
+/// Limits the device memory that this process may reserve through gpupool to a fraction, 0 to 1, of the device's
+/// memory.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for a part outside 0 to 1, or an unknown device.
+/// `ErrorKind::InvalidValue` for a fraction outside 0 to 1, or an unknown device.
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
     refuse_no_fraction(fraction)?;
     let memory = &device_caches(device)?.memory;
@@ -22,7 +23,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
     Ok(())
 }
 
-/// Returns the part of the device's memory that this process may reserve through gpupool; 1 unless it was set.
+/// Returns the fraction of the device's memory that this process may reserve through gpupool; 1 unless it was set.
 ///
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
@@ -32,11 +33,11 @@ pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
     Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
 }
 
-/// Lets this process reserve at most so much on each device through gpupool, and returns the former limit. It holds for
-/// the devices in use, whatever was set for one alone, and for those used later.
+/// Limits how much memory this process may reserve through gpupool on each device, and returns the former limit. It
+/// applies to the devices in use, whatever was set for a single one, and to those used later.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for a part outside 0 to 1; `ErrorKind::Forked`.
+/// `ErrorKind::InvalidValue` for a fraction outside 0 to 1; `ErrorKind::Forked`.
 pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     process::refuse_forked()?;
     replace_limit(limit, || {
@@ -55,17 +56,16 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     Ok(DeviceCaches::of_devices().map(|caches| caches.memory.device).collect())
 }
 
-/// Gives free memory of every pool back to the driver, on every device that was used, pinned memory of the host too, and
-/// returns the bytes that went. Large pieces of pinned memory, which the driver lets go only once running kernels have ended,
-/// go a little later, on a thread of their own, and are not among those bytes.
-/// What this process keeps mapped of buffers that it had attached is unmapped; where other processes still map what this one
-/// has freed, it waits a moment for them, a quarter of a second at most.
-/// Works inside scopes, and does not wait for the GPU: pages that the GPU may still be using go later. Segments that may be
-/// registered stay, those of pools with `no_split` or a source of their own: they go by
-/// [`MemPool::trim`](crate::MemPool::trim), or with the pool.
+/// Releases free memory of every pool to the driver, on every device that was used, also pinned memory of the host, and
+/// returns the number of bytes released. Large pieces of pinned memory, which the driver frees only once running
+/// kernels have ended, are released slightly later, on a separate thread, and are not counted. Mappings that this
+/// process keeps of buffers it had attached are unmapped; if other processes still map what this one has freed, it
+/// waits for them, for a quarter of a second at most. It works inside scopes, and does not wait for the GPU: pages that
+/// the GPU may still be using are released later. Segments that may be registered are kept, those of pools with
+/// `no_split` or their own source: they are released by [`MemPool::trim`](crate::MemPool::trim), or with the pool.
 ///
 /// # Errors
-/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
+/// `ErrorKind::Library` if the driver refuses; the rest has been released.
 pub fn empty_cache() -> Result<u64> {
     let of_devices = empty_cache_of(None);
     let pinned = empty_pinned_cache();

@@ -16,9 +16,9 @@ use crate::sync::ThisThread;
 
 /// A private pool of one device's memory.
 ///
-/// What a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and goes back
-/// there, so that it neither mixes with other memory nor is used for anything else. When the pool is dropped, blocks
-/// that are still alive stay valid; everything else goes back to the driver at once, and the rest as it is freed.
+/// What a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and returns
+/// there when it is freed, so pools neither fragment each other nor reuse each other's memory. When the pool is
+/// dropped, live blocks stay valid; its free memory is released to the driver at once, the rest when it is freed.
 ///
 /// ```
 /// let device = gpupool::device(0)?;
@@ -37,7 +37,7 @@ pub struct MemPool {
     allocator: Option<Arc<dyn SegmentSource>>,
 }
 
-/// What a [`MemPool`] will be like.
+/// The settings of a [`MemPool`] to create.
 #[derive(Clone, Debug, Default)]
 #[must_use = "call build()"]
 pub struct MemPoolBuilder {
@@ -57,7 +57,7 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Where the memory comes from, instead of gpupool's own pages.
+    /// Sets where the memory comes from, instead of gpupool's own pages.
     pub fn allocator(mut self, source: Arc<dyn SegmentSource>) -> Self {
         self.allocator = Some(source);
         self
@@ -70,47 +70,49 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether requests of other pools may take what this one has free when the device has no more memory.
+    /// Sets whether requests of other pools may use this pool's free memory when the device has no more memory.
     pub fn use_on_oom(mut self, use_on_oom: bool) -> Self {
         self.rules.use_on_oom = use_on_oom;
         self
     }
 
-    /// Sets whether each block has a segment of its own, never cut, as needed to register it with NCCL or a network card.
-    /// A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's end: nothing else
-    /// gives it back, moves it or puts it to sleep. What is freed serves later requests of at most its size, whole.
+    /// Sets whether each block has its own segment, which is never split, as needed to register it with NCCL or a
+    /// network card. A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's
+    /// end: nothing else releases it, moves it or puts it to sleep. A freed segment serves later requests of at most
+    /// its size, whole.
     pub fn no_split(mut self, no_split: bool) -> Self {
         self.rules.no_split = no_split;
         self
     }
 
     /// Sets whether the memory comes from the driver's plain allocations (`cuMemAlloc`), which legacy IPC can share,
-    /// and which never move. Giving them back waits for the device.
+    /// and which never move. Releasing them waits for the device.
     pub fn segments(mut self, segments: bool) -> Self {
         self.segments = segments;
         self
     }
 
-    /// Sets the most bytes that the pool may reserve.
+    /// Sets the maximum number of bytes that the pool may reserve.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Sets how many bytes of physical memory the pool has from its birth to its end, in whole pages of 2 MiB, at
-    /// addresses in one piece: [`MemPool::trim`], [`empty_cache`](super::empty_cache) and other pools' lack of memory
-    /// leave them to it. Its requests are served from them first, without a driver call.
+    /// Sets how many bytes of physical memory the pool keeps from its creation to its end, in whole pages of 2 MiB, at
+    /// contiguous addresses. [`MemPool::trim`], [`empty_cache`](super::empty_cache) and other pools that run out of
+    /// memory do not release them. The pool's requests are served from them first, without a driver call.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = bytes;
         self
     }
 
-    /// Makes the pool. But for what it reserves it takes no memory before it is used.
+    /// Creates the pool. Apart from its reserve it uses no memory before its first allocation.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device, or for a reserve above the limit or of a pool with a source
-    /// of its own or `no_split`; `ErrorKind::OutOfMemory` if there is not enough for the reserve, also after other pools
-    /// gave back what they may and callbacks were asked; as [`device`](crate::device).
+    /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, or if a pool with its
+    /// own source or with `no_split` has a reserve; `ErrorKind::OutOfMemory` if there is not enough memory for the
+    /// reserve, also after other pools released what they can and callbacks were called; otherwise as
+    /// [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
         let device = match self.device {
             Some(device) => runtime::device(device.ordinal() as i64)?,
@@ -127,7 +129,7 @@ impl MemPoolBuilder {
 }
 
 impl MemPool {
-    /// Returns a pool to be set up.
+    /// Returns a builder with the default settings.
     pub fn builder() -> MemPoolBuilder {
         MemPoolBuilder::default()
     }
@@ -136,54 +138,54 @@ impl MemPool {
         self.in_use.pool()
     }
 
-    /// Returns what identifies the pool in the process: `(0, n)`, or `(n, 0)` for a pool made for graph capture.
+    /// Returns the id of the pool, unique in the process: `(0, n)`, or `(n, 0)` for a pool made for graph capture.
     pub fn id(&self) -> PoolId {
         self.pool().id
     }
 
-    /// Returns the device whose memory it is.
+    /// Returns the device whose memory the pool allocates.
     pub fn device(&self) -> Device {
         self.pool().memory.device
     }
 
-    /// Returns where the pool's memory comes from, if the pool was made with an allocator of its own.
+    /// Returns the allocator that the pool's memory comes from, if it was created with one.
     pub fn allocator(&self) -> Option<&Arc<dyn SegmentSource>> {
         self.allocator.as_ref()
     }
 
-    /// Returns how many hold the pool: 1 for this object, and 1 for each scope that was entered, each capture that was
-    /// not reset and each library that takes memory from it.
+    /// Returns how many users the pool has: 1 for this object, and 1 for each open scope, each capture that was not
+    /// reset and each library that allocates from it.
     pub fn use_count(&self) -> u32 {
         self.pool().use_count()
     }
 
-    /// Returns whether it stands in when another pool finds no more memory.
+    /// Returns whether other pools may use its free memory when the device has no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().use_on_oom()
     }
 
-    /// Returns whether each block has a segment of its own.
+    /// Returns whether each block has its own segment.
     pub fn no_split(&self) -> bool {
         self.pool().no_split()
     }
 
-    /// Returns the most bytes that the pool may reserve, if there is a limit.
+    /// Returns the maximum number of bytes that the pool may reserve, if there is a limit.
     pub fn limit(&self) -> Option<u64> {
         self.pool().budget().limit()
     }
 
-    /// Returns the bytes of physical memory that the pool has from its birth to its end.
+    /// Returns how many bytes of physical memory the pool keeps from its creation to its end.
     pub fn reserve(&self) -> u64 {
         self.pool().supply.reserve().map_or(0, Reserve::bytes)
     }
 
-    /// Sets or removes the limit. What is reserved beyond it stays until it is freed and trimmed.
+    /// Sets or removes the limit. Memory reserved beyond it is kept until it is freed and trimmed.
     pub fn set_limit(&self, limit: Option<u64>) {
         self.pool().budget().set_limit(limit);
     }
 
-    /// Routes what the calling thread allocates on this device into the pool, until the scope is dropped. Scopes nest,
-    /// and any number of threads may be in the same pool at once.
+    /// Routes the calling thread's allocations on this device to the pool, until the scope is dropped. Scopes nest, and
+    /// any number of threads may be in the same pool at the same time.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
@@ -191,9 +193,9 @@ impl MemPool {
         PoolScope::new(self.pool())
     }
 
-    /// As [`MemPool::enter`], and also for every other thread as long as it has no scope of its own on this device, until
+    /// As [`MemPool::enter`], and also for every other thread while it has no scope of its own on this device, until
     /// the scope is dropped: for threads that cannot enter one, such as those that a library starts. Requests of all
-    /// threads take a little longer meanwhile. Of several such scopes the one entered last counts.
+    /// threads take slightly longer meanwhile. If there are several such scopes, the one entered last applies.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
@@ -201,7 +203,7 @@ impl MemPool {
         PoolScope::of_all_threads(self.pool())
     }
 
-    /// Allocates from the pool, whatever scope the calling thread is in; else as [`empty`](crate::empty).
+    /// Allocates from the pool, whatever scope the calling thread is in; otherwise as [`empty`](crate::empty).
     ///
     /// # Errors
     /// As [`empty`](crate::empty); `ErrorKind::InvalidValue` if the stream is of another device, or the pool is closed.
@@ -216,14 +218,14 @@ impl MemPool {
         self.pool().is_closed()
     }
 
-    /// Returns what lets another thread enter the pool: threads do not take over the scopes of the thread that started
-    /// them. A worker thread can keep the scope for as long as it lives.
+    /// Returns a token with which another thread can enter the pool: threads do not inherit the scopes of the thread
+    /// that started them. A worker thread can keep the scope until it ends.
     pub fn token(&self) -> PoolToken {
         PoolToken::new(self.pool())
     }
 
     /// As [`MemPool::enter`], for allocations that become parts of a graph: while the stream is captured, and until the
-    /// memory is reset, nothing else is given the same memory.
+    /// memory is reset, the same memory is used for nothing else.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the stream is of another device.
@@ -231,7 +233,7 @@ impl MemPool {
         CaptureScope::new(self.pool(), stream)
     }
 
-    /// Returns what the pool holds and has done.
+    /// Returns the statistics of the pool.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
@@ -240,7 +242,7 @@ impl MemPool {
         Ok(PoolStats::of(self.pool()))
     }
 
-    /// Starts the pool's peaks anew, from what it holds now.
+    /// Resets the pool's peaks to the current values.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
@@ -250,9 +252,9 @@ impl MemPool {
         Ok(())
     }
 
-    /// Gives free memory back to the driver, or to the pool's allocator, and returns the bytes that went. Pages that
-    /// the GPU may still be using go later, so this does not wait. What the pool reserved stays, in one piece again as far
-    /// as it is free.
+    /// Releases free memory to the driver, or to the pool's allocator, and returns the number of bytes released. Pages
+    /// that the GPU may still be using are released later, so this does not wait. The pool keeps its reserve, which
+    /// becomes contiguous again as far as it is free.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -262,22 +264,24 @@ impl MemPool {
         serve::trim(caches, self.pool(), ThisThread::get(), Patience::Ask)
     }
 
-    /// Ends the pool for new requests: they are refused from now on, also in scopes that are open, and no scope or
-    /// capture is entered any more. What is free goes at once, and its bytes are returned; blocks that are alive stay
-    /// valid, and go as they are freed. A second call does nothing more.
+    /// Closes the pool: new requests fail from now on, also in open scopes, and no scope or capture can be entered any
+    /// more. Free memory is released at once, and its size in bytes is returned; live blocks stay valid, and are
+    /// released when they are freed. A second call does nothing.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to take memory back: the pool is closed all the same.
+    /// `ErrorKind::Library` if the driver refuses to release memory: the pool is closed nevertheless.
     pub fn close(&self) -> Result<u64> {
         serve::close_pool(self.pool())
     }
 
-    /// Puts the pool to sleep: its device memory goes back to the driver while its addresses stay, and what is live is copied
-    /// to pinned memory of the host, or given up. Returns the bytes that went; 0 if it is asleep already. Waits for all work
-    /// on the device first. Until [`MemPool::wake`] requests of the pool are refused with `ErrorKind::Asleep`, its blocks may be
-    /// freed, and work that touches them is the caller's fault: on a GPU it ends in an illegal access.
+    /// Puts the pool to sleep: its device memory is released to the driver while its addresses stay reserved, and the
+    /// content of live blocks is copied to pinned memory of the host, or discarded. Returns the number of bytes
+    /// released; 0 if the pool is asleep already. It waits for all work on the device first. Until [`MemPool::wake`]
+    /// requests to the pool fail with `ErrorKind::Asleep`, and its blocks may be freed; the caller must not submit work
+    /// that accesses them: on a GPU that is an illegal memory access.
     ///
-    /// Pinned memory that is there already, as by [`warm_pinned`](super::warm_pinned), makes the first sleep much quicker.
+    /// Pinned memory that is reserved already, as by [`warm_pinned`](super::warm_pinned), makes the first sleep much
+    /// faster.
     ///
     /// ```
     /// use gpupool::{Backup, MemPool};
@@ -297,21 +301,23 @@ impl MemPool {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if its memory cannot sleep: that of an allocator or segments of its own, with `no_split`, or on
-    /// a device without virtual memory; `ErrorKind::InvalidValue` while a stream of the device is captured;
-    /// `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. The pool is then awake
-    /// with all that it had, unless the driver also refuses to take back what went: then it is asleep with its backup complete.
+    /// `ErrorKind::Unavailable` if its memory cannot sleep: if the pool has its own allocator, plain segments or
+    /// `no_split`, or the device has no virtual memory; `ErrorKind::InvalidValue` while a stream of the device is
+    /// captured; `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. After
+    /// an error the pool is awake with all its memory, unless the driver also refuses to map the released part again:
+    /// then it is asleep with its backup complete.
     pub fn sleep(&self, backup: Backup) -> Result<u64> {
         sleep_pool(self.pool(), backup)
     }
 
-    /// Wakes the pool: takes device memory again at the same addresses, and copies back what was copied. Returns the bytes
-    /// that were taken; 0 if it is awake already. When this returns, the memory may be used on any stream, and graphs that
-    /// were captured before may be replayed.
+    /// Wakes the pool: allocates device memory again at the same addresses, and copies the backup there. Returns the
+    /// number of bytes allocated; 0 if the pool is awake already. When this returns, the memory may be used on any
+    /// stream, and graphs that were captured before may be replayed.
     ///
     /// # Errors
-    /// `ErrorKind::OutOfMemory` if there is not enough, with who holds it, also after other pools gave back what they may and
-    /// callbacks were asked; any other refusal of the driver. The pool is then as asleep as before, its backup whole.
+    /// `ErrorKind::OutOfMemory` if there is not enough memory, also after other pools released what they can and
+    /// callbacks were called; it says what holds the memory. Any other refusal of the driver. After an error the pool
+    /// is still asleep, with its backup complete.
     pub fn wake(&self) -> Result<u64> {
         wake_pool(self.pool())
     }
@@ -321,15 +327,15 @@ impl MemPool {
         self.pool().sleep.is_asleep()
     }
 
-    /// Calls the callback for each segment of the pool: at once for those that are there, then for each before anything uses
-    /// it, and before it goes, until the guard is dropped. For who must register memory by its address, as NCCL, UCX and
-    /// NVSHMEM do.
+    /// Calls the callback for each segment of the pool, until the guard is dropped: at once for existing segments, then
+    /// for each new one before it is first used, and for each before it is released. It is for libraries that must
+    /// register memory by its address, such as NCCL, UCX and NVSHMEM.
     ///
-    /// It is called with no lock held, on the thread whose request brings the segment or whose call gives it back, and may
-    /// allocate and free. A segment goes by [`MemPool::trim`] or with the pool, of a pool with segments or an allocator of
-    /// its own also before a request of its own would fail; with a callback that waits for the work that the segment's
-    /// streams have, so that a registration can end there. When the callback is removed it is told nothing more: not of the
-    /// segments that are there, and a call under way on another thread goes on. A panic of the callback is told to the log.
+    /// It is called with no lock held, on the thread whose request adds the segment or whose call releases it, and may
+    /// allocate and free. A segment is released by [`MemPool::trim`] or with the pool; in a pool with plain segments or
+    /// its own allocator also before a request of the pool would fail. With a callback, the release waits for the work
+    /// of the segment's streams, so the callback can end a registration. Removing the callback does not call it for the
+    /// segments that exist, and a call in progress on another thread continues. A panic of the callback is logged.
     ///
     /// ```
     /// use gpupool::{MemPool, SegmentEventKind};
@@ -349,8 +355,8 @@ impl MemPool {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the pool has neither `no_split` nor segments or an allocator of its own, for its memory
-    /// moves then, or if it is closed; `ErrorKind::Forked`.
+    /// `ErrorKind::InvalidValue` if the pool has neither `no_split` nor plain segments nor its own allocator, since its
+    /// memory then moves, or if it is closed; `ErrorKind::Forked`.
     pub fn on_segment(&self, callback: impl Fn(&SegmentEvent) + Send + Sync + 'static) -> Result<SegmentGuard> {
         serve::on_segment(self.pool(), Box::new(callback))
     }

@@ -1,8 +1,8 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request finds its thread's cache and takes a free block of its heap; only where none fits does it
-//! climb the ladder of `serve/miss.rs`: pages move or grow, and at last memory is given back. Freed blocks are used
-//! again in stream order. Nothing here touches the memory itself.
+//! A request finds its thread's cache and takes a free block of its heap. If none fits, it climbs the ladder of
+//! `serve/miss.rs`: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in
+//! stream order. Nothing here touches the memory itself.
 
 mod cache;
 mod checkpoint;
@@ -71,7 +71,8 @@ pub(crate) use share::share_at;
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub use sleep::{Backup, sleep, wake};
 
-/// Allocates device memory by its address alone, for callers that free it by [`deallocate`]. As [`empty`] otherwise.
+/// Allocates device memory and returns its address, for callers that free it with [`deallocate`]. Otherwise as
+/// [`empty`].
 ///
 /// # Errors
 /// As [`empty`], and `ErrorKind::InvalidValue` for 0 bytes.
@@ -80,20 +81,21 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
     serve::allocate(nbytes, stream).map(Allocation::address)
 }
 
-/// Frees what [`allocate`] gave, in the order of the stream it was allocated on, or after the work so far on the one
-/// that is named, which must be alive and may be of another device if [`enable_peer_access`] has let it in.
+/// Frees memory of [`allocate`], in the order of the stream it was allocated on, or after the work submitted so far to
+/// the given stream. That stream must be alive; it may be of another device if [`enable_peer_access`] has granted that
+/// device access.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if
-/// the driver refuses to take back memory of a pool that is gone: the block is freed all the same.
+/// the driver refuses to release memory of a pool that no longer exists: the block is freed nevertheless.
 #[inline]
 pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;
     serve::free(serve::find(address, None)?, on)
 }
 
-/// Keeps a block, once freed, from being used again before the stream's work at that time is done. The stream may be of
-/// another device if [`enable_peer_access`] has let it in.
+/// Prevents a block, once freed, from being reused before the work that the stream has at that time is done. The stream
+/// may be of another device if [`enable_peer_access`] has granted that device access.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block that a caller holds.
@@ -107,10 +109,10 @@ pub(crate) fn reserved_bytes(device: Device) -> Result<u64> {
     Ok(serve::device_caches(device)?.memory.budget.reserved())
 }
 
-/// Lets `peer` read and write the memory that gpupool has on `device`, now and later.
+/// Grants `peer` read and write access to all memory that gpupool has on `device`, now and later.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::InvalidValue` if `peer` cannot access memory of `device`; `ErrorKind::Library` if the driver refuses.
 pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
     runtime::device(peer.ordinal() as i64)?;
     serve::enable_peer(device, peer)

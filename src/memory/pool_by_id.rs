@@ -9,13 +9,14 @@ use crate::ids::Device;
 use crate::runtime;
 use crate::sync::lock;
 
-/// Routes what the calling thread allocates on the device into the pool with this id, which is made if the id was handed
-/// out by [`graph_pool_handle`](super::graph_pool_handle) and has none yet. Adds one to the pool's use count, which
-/// [`release_pool`] takes back. As PyTorch's `beginAllocateToPool`, but for the calling thread alone, and it nests.
+/// Routes the calling thread's allocations on the device to the pool with this id. The pool is created if the id was
+/// returned by [`graph_pool_handle`](super::graph_pool_handle) and has no pool yet. Adds one to the pool's use count,
+/// which [`release_pool`] subtracts. As PyTorch's `beginAllocateToPool`, but only for the calling thread, and calls
+/// nest.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone or closed or another device's, or for an unknown
-/// device.
+/// `ErrorKind::InvalidValue` for an id without a pool, of a pool that no longer exists or is closed, or of another
+/// device's pool, or for an unknown device.
 pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::device(device.ordinal() as i64)?;
     // The device is in use from here on, so no driver is called under the lock.
@@ -53,11 +54,12 @@ pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     )))
 }
 
-/// Takes back one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory
-/// goes, and the id with it.
+/// Releases one use of the pool with this id that [`begin_allocate_to_pool`] added. With the last use the memory is
+/// released, and the id becomes invalid.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if none is left that [`begin_allocate_to_pool`] added, and as [`begin_allocate_to_pool`].
+/// `ErrorKind::InvalidValue` if no use is left that [`begin_allocate_to_pool`] added; otherwise as
+/// [`begin_allocate_to_pool`].
 pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
     let in_use = serve::pool_of_id(device, id)?.and_then(|pool| PoolUse::from_id(pool, id.is_of_graph()));
     in_use.map(drop).ok_or_else(|| {
@@ -67,7 +69,7 @@ pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
     })
 }
 
-/// Returns how many use the pool with this id; none if it is yet to be made.
+/// Returns the use count of the pool with this id; none if the pool is not created yet.
 ///
 /// # Errors
 /// As [`begin_allocate_to_pool`].

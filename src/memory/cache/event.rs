@@ -28,20 +28,20 @@ pub enum MemoryAction {
     FreeCompleted,
     /// A segment came from the driver's plain allocation or the pool's own allocator.
     SegmentAlloc,
-    /// A segment goes back there.
+    /// A segment is returned there.
     SegmentFree,
-    /// Pages were mapped: new ones, or ones that were free elsewhere.
+    /// Pages were mapped: new ones, or free ones from elsewhere.
     SegmentMap,
-    /// Pages leave their place, to another one or to the driver.
+    /// Pages are unmapped, to be moved or released to the driver.
     SegmentUnmap,
     /// A snapshot was taken.
     Snapshot,
-    /// Memory ran out; callbacks are asked after that.
+    /// Memory ran out; callbacks are called after that.
     Oom,
 }
 
 impl MemoryAction {
-    /// All of them.
+    /// All actions.
     pub const ALL: [Self; 9] = [
         Self::Alloc,
         Self::FreeRequested,
@@ -86,9 +86,9 @@ pub struct MemoryEvent {
     pub action: MemoryAction,
     /// The device.
     pub device: Device,
-    /// Where the block or the pages start; for [`MemoryAction::Oom`] the bytes that the driver still had.
+    /// The start address of the block or the pages; for [`MemoryAction::Oom`] the bytes that the driver still had.
     pub address: u64,
-    /// The bytes that were asked for, those of the pages, or for [`MemoryAction::Snapshot`] all that were held.
+    /// The requested bytes, those of the pages, or for [`MemoryAction::Snapshot`] all live bytes.
     pub bytes: u64,
     /// The address of the stream whose requests the memory serves.
     pub stream: usize,

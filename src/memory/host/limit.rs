@@ -1,11 +1,11 @@
-//! The most pinned memory that the process may have.
+//! The limit on the process's pinned memory.
 
 use crate::error::Result;
 use crate::memory::device::PINNED;
 use crate::process;
 
-/// Lets this process reserve at most so many bytes of pinned memory through gpupool, on all NUMA nodes together; any number
-/// for none. What is reserved beyond it stays until it is free and given back.
+/// Limits the pinned memory that this process may reserve through gpupool, in bytes, on all NUMA nodes together; none
+/// removes the limit. Memory reserved beyond it is kept until it is free and released.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
@@ -15,7 +15,8 @@ pub fn set_pinned_limit(nbytes: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the most bytes of pinned memory that this process may reserve through gpupool, if there is a limit.
+/// Returns the maximum number of bytes of pinned memory that this process may reserve through gpupool, if there is a
+/// limit.
 pub fn pinned_limit() -> Option<u64> {
     PINNED.limit()
 }

@@ -14,9 +14,10 @@ use crate::runtime::Stream;
 
 /// Pinned memory of the host, aligned to 512 bytes, that the host and every device read and write at the same address.
 ///
-/// A stream that uses it is named by [`PinnedBuffer::record_stream`], or when the buffer is made or freed: once freed, the
-/// memory is used again only when the work that those streams had by then is done. So it can be dropped as soon as a copy was
-/// submitted. Recorded on a stream that is captured, it is the graph's until that is gone.
+/// Name each stream that uses the memory, with [`PinnedBuffer::record_stream`] or when the buffer is allocated or
+/// freed: once freed, the memory is reused only when the work that those streams had by then is done. So it can be
+/// dropped as soon as a copy was submitted. If it was recorded on a stream that is being captured, it belongs to the
+/// graph as long as the graph exists.
 ///
 /// ```
 /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
@@ -35,13 +36,13 @@ pub struct PinnedBuffer {
     node: Device,
 }
 
-/// Allocates pinned memory, not initialised, on the NUMA node nearest to the stream's device, else to the calling thread's
-/// current one. The stream is recorded, as by [`PinnedBuffer::record_stream`]. 0 bytes take no memory and have the address
-/// 0.
+/// Allocates uninitialised pinned memory, on the NUMA node nearest to the stream's device, without a stream to the
+/// calling thread's current device. The stream is recorded, as by [`PinnedBuffer::record_stream`]. A buffer of 0 bytes
+/// uses no memory and has the address 0.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is not enough, or this process may lock no more; `ErrorKind::InvalidValue` if the
-/// stream's device does not exist; `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::OutOfMemory` if there is not enough memory, or this process can lock no more; `ErrorKind::InvalidValue`
+/// if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
     allocate(nbytes, &nearest_order(stream)?, stream)
@@ -141,7 +142,7 @@ impl PinnedBuffer {
         ptr::with_exposed_provenance_mut(self.address() as usize)
     }
 
-    /// Returns the bytes asked for.
+    /// Returns the requested size in bytes.
     pub const fn nbytes(&self) -> u64 {
         self.bytes
     }
@@ -158,10 +159,10 @@ impl PinnedBuffer {
         NonNull::new(self.as_ptr()).unwrap_or(NonNull::dangling()).as_ptr()
     }
 
-    /// Returns the bytes, for the host to read. What was never written is arbitrary.
+    /// Returns the bytes, for the host to read. Bytes that were never written are arbitrary.
     ///
     /// # Safety
-    /// No work of a device writes the buffer as long as the slice lives.
+    /// No work of a device writes the buffer while the slice lives.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
         // nothing writes it.
@@ -171,15 +172,16 @@ impl PinnedBuffer {
     /// Returns the bytes, for the host to write.
     ///
     /// # Safety
-    /// No work of a device reads or writes the buffer as long as the slice lives.
+    /// No work of a device reads or writes the buffer while the slice lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
         // nothing else uses it.
         unsafe { slice::from_raw_parts_mut(self.start(), self.bytes as usize) }
     }
 
-    /// Keeps the memory, once freed, from being used again before this stream's work at that time is done. Of a stream that is
-    /// captured, until the graph, and all that was instantiated from it, are gone.
+    /// Prevents the memory, once freed, from being reused before the work that this stream has at that time is done. If
+    /// the stream is being captured, the memory is kept until the graph, and all that was instantiated from it, no
+    /// longer exist.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the buffer was freed by its address; `ErrorKind::Forked` in a forked child.
@@ -206,7 +208,7 @@ impl PinnedBuffer {
         self.block.map_or(Ok(()), |block| serve::check_stream(block, stream))
     }
 
-    /// Frees the memory: after what was submitted to the stream so far if one is given, as dropping it does otherwise.
+    /// Frees the memory, after the work submitted to the stream so far if one is given, otherwise as dropping it does.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
@@ -215,7 +217,8 @@ impl PinnedBuffer {
         self.block.take().map_or(Ok(()), |block| serve::free(block, on))
     }
 
-    /// Gives the memory up to a caller that frees it by its address; see [`deallocate`](crate::memory::deallocate).
+    /// Passes ownership to a caller that frees the memory by its address; see
+    /// [`deallocate`](crate::memory::deallocate).
     pub fn into_address(mut self) -> u64 {
         self.block.take().map_or(0, Allocation::address)
     }

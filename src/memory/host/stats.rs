@@ -1,4 +1,4 @@
-//! Statistics of pinned memory, of one NUMA node or of all, and giving back what is free.
+//! Statistics of pinned memory, of one NUMA node or of all, and releasing free pinned memory.
 
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
@@ -18,8 +18,8 @@ fn nodes(numa: Option<u32>) -> Result<Vec<&'static DeviceCaches>> {
     }
 }
 
-/// Returns the statistics of pinned memory, on the NUMA node with this number, or on all. The peaks of several nodes are those
-/// of all together for what is reserved, and at most as large for what is live. It asks no driver.
+/// Returns the statistics of pinned memory, on the NUMA node with this number, or on all. For several nodes the peak of
+/// reserved bytes is exact, and the peak of live bytes an upper bound, at most as large. It calls no driver.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the host has no such node; `ErrorKind::Forked` in a forked child.
@@ -37,7 +37,7 @@ pub fn pinned_stats(numa: Option<u32>) -> Result<MemoryStats> {
     Ok(sum)
 }
 
-/// Starts the peaks of pinned memory anew, from what there is now; on the NUMA node with this number, or on all.
+/// Resets the peaks of pinned memory to the current values, on the NUMA node with this number, or on all.
 ///
 /// # Errors
 /// As [`pinned_stats`].

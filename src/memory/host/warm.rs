@@ -1,4 +1,4 @@
-//! Pinned memory made ahead of need.
+//! Pinned memory allocated in advance.
 
 use std::thread;
 
@@ -15,13 +15,13 @@ const SEGMENT_MOST: u64 = 256 << 30;
 /// The name of the thread; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-pin";
 
-/// Has so many bytes of pinned memory ready in one piece, on the NUMA node with this number, else on the one nearest to the
-/// calling thread's current device: makes them if there are not as many free in one piece already. With `background` a thread
-/// of its own does, meanwhile requests are served as ever, and a failure is logged.
+/// Makes sure that so many contiguous bytes of pinned memory are free, on the NUMA node with this number, otherwise on
+/// the one nearest to the calling thread's current device: allocates them if needed. With `background` a separate
+/// thread does so, requests are served as usual meanwhile, and a failure is logged.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is not enough, or this process may lock no more; `ErrorKind::InvalidValue` if the host
-/// has no such node; `ErrorKind::Unavailable` if the system starts no thread.
+/// `ErrorKind::OutOfMemory` if there is not enough memory, or this process can lock no more; `ErrorKind::InvalidValue`
+/// if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
 pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
     let order = order_of(numa.map(i64::from), None)?;
     // That of the calling thread, which is to have the memory.

@@ -1,10 +1,10 @@
-//! Functions that feed another allocator, one that keeps what it gets and cuts blocks from it, as PyTorch's `MemPool`
-//! does.
+//! Functions that supply another allocator with memory, one that caches it and splits it into blocks, such as PyTorch's
+//! `MemPool`.
 //!
-//! Such an allocator calls from whatever thread, for a stream that may not be the one that uses the memory, and keeps
-//! what it got in graphs that run on any stream. So scopes are not followed, each pool has a function of its own, and
-//! the functions do what `cudaMalloc` and `cudaFree` would: nothing is at work on what they give, and what comes back
-//! is used again once all work on the device so far is done. They never wait for the GPU while there is other memory.
+//! Such an allocator calls from any thread, for a stream that may not be the one that uses the memory, and uses the
+//! memory in graphs that run on any stream. So scopes are not followed, each pool has its own function, and the
+//! functions behave as `cudaMalloc` and `cudaFree`: no work uses the memory they return, and freed memory is reused
+//! once all work on the device so far is done. They never wait for the GPU while there is other memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
@@ -31,12 +31,12 @@ static MALLOCS: [AllocateFunction; 64] = functions!(
     32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
 );
 
-/// Functions that allocate from a pool, or from each device's default pool, and free. The same again for the same pool;
-/// a pool's function serves another pool only when the pool was dropped.
+/// Returns functions that allocate from a pool, or from each device's default pool, and free. Calls for the same pool
+/// return the same functions; a pool's functions serve another pool only after the pool was dropped.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if 64 pools that are alive have one already; `ErrorKind::InvalidValue` if the pool was
-/// dropped or closed; `ErrorKind::Forked` in a forked child.
+/// `ErrorKind::Unavailable` if 64 live pools already have functions; `ErrorKind::InvalidValue` if the pool was dropped
+/// or closed; `ErrorKind::Forked` in a forked child.
 pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)> {
     process::refuse_forked()?;
     let Some(token) = pool else { return Ok((malloc_default, free)) };

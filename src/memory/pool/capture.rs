@@ -12,9 +12,9 @@ use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::runtime::{KnownCapture, Stream, note_capture};
 
-/// Allocations of the calling thread that become parts of a graph, until this is ended or dropped.
+/// A scope in which the calling thread's allocations become parts of a graph, until it is ended or dropped.
 ///
-/// Dropped without [`CaptureScope::end`], as when the capture fails, it releases everything.
+/// If it is dropped without [`CaptureScope::end`], as when the capture fails, it releases everything.
 #[must_use = "allocations go to the graph only while this lives"]
 #[derive(Debug)]
 pub struct CaptureScope {
@@ -89,10 +89,10 @@ impl CaptureScope {
         Ok(Self { entered: EnteredCapture::new(pool, stream)?, this_thread: PhantomData })
     }
 
-    /// Ends the capture's allocations; what they took belongs to the graph.
+    /// Ends the scope; the memory that it allocated belongs to the graph.
     ///
     /// # Errors
-    /// None on the thread that began it, which is where this type stays.
+    /// None on the thread that began it, which this type cannot leave.
     pub fn end(self) -> Result<GraphMemory> {
         self.entered.leave()
     }
@@ -104,6 +104,6 @@ impl GraphMemory {
         self.pool
     }
 
-    /// Lets others use the memory: the graph is not replayed again.
+    /// Releases the memory for reuse: the graph must not be replayed again.
     pub fn reset(self) {}
 }

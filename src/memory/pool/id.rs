@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::process;
 use crate::sync::lock;
 
-/// What identifies a pool in the process: `(0, n)` for pools made by users, `(n, 0)` for those made for graph capture,
-/// `(0, 0)` for none, which is the device's default pool. An id is never used twice.
+/// The id of a pool, unique in the process: `(0, n)` for pools made by users, `(n, 0)` for those made for graph
+/// capture, `(0, 0)` for none, which is the device's default pool. An id is never used twice.
 #[repr(C)] // gpupool_pool_id
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolId(pub u64, pub u64);
@@ -63,8 +63,7 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// Returns an id that no pool has yet, for a pool that is made when it is first used: by a user (`(0, n)`) or for graph
-/// capture (`(n, 0)`).
+/// Returns a new id, for a pool that is created at its first use: by a user (`(0, n)`) or for graph capture (`(n, 0)`).
 pub fn graph_pool_handle(user_created: bool) -> PoolId {
     let id = PoolId::next(user_created);
     // In a forked child the lock may be held for ever, and no call takes the id there.

@@ -1,16 +1,16 @@
-//! The most memory that the process may reserve on each device, also on those that it is yet to use.
+//! The maximum memory that the process may reserve on each device, also on those that it uses later.
 //!
-//! It asks no driver for anything, so that a launcher can set it before it is known which devices a process gets.
+//! It calls no driver, so a launcher can set it before it is known which devices a process gets.
 
 use std::sync::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// The most that the process may reserve on a device; of two limits the lesser counts.
+/// The maximum that the process may reserve on a device; if both are set, the lower one applies.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MemoryLimit {
-    /// A part of the device's memory, 0 to 1.
+    /// A fraction of the device's memory, 0 to 1.
     pub fraction: Option<f64>,
     /// A number of bytes.
     pub bytes: Option<u64>,

@@ -10,7 +10,7 @@ use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
 
-/// A pool that the calling thread's allocations go to until this is dropped.
+/// A scope that routes the calling thread's allocations to a pool, until it is dropped.
 #[must_use = "allocations go to the pool only while this lives"]
 #[derive(Debug)]
 pub struct PoolScope {
@@ -60,7 +60,7 @@ impl Drop for EnteredScope {
     }
 }
 
-/// Lets a thread enter a pool that another thread works in. Can be sent and cloned; it does not keep the pool alive.
+/// Lets a thread enter a pool that another thread uses. It can be sent and cloned; it does not keep the pool alive.
 #[derive(Clone, Debug)]
 pub struct PoolToken {
     pool: Arc<Pool>,

@@ -1,4 +1,4 @@
-//! Snapshots: memory, block by block, as it is at one moment, and what led there as far as it was recorded.
+//! Snapshots: memory, block by block, at one moment, and the recorded events before it.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Stack};
 use crate::process;
 
-/// Memory without a gap, and the blocks in it.
+/// A contiguous range of memory, and its blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SegmentView {
     /// The device.
     pub device: Device,
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// The address of the stream whose requests it serves.
     pub stream: usize,
@@ -29,25 +29,25 @@ pub struct SegmentView {
     pub pool: PoolId,
     /// Whether its pages can be moved.
     pub is_movable: bool,
-    /// Whether it is asleep: its addresses are kept, and no device memory is behind them.
+    /// Whether it is asleep: its addresses are reserved, without device memory.
     pub is_asleep: bool,
     /// The stack of the request for which its start was mapped.
     pub(crate) stack: Stack,
-    /// Its blocks, by address.
+    /// Its blocks, sorted by address.
     pub blocks: Vec<BlockView>,
 }
 
-/// A block that is free or held by a caller.
+/// A block, free or live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BlockView {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// The bytes asked for; 0 if it is free.
+    /// The requested size in bytes; 0 if it is free.
     pub requested: u64,
-    /// Whether a caller holds it, or it waits for streams.
+    /// Whether it is live, or was freed and waits for streams.
     pub is_live: bool,
     /// Whether it was freed and waits for streams.
     pub is_waiting: bool,
@@ -57,14 +57,14 @@ pub struct BlockView {
     is_known: bool,
 }
 
-/// Memory at one moment, and the events before it.
+/// Memory at one moment, and the events recorded before it.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MemorySnapshot {
     /// The memory.
     pub segments: Vec<SegmentView>,
-    /// What was recorded, in order. Undone from the last to the first, it leads back from the segments to what there
-    /// was.
+    /// The recorded events, in order. Undone from the last to the first, they lead from the segments back to the
+    /// initial state.
     pub events: Vec<MemoryEvent>,
 }
 
@@ -116,7 +116,7 @@ fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
     wanted.flat_map(DeviceCaches::serving).collect()
 }
 
-/// Returns the memory of every pool of every device that was used.
+/// Returns the memory of every pool on every device that was used.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.

@@ -1,4 +1,4 @@
-//! Statistics of pools and devices. Counted by each thread for itself and summed up when asked for.
+//! Statistics of pools and devices. Each thread counts for itself; a query adds the counts up.
 
 use super::summary::{self, PoolSummary};
 use crate::error::Result;
@@ -9,60 +9,61 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::device_caches;
 use crate::sync::ThisThread;
 
-/// What a pool holds and has done. Bytes and counts of blocks. What is reserved is live, cached or being released; what is
-/// live may also be asleep.
+/// Statistics of a pool, in bytes and in numbers of blocks. Reserved memory is live, cached or being released; live
+/// memory may also be asleep.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Bytes of blocks that callers hold, as cut: multiples of 512, small ones rounded up by at most an eighth.
+    /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
     pub live_bytes: u64,
-    /// The most they were: exact for a pool that one thread uses on one stream. With several threads or streams a bound:
-    /// never less than the most that callers held at once, and never more than `peak_reserved_bytes`. It exceeds the
-    /// former by what was freed in one of them and not yet told to the others, as it is once the pages go elsewhere, or
-    /// after a thousand frees.
+    /// The peak of `live_bytes`: exact for a pool that one thread uses on one stream. With several threads or streams
+    /// it is an upper bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the
+    /// true peak by memory that one thread or stream freed and did not report to the others yet, which it does when the
+    /// pages are used elsewhere, or after a thousand frees.
     pub peak_live_bytes: u64,
-    /// The bytes that callers asked for, of the same blocks.
+    /// The requested bytes of the same blocks.
     pub requested_bytes: u64,
-    /// Bytes that are free for the next requests.
+    /// Free bytes, cached for the next requests.
     pub cached_bytes: u64,
-    /// Bytes that no request can have any more and that go back to the driver once the GPU is done with them; also those
-    /// that a request under way is just adding or moving.
+    /// Bytes that no request can use any more and that are released to the driver once the GPU is done with them; also
+    /// those that a request in progress is adding or moving.
     pub releasing_bytes: u64,
-    /// Of the live bytes those that are asleep, with no device memory behind them: live, cached and being released are these
-    /// and what is reserved.
+    /// Live bytes that are asleep, without device memory: live, cached and being released together are these and the
+    /// reserved bytes.
     pub asleep_bytes: u64,
-    /// Bytes of pinned memory that hold the content of what is asleep.
+    /// Bytes of pinned memory that hold the backup of what is asleep.
     pub backup_bytes: u64,
-    /// Extent bytes that the pool has.
+    /// Bytes of physical memory that the pool has.
     pub reserved_bytes: u64,
-    /// The most they were.
+    /// The peak of `reserved_bytes`.
     pub peak_reserved_bytes: u64,
-    /// Blocks that callers hold.
+    /// Live blocks.
     pub live_blocks: u64,
     /// Blocks that were freed and wait for other streams; they count as live.
     pub waiting_blocks: u64,
-    /// Blocks handed out so far.
+    /// Allocations so far.
     pub allocations: u64,
-    /// Blocks that came back so far.
+    /// Frees so far.
     pub frees: u64,
 }
 
-/// What a device's memory holds and has done, all pools together.
+/// Statistics of a device's memory, all pools together.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// All pools together, and of those that are gone what they have done and what is being released.
+    /// All pools together; of pools that no longer exist, their allocations and frees and the memory being released.
     pub total: PoolStats,
     /// Calls of the driver's memory functions so far.
     pub driver_calls: u64,
     /// Pages of 2 MiB that were moved so far.
     pub moved_pages: u64,
-    /// How many pools there are, the default one among them.
+    /// The number of pools, with the default one.
     pub pools: u64,
-    /// Bytes of other processes' buffers that are attached for the device. They are none of the bytes above, which are this
-    /// process's own.
+    /// Bytes of other processes' buffers that are attached on the device. The counts above do not include them, since
+    /// those are this process's own memory.
     pub attached_bytes: u64,
-    /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has taken up yet. They are live.
+    /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has attached yet. They
+    /// are live.
     pub sent_bytes: u64,
 }
 
@@ -132,7 +133,7 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
     Ok(summary::summarize(device_caches(device)?).0)
 }
 
-/// Starts the peaks of a device's memory anew, from what it holds now.
+/// Resets the peaks of a device's memory to the current values.
 ///
 /// # Errors
 /// As [`memory_stats`].

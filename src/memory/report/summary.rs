@@ -1,4 +1,4 @@
-//! Summaries: what each pool of a device holds, and for which streams.
+//! Summaries: the memory of each pool of a device, by stream.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,49 +12,49 @@ use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::pool::{Pool, PoolId};
 use crate::sync::ThisThread;
 
-/// What a pool holds for the requests of one stream, whichever threads they come from.
+/// The memory of a pool that serves the requests of one stream, whichever threads they come from.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StreamStats {
-    /// The stream's address: 0 for the legacy default stream, and for what is free in pages that streams share; 2 for the
-    /// per-thread ones together.
+    /// The stream's address: 0 for the legacy default stream, and for free memory in pages that streams share; 2 for
+    /// all per-thread default streams together.
     pub stream: usize,
-    /// Whether this is the stream of [`feed`](crate::memory::feed): what is live here is another allocator's.
+    /// Whether this is the stream of [`feed`](crate::memory::feed): its live memory is another allocator's.
     pub is_feed: bool,
-    /// Bytes of blocks that callers hold, as cut.
+    /// Bytes of live blocks, with rounding.
     pub live_bytes: u64,
-    /// The bytes that callers asked for, of the same blocks.
+    /// The requested bytes of the same blocks.
     pub requested_bytes: u64,
-    /// Bytes that are free for the stream's next requests.
+    /// Free bytes, cached for the stream's next requests.
     pub cached_bytes: u64,
-    /// Blocks that callers hold.
+    /// Live blocks.
     pub live_blocks: u64,
 }
 
-/// A pool, what it holds, and for which streams.
+/// A pool, its statistics, and its memory by stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolSummary {
     /// The pool's id; [`PoolId::NONE`] for the device's default pool.
     pub id: PoolId,
-    /// What its maker calls it, if anything.
+    /// The name that it was given, if any.
     pub name: Option<String>,
-    /// Whether the pool was closed or has no use any more, so that it only waits for its live blocks to be freed.
+    /// Whether the pool was closed or has no users any more, so that it only waits for its live blocks to be freed.
     pub is_closed: bool,
-    /// Whether it is asleep, or just falling asleep or waking.
+    /// Whether it is asleep, falling asleep or waking.
     pub is_asleep: bool,
-    /// How often it was put to sleep.
+    /// How many times it was put to sleep.
     pub sleeps: u64,
-    /// How long that took the last time.
+    /// How long the last one took.
     pub sleep_took: Duration,
-    /// How long the last waking took.
+    /// How long the last wake took.
     pub wake_took: Duration,
-    /// The most bytes that it may reserve, if there is a limit.
+    /// The maximum number of bytes that it may reserve, if there is a limit.
     pub limit: Option<u64>,
-    /// What it holds and has done.
+    /// Its statistics.
     pub stats: PoolStats,
-    /// Live and cached bytes for each stream, the largest first; with what is free of a reserve their sums are the
-    /// pool's.
+    /// Live and cached bytes of each stream, the largest first; together with the free memory of a reserve they add up
+    /// to the pool's.
     pub streams: Vec<StreamStats>,
 }
 

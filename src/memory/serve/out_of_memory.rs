@@ -15,7 +15,7 @@ use crate::process;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::lock;
 
-/// A callback for when memory has run out: frees what it can of its own, and returns whether it freed anything.
+/// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
 
 /// A callback, and the number that its guard has.
@@ -49,9 +49,10 @@ impl Drop for OomGuard {
     }
 }
 
-/// Registers a callback for when a request finds no memory. It is called with the device and the bytes asked for,
-/// without any lock held, on the thread that asks; it may free memory of gpupool's and of others. If it allocates and
-/// finds none, no callback is asked. In a forked child, where every request is refused, it registers nothing.
+/// Registers a callback for requests that find no memory. It is called with the device and the requested bytes, without
+/// any lock held, on the thread of the request; it may free memory of gpupool's and of others. If the callback itself
+/// allocates and runs out of memory, no callback is called. In a forked child, where every request fails, it registers
+/// nothing.
 pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
     if process::is_forked() {
         return OomGuard { number: u64::MAX };

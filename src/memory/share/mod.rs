@@ -82,15 +82,15 @@ pub(crate) fn share_at(address: u64, stream: Option<&Stream>, is_sent: bool) -> 
     Ok((share(serve::find(start, None)?, bytes, stream, is_sent)?, address - start))
 }
 
-/// A block that other processes hold, as a summary tells of it.
+/// A block that other processes have attached, as summaries show it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SharedSummary {
     /// The block's address.
     pub address: u64,
-    /// Its bytes, as asked for.
+    /// The requested size in bytes.
     pub bytes: u64,
-    /// Whether this process has freed it, and only others keep it.
+    /// Whether this process has freed it, and only other processes keep it.
     pub is_freed: bool,
     /// The processes that have attached it.
     pub processes: Vec<i32>,

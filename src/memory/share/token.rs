@@ -1,4 +1,4 @@
-//! The token of a shared block: where its owner listens, and what proves that the holder was given it.
+//! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
 //! It is bytes that travel in any way. What is not right about one is said by name: another machine's, another user's, of another
 //! version of gpupool, or no token at all.
@@ -15,8 +15,8 @@ const MAGIC: [u8; 4] = *b"gpsh";
 const FORMAT: u16 = 2;
 const BYTES: usize = 108;
 
-/// Names a block that another process shares; [`attach`](crate::attach) takes it up. Bytes that travel in any way; who has
-/// them, as a process of the same user, can read and write the block.
+/// Names a block that another process shares; [`attach`](crate::attach) attaches it. It consists of bytes that can be
+/// sent in any way; a process of the same user that has them can read and write the block.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ShareToken([u8; BYTES]);
 
@@ -106,7 +106,7 @@ impl Reader<'_> {
 }
 
 impl ShareToken {
-    /// How many bytes a token has.
+    /// The size of a token in bytes.
     pub const BYTES: usize = BYTES;
 
     pub(super) fn new(told: &Told) -> Self {
@@ -127,10 +127,10 @@ impl ShareToken {
         Self(writer.bytes)
     }
 
-    /// Makes a token of the bytes that [`ShareToken::as_bytes`] returned, in this process or another one.
+    /// Creates a token from the bytes that [`ShareToken::as_bytes`] returned, in this process or another one.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if they are no token, or one of another version of gpupool.
+    /// `ErrorKind::InvalidValue` if the bytes are not a token, or one of another version of gpupool.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() < 9 || bytes[..4] != MAGIC {
             return Err(Error::invalid_value(
@@ -158,7 +158,7 @@ impl ShareToken {
         &self.0
     }
 
-    /// Returns how many bytes the block has.
+    /// Returns the size of the block in bytes.
     pub fn nbytes(&self) -> u64 {
         self.told().bytes
     }

@@ -10,14 +10,14 @@ use crate::memory::host::PinnedBuffer;
 use crate::memory::pool::{BackedUp, BackupPiece, Record};
 use crate::runtime::{self, Stream};
 
-/// What becomes of the content of a pool that falls asleep.
+/// What happens to the content of a pool that falls asleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Backup {
     /// It is copied to pinned memory of the host, and back when the pool wakes.
     #[default]
     Host,
-    /// It is given up: what the blocks hold when the pool wakes is arbitrary.
+    /// It is discarded: the content of the blocks is arbitrary when the pool wakes.
     None,
 }
 

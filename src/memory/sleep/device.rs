@@ -17,13 +17,13 @@ use crate::process;
 use crate::runtime;
 
 /// Puts all memory of a device to sleep: the default pool, every [`MemPool`](crate::MemPool), and the pools of graphs.
-/// Handles that are idle are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and made again when
-/// they are needed. Returns the bytes that went back to the driver; 0 for what is asleep already. Pools that cannot sleep, those
-/// with an allocator of their own or `no_split`, stay awake, and a line of the log names each.
+/// Idle handles are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and created again when
+/// they are needed. Returns the number of bytes released to the driver; 0 for what is asleep already. Pools that cannot
+/// sleep, those with their own allocator or `no_split`, stay awake, and a log line names each.
 ///
 /// # Errors
-/// As [`MemPool::sleep`](crate::MemPool::sleep); those that fell asleep by this call are awake again then, as far as there is
-/// memory for them.
+/// As [`MemPool::sleep`](crate::MemPool::sleep); then the pools that this call put to sleep are awake again, as far as
+/// there is memory for them.
 pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::device(device.ordinal() as i64)?;
@@ -50,11 +50,11 @@ pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
     Ok(before.saturating_sub(used(device)))
 }
 
-/// Wakes all memory of a device that is asleep, and returns the bytes that were taken from the driver.
+/// Wakes all memory of a device that is asleep, and returns the number of bytes allocated from the driver.
 ///
 /// # Errors
-/// As [`MemPool::wake`](crate::MemPool::wake), the first of them. Each pool is awake, or as asleep as before: those that found
-/// memory are awake, and another call wakes the rest.
+/// The first error of [`MemPool::wake`](crate::MemPool::wake). Each pool is then awake or still asleep: those for which
+/// there was memory are awake, and another call wakes the rest.
 pub fn wake(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::device(device.ordinal() as i64)?;

@@ -1,7 +1,7 @@
-//! Segments: memory that a source other than gpupool's own pages supplies, and that stays where it is.
+//! Segments: memory from a source other than gpupool's own pages, which is never moved.
 //!
-//! A source is a pair of functions: a user's own allocator, or the driver's plain allocation where memory must be
-//! shared by legacy IPC or registered with a network card. What a source gave goes back to the same source.
+//! A source is a pair of functions: a user's own allocator, or the driver's plain allocation if memory must be shared
+//! by legacy IPC or registered with a network card. Memory is returned to the source that it came from.
 
 use std::fmt;
 
@@ -11,42 +11,42 @@ use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
 pub trait SegmentSource: Send + Sync + fmt::Debug {
-    /// At least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
+    /// Allocates at least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
     ///
     /// # Errors
-    /// Any error is taken for a lack of memory: the request goes on to free what it can and asks once more, and the
-    /// error of the last try is what the caller sees.
+    /// Any error is treated as a lack of memory: the request releases what it can and tries again, and the caller sees
+    /// the error of the last attempt.
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
 
-    /// Takes back what [`SegmentSource::allocate`] gave. All work that uses it is done.
+    /// Frees memory of [`SegmentSource::allocate`]. All work that uses it is done.
     ///
     /// # Errors
-    /// The memory counts as returned all the same, unless [`SegmentSource::frees_again`].
+    /// The memory counts as freed nevertheless, unless [`SegmentSource::frees_again`] is true.
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
 
-    /// Returns whether memory whose free failed is still there, and is to be freed again later.
+    /// Returns whether memory whose free failed still exists, and must be freed again later.
     fn frees_again(&self) -> bool {
         false
     }
 }
 
-/// Two C functions with PyTorch's signatures of a pluggable allocator.
+/// Two C functions with the signatures of PyTorch's pluggable allocator.
 #[derive(Clone, Copy)]
 pub struct SegmentFunctions {
     allocate: AllocateFunction,
     free: FreeFunction,
 }
 
-/// `void *(ssize_t size, int device, cudaStream_t stream)`: null where there is no memory.
+/// `void *(ssize_t size, int device, cudaStream_t stream)`: returns null if there is no memory.
 pub type AllocateFunction = unsafe extern "C" fn(isize, i32, *mut std::ffi::c_void) -> *mut std::ffi::c_void;
 /// `void (void *pointer, ssize_t size, int device, cudaStream_t stream)`.
 pub type FreeFunction = unsafe extern "C" fn(*mut std::ffi::c_void, isize, i32, *mut std::ffi::c_void);
 
 impl SegmentFunctions {
-    /// Makes a source of these functions.
+    /// Creates a source from these functions.
     ///
     /// # Safety
-    /// The functions do what their types say, from any thread, as long as the process lives.
+    /// The functions do what their types say, from any thread, until the process ends.
     pub unsafe fn new(allocate: AllocateFunction, free: FreeFunction) -> Self {
         Self { allocate, free }
     }

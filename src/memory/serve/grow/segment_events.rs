@@ -1,7 +1,7 @@
-//! Callbacks of a pool that are told of its segments: of each before anything uses it, and before it goes.
+//! Callbacks of a pool that are called for its segments: for each before it is first used, and before it is released.
 //!
-//! Libraries register memory by its address, NCCL, UCX and NVSHMEM among them, and such a registration must end before the
-//! memory does. So this is for pools alone whose segments stay where they are.
+//! Libraries register memory by its address, NCCL, UCX and NVSHMEM among them, and such a registration must end before
+//! the memory is released. So this works only for pools whose segments are never moved.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent
 use crate::observe::target::MEMORY;
 use crate::process;
 
-/// A callback that is told of a pool's segments until this is dropped.
+/// A callback for a pool's segments, registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]
 #[derive(Debug)]
 pub struct SegmentGuard {
@@ -23,7 +23,7 @@ pub struct SegmentGuard {
 }
 
 impl SegmentGuard {
-    /// Has the callback told as long as the pool has memory.
+    /// Keeps the callback registered as long as the pool has memory.
     pub fn keep(self) {
         let mut this = self;
         this.pool = Weak::new();
