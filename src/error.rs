@@ -1,7 +1,7 @@
 //! One error type for the whole crate.
 //!
-//! Every variant tells the person who reads it at night: what failed, in which library and function,
-//! with which status, on which device, in which file, and what to do about it.
+//! Every variant says what failed, in which library and function, with which status, on which device, in which file,
+//! and what to do about it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::ids::Device;
 
-/// What every fallible call of the crate returns.
+/// The result of every fallible call of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a user's own `create`, `destroy` or `set_stream`.
@@ -20,7 +20,7 @@ pub(crate) const GPUPOOL: &str = "gpupool";
 /// The library of calls that an allocator refuses which a pool was made with.
 pub(crate) const OWN_ALLOCATOR: &str = "the pool's own allocator";
 
-/// Everything that can go wrong. One pointer wide, so that the way without errors stays in registers.
+/// An error of the crate. One pointer wide, so that the path without errors stays in registers.
 #[derive(Debug)]
 pub struct Error(Box<ErrorKind>);
 
@@ -28,13 +28,13 @@ pub struct Error(Box<ErrorKind>);
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No GPU platform that the call needs: no driver, no device, or a runtime other than the one chosen.
+    /// The GPU platform that the call needs is missing: no driver, no device, or a runtime other than the chosen one.
     RuntimeUnavailable {
         /// `cuda`, `hip` or `host`.
         runtime: &'static str,
         /// Why, and what to do.
         reason: String,
-        /// Whether the platform is there and does not work, rather than not there at all.
+        /// Whether the platform is installed but does not work, rather than not installed.
         is_present: bool,
     },
     /// A library could not be loaded.
@@ -43,35 +43,35 @@ pub enum ErrorKind {
         library: &'static str,
         /// Every place tried, with what was found there.
         tried: Vec<String>,
-        /// What brings it, such as a pip command.
+        /// How to install it, such as a pip command.
         remedy: String,
-        /// Whether a file was there that could not be used, rather than none at all.
+        /// Whether a file was found that could not be used, rather than none at all.
         is_present: bool,
     },
     /// A library or the driver refused a call.
     Library(LibraryError),
-    /// Device memory ran out, also after gpupool gave back what it held and was not in use.
+    /// Device memory ran out, also after gpupool released its unused memory.
     OutOfMemory(OutOfMemory),
-    /// All handles that a pool may have are in use, and stayed so for as long as the request could wait.
+    /// All handles that a pool may have are in use, and remained in use for as long as the request could wait.
     PoolExhausted(PoolExhausted),
     /// The process was forked after the GPU was first used, and this is the child.
     Forked,
-    /// A mistake of the caller's: an argument that cannot be right, or a call at the wrong time.
+    /// A mistake of the caller: an invalid argument, or a call at the wrong time.
     InvalidValue(String),
-    /// The request is to a pool that is asleep.
+    /// The request is for a pool that is asleep.
     Asleep(String),
-    /// The system, or a table of a fixed size, had no more to give: no thread, no descriptor, no number left.
+    /// The system, or a table of a fixed size, is exhausted: no thread, no descriptor, no number left.
     Unavailable(String),
-    /// A fault of gpupool's own.
+    /// A bug in gpupool.
     InternalError(String),
 }
 
-/// How a status code is to be understood, beyond its name.
+/// What a status code means, beyond its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusKind {
-    /// The library says that memory ran out.
+    /// The library reports that memory ran out.
     OutOfMemory,
-    /// "Not initialized": what most libraries say when a handle could not be set up, often for want of memory.
+    /// "Not initialized": what most libraries return when a handle could not be created, often for lack of memory.
     NotInitialized,
     /// Anything else.
     Other,
@@ -94,27 +94,27 @@ pub struct LibraryError {
     pub device: Option<Device>,
     /// The file that the library was loaded from.
     pub path: Option<PathBuf>,
-    /// What else is known, and what to do.
+    /// Further details, and what to do.
     pub advice: Option<String>,
     /// The error of a user's own callback.
     pub cause: Option<Cause>,
 }
 
-/// What asked for device memory that was not there.
+/// What needed device memory that was not available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// A handle of a library, which is known to take so many bytes; 0 where unknown.
+    /// A handle of a library, which is known to use so many bytes; 0 if unknown.
     Handle(u64),
     /// Memory of a pool.
     Memory {
-        /// The bytes asked for.
+        /// The requested bytes.
         bytes: u64,
-        /// The pool, as its id is written.
+        /// The pool, by its id as text.
         pool: String,
         /// The pool's limit, in bytes.
         limit: Option<u64>,
     },
-    /// So many bytes of addresses, for a device's memory to stand in. It is addresses that ran out, not memory.
+    /// So many bytes of addresses, for a device's memory to be mapped at. Addresses ran out, not memory.
     Addresses(u64),
 }
 
@@ -123,19 +123,19 @@ pub enum Wanted {
 pub struct OutOfMemory {
     /// The refused call.
     pub refused: LibraryError,
-    /// The device; of pinned memory the NUMA node of the host ([`Device::host_node`]).
+    /// The device; for pinned memory the NUMA node of the host ([`Device::host_node`]).
     pub device: Device,
-    /// What was asked for.
+    /// What was requested.
     pub wanted: Wanted,
-    /// Free device memory at the last try, in bytes.
+    /// Free device memory at the last attempt, in bytes.
     pub free: u64,
-    /// The device's memory, in bytes.
+    /// The device's total memory, in bytes.
     pub total: u64,
     /// What gpupool holds on this device.
     pub users: Vec<MemoryUse>,
 }
 
-/// What one of gpupool's pools, of memory or of handles, has of a device's memory.
+/// The device memory of one of gpupool's pools, of memory or of handles.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryUse {
     /// The pool's name.
@@ -144,7 +144,7 @@ pub struct MemoryUse {
     pub count: usize,
     /// Device memory in bytes.
     pub bytes: u64,
-    /// How much of that is in live blocks; none of a pool of handles.
+    /// How much of that is in live blocks; none for a pool of handles.
     pub live_bytes: Option<u64>,
 }
 
@@ -155,16 +155,16 @@ pub struct PoolExhausted {
     pub library: String,
     /// The device.
     pub device: Device,
-    /// The most handles that the pool may have there.
+    /// The maximum number of handles that the pool may have there.
     pub limit: usize,
     /// How long the request waited.
     pub waited: Duration,
-    /// Who holds them, a line each.
+    /// The holders of the handles, a line each.
     pub holders: Vec<String>,
 }
 
 impl Error {
-    /// What went wrong.
+    /// Returns what went wrong.
     pub fn kind(&self) -> &ErrorKind {
         &self.0
     }
@@ -173,7 +173,7 @@ impl Error {
         *self.0
     }
 
-    /// A refused call with nothing known but its name and status.
+    /// Creates an error for a refused call of which only name and status are known.
     pub fn refused(library: &str, function: &str, status: impl Into<String>, code: i32, kind: StatusKind) -> Self {
         ErrorKind::Library(LibraryError {
             library: library.to_owned(),

@@ -1,15 +1,16 @@
 //! Devices and streams as plain values.
 //!
-//! Nothing here calls a driver: a [`Device`] is an ordinal, or a number of a NUMA node of the host, a [`RawStream`] is a stream's address as the vendor's API
-//! sees it, and the capture types mirror CUDA's. What a runtime does with them is in [`crate::runtime`].
+//! Nothing here calls a driver: a [`Device`] is an ordinal, or the number of a NUMA node of the host, a [`RawStream`]
+//! is a stream's address as the vendor's API represents it, and the capture types mirror CUDA's. Their use by a runtime
+//! is in [`crate::runtime`].
 
 use std::ffi::c_void;
 use std::fmt;
 
 /// A GPU, by its ordinal among those the process sees (0, 1, ...), as in `cuDeviceGet`.
 ///
-/// Within the crate it is also a NUMA node of the host, whose pinned memory is managed as a device's memory is. No such
-/// value leaves the crate but in reports on pinned memory, and no call for a device takes one.
+/// Within the crate it is also a NUMA node of the host, whose pinned memory is managed as a device's memory is. Such a
+/// value leaves the crate only in reports on pinned memory, and no call for a device accepts one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Device(u64);
 
@@ -17,7 +18,7 @@ pub struct Device(u64);
 const HOST_NODE: u64 = 1 << 32;
 
 impl Device {
-    /// Makes the device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at
+    /// Creates the device with this ordinal. Whether it exists is checked where it is used; [`crate::device`] checks at
     /// once.
     pub const fn from_ordinal(ordinal: u32) -> Self {
         Self(ordinal as u64)
@@ -28,7 +29,7 @@ impl Device {
         Self(HOST_NODE | node as u64)
     }
 
-    /// Returns the number of the NUMA node of the host that this is; none for a device.
+    /// Returns the number of the NUMA node of the host that this represents; none for a device.
     #[inline]
     pub const fn host_node(self) -> Option<u32> {
         if self.0 & HOST_NODE == 0 { None } else { Some(self.0 as u32) }
@@ -59,8 +60,8 @@ impl fmt::Display for Device {
 
 /// A stream's address: `CUstream`, `cudaStream_t` or `hipStream_t` as a number.
 ///
-/// Three addresses are names, not pointers, and stand for a stream of the thread's current device:
-/// 0 and 1 the legacy default stream, 2 the per-thread default stream.
+/// Three addresses are names, not pointers, and represent a stream of the thread's current device: 0 and 1 the legacy
+/// default stream, 2 the per-thread default stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct RawStream(usize);
@@ -115,6 +116,6 @@ pub enum CaptureStatus {
     None,
     /// Work is recorded.
     Active,
-    /// A forbidden call spoiled the capture; it can only be ended.
+    /// A forbidden call invalidated the capture; it can only be ended.
     Invalidated,
 }

@@ -1,8 +1,9 @@
-//! Memory of the pools as cudarc's programs use it: wherever a `CudaSlice` can be given, as an argument of a kernel, in a copy,
-//! to cuBLAS.
+//! Memory of the pools for programs that use cudarc: it can be passed wherever a `CudaSlice` can, as an argument of a
+//! kernel, in a copy, to cuBLAS.
 //!
-//! A `CudaSlice` gives its memory back to the driver, which never gave this. So it is kept inside, is never dropped as it is,
-//! and is lent for reading alone: two that were exchanged would free each other's memory.
+//! A dropped `CudaSlice` frees its memory with the driver, which did not allocate this memory. So it is kept inside, is
+//! never dropped as a `CudaSlice`, and is borrowed only for reading: two that were swapped would free each other's
+//! memory.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, RangeBounds};
@@ -18,11 +19,12 @@ use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, empty};
 use crate::runtime::{self, Kind, Stream, device};
 
-/// So many elements in device memory, for programs that use cudarc: it is given wherever a [`CudaSlice`] can be. Its memory comes
-/// from the pool that the calling thread is in a scope of, a graph's while its stream is captured in one, and goes back in the
-/// order of its stream when it is dropped, after what other streams of cudarc did with it.
+/// Elements in device memory, for programs that use cudarc: it can be passed wherever a [`CudaSlice`] can. Its memory
+/// comes from the pool whose scope the calling thread is in, or belongs to a graph while its stream is captured into
+/// one. When it is dropped, the memory is freed in the order of its stream, after the work that other streams of cudarc
+/// did with it.
 ///
-/// Behind the feature `cudarc`.
+/// Requires the feature `cudarc`.
 ///
 /// ```no_run
 /// use cudarc::driver::CudaContext;
@@ -46,13 +48,14 @@ pub struct PooledSlice<T> {
 }
 
 impl<T> PooledSlice<T> {
-    /// Allocates so many elements on the stream, not initialised, as cudarc's [`CudaStream::alloc`] does.
+    /// Allocates so many uninitialised elements on the stream, as cudarc's [`CudaStream::alloc`] does.
     ///
     /// # Errors
-    /// As [`empty`]; `ErrorKind::InvalidValue` if the process does not use CUDA, or for more bytes than there are addresses.
+    /// As [`empty`]; `ErrorKind::InvalidValue` if the process does not use CUDA, or if the size in bytes exceeds the
+    /// address space.
     ///
     /// # Safety
-    /// Nothing reads an element before it is written, unless any bytes are one.
+    /// No element is read before it is written, unless any bytes are a valid element.
     pub unsafe fn empty(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
         let kind = runtime::get()?.kind();
         if kind != Kind::Cuda {
@@ -97,7 +100,7 @@ impl<T> PooledSlice<T> {
         Ok(slice)
     }
 
-    /// Allocates as many elements on the stream as the host's memory has, and copies them there, as cudarc's
+    /// Allocates as many elements on the stream as the slice of the host has, and copies them there, as cudarc's
     /// [`CudaStream::clone_htod`] does.
     ///
     /// # Errors
@@ -119,15 +122,15 @@ impl<T> PooledSlice<T> {
         &self.buffer
     }
 
-    /// Lends all elements for writing.
+    /// Borrows all elements for writing.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
     }
 
-    /// Lends some of the elements for writing.
+    /// Borrows some of the elements for writing.
     ///
     /// # Panics
-    /// If the slice has not got them all, as [`CudaSlice::slice_mut`] does.
+    /// If the range exceeds the slice, as [`CudaSlice::slice_mut`] does.
     pub fn slice_mut(&mut self, bounds: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
         self.slice.slice_mut(bounds)
     }

@@ -1,4 +1,4 @@
-//! Recording: what the allocator and the handle pools do from now on, to be looked at in a snapshot.
+//! Recording: the events of the allocator and the handle pools from now on, to be read in a snapshot.
 
 use crate::error::{Error, Result};
 use crate::handle::HandleEvent;
@@ -7,16 +7,16 @@ use crate::memory::{MemoryAction, MemorySnapshot};
 use crate::observe::recording::{self, Settings};
 use crate::{handle, memory, process};
 
-/// Of what call stacks are recorded, where the program has some that can be: Python's.
+/// For which events call stacks are recorded, if the program has a language whose stacks can be recorded: Python.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum StackContext {
-    /// Of nothing.
+    /// For none.
     None,
-    /// Of the allocation of each live block.
+    /// For the allocation of each live block.
     State,
-    /// Also of every allocation among the events.
+    /// Also for every recorded allocation.
     Alloc,
-    /// Also of every free.
+    /// Also for every recorded free.
     #[default]
     All,
 }
@@ -42,7 +42,7 @@ pub struct Recording {
     skipped: u16,
 }
 
-/// Events of a kind that are kept unless it is said otherwise: of memory 64 MB.
+/// How many events of a kind are kept by default: 64 MB for memory.
 pub const MAX_ENTRIES: usize = 1_000_000;
 
 impl Default for Recording {
@@ -52,48 +52,48 @@ impl Default for Recording {
 }
 
 impl Recording {
-    /// Events and call stacks.
+    /// Creates the default settings: events and call stacks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets whether to keep events, or only the call stacks of what is live.
+    /// Sets whether to keep events, or only the call stacks of live blocks.
     pub fn events(mut self, events: bool) -> Self {
         self.has_events = events;
         self
     }
 
-    /// Of what to record call stacks.
+    /// Sets for which events to record call stacks.
     pub fn context(mut self, context: StackContext) -> Self {
         self.context = context;
         self
     }
 
-    /// Sets how many of the newest events to keep of memory, and as many of handles.
+    /// Sets how many of the newest events of memory to keep, and as many of handles.
     pub fn max_entries(mut self, max_entries: usize) -> Self {
         self.max_entries = max_entries;
         self
     }
 
-    /// Sets whether to forget what an earlier recording wrote.
+    /// Sets whether to discard the events of an earlier recording.
     pub fn clear_history(mut self, clear: bool) -> Self {
         self.clears = clear;
         self
     }
 
-    /// Events of memory to leave out.
+    /// Sets which events of memory are not recorded.
     pub fn skip(mut self, actions: impl IntoIterator<Item = MemoryAction>) -> Self {
         self.skipped = actions.into_iter().fold(0, |skipped, action| skipped | action.bit());
         self
     }
 
-    /// Records from now on, with these settings if something is recorded already. Touches no device.
+    /// Starts recording, or changes the settings if a recording is running. It calls no driver.
     ///
-    /// `max_entries` of the newest events are kept, and for each thread at work at most 512 more: 64 bytes an event. Each live
-    /// block takes some 50 bytes more.
+    /// The newest `max_entries` events are kept, and for each active thread at most 512 more: 64 bytes an event. Each
+    /// live block uses some 50 bytes more.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` for events without room for any; `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::InvalidValue` if events are kept and `max_entries` is 0; `ErrorKind::Forked` in a forked child.
     pub fn start(&self) -> Result<()> {
         process::refuse_forked()?;
         if self.has_events && self.max_entries == 0 {
@@ -115,7 +115,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Records no more, and forgets what was recorded.
+    /// Stops recording, and discards what was recorded.
     ///
     /// # Errors
     /// `ErrorKind::Forked` in a forked child.
@@ -127,7 +127,7 @@ impl Recording {
     }
 }
 
-/// Memory at one moment, and what was recorded until then.
+/// Memory at one moment, and the events recorded before it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -137,7 +137,7 @@ pub struct Snapshot {
     pub handle_events: Vec<HandleEvent>,
 }
 
-/// Takes a snapshot of a device, or of all. Allocations wait meanwhile.
+/// Takes a snapshot of a device, or of all. Allocations wait while it is taken.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.

@@ -1,6 +1,6 @@
 //! The folders below which Python's wheels put shared libraries.
 //!
-//! Kept apart from the loader, for a runtime may come in a wheel as well as a library.
+//! Separate from the loader, since a runtime may come in a wheel as well as a library.
 
 use crate::sync::lock;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Adds `site-packages` folders, below which wheels put their libraries.
 ///
-/// The Python package gives Python's; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
+/// The Python package adds Python's folders; a Rust program needs it only for an environment other than `VIRTUAL_ENV`.
 pub fn add_site_packages(folders: impl IntoIterator<Item = PathBuf>) {
     let mut known = lock(&SITE_PACKAGES);
     for folder in folders {

@@ -1,8 +1,8 @@
 //! The summary: what holds a device's memory, pools of memory and of handles together.
 //!
-//! What the driver says is used is what gpupool's pools have reserved, what library handles and their workspaces take,
-//! and what is left: other processes, CUDA contexts, other allocators of this process. No lock is held while the driver
-//! is asked, and no thread is stopped: each cache and each pool is looked at by itself.
+//! The used memory that the driver reports consists of what gpupool's pools have reserved, what library handles and
+//! their workspaces use, and the rest: other processes, CUDA contexts, other allocators of this process. No lock is
+//! held during the driver call, and no thread is stopped: each cache and each pool is read separately.
 
 use crate::error::Result;
 use crate::handle::{self, HandleStats};
@@ -16,7 +16,7 @@ use crate::runtime::{self, MemoryInfo, RelaxedCapture};
 pub struct MemorySummary {
     /// The device.
     pub device: Device,
-    /// What the driver says is free, and what the device has; its refusal, such as after an error of earlier work.
+    /// The free and total memory that the driver reports; or its error, such as after an error of earlier work.
     pub info: Result<MemoryInfo>,
     /// All of gpupool's pools together.
     pub memory: MemoryStats,
@@ -27,20 +27,22 @@ pub struct MemorySummary {
 }
 
 impl MemorySummary {
-    /// Device memory that library handles took when they were created, in bytes.
+    /// Returns the device memory that library handles used when they were created, in bytes.
     pub fn handle_bytes(&self) -> u64 {
         self.handles.iter().map(|(_, stats)| stats.device_bytes).sum()
     }
 
-    /// Device memory that gpupool gave to handles, and to graphs captured with them, as workspaces, in bytes.
+    /// Returns the device memory that gpupool gave to handles, and to graphs captured with them, as workspaces, in
+    /// bytes.
     pub fn workspace_bytes(&self) -> u64 {
         self.handles.iter().map(|(_, stats)| stats.workspace_bytes).sum()
     }
 
-    /// Used memory that is not gpupool's, in bytes: other processes, CUDA contexts, other allocators of this process. None if
-    /// the driver does not report the free memory.
+    /// Returns the used memory that is not gpupool's, in bytes: other processes, CUDA contexts, other allocators of
+    /// this process. None if the driver does not report the free memory.
     ///
-    /// What handles take is measured as they are created, so this is as exact as that; never less than 0.
+    /// The memory of handles is measured when they are created, so this is as exact as that measurement; never less
+    /// than 0.
     pub fn other_bytes(&self) -> Option<u64> {
         let info = self.info.as_ref().ok()?;
         let known = self.memory.total.reserved_bytes + self.handle_bytes() + self.workspace_bytes();
@@ -48,8 +50,8 @@ impl MemorySummary {
     }
 }
 
-/// What holds the device's memory. The driver is asked what is free, which makes the device's primary context if this
-/// process has none.
+/// Returns what holds the device's memory. It queries the driver for the free memory, which creates the device's
+/// primary context if this process has none.
 ///
 /// # Errors
 /// As [`device`](crate::device).
@@ -66,7 +68,7 @@ fn memory_info(device: Device) -> Result<MemoryInfo> {
     runtime::memory_info(device)
 }
 
-/// Returns the devices whose memory this process has used, or on which it has made handles. It asks no driver.
+/// Returns the devices whose memory this process has used, or on which it has created handles. It calls no driver.
 ///
 /// # Errors
 /// `ErrorKind::Forked`.

@@ -1,4 +1,4 @@
-//! What NVIDIA's libraries take device memory by, where a handle was given one.
+//! The functions by which NVIDIA's libraries allocate device memory, if they were set on a handle.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -8,18 +8,18 @@ pub type DeviceAllocFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usi
 /// `int (void *context, void *pointer, size_t size, cudaStream_t stream)`, 0 on success.
 pub type DeviceFreeFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int;
 
-/// `cudssDeviceMemHandler_t` and cuQuantum's `DeviceMemHandler_t`: a context, two functions and a name. The libraries copy
-/// it; what the context points to has to outlive their handles.
+/// `cudssDeviceMemHandler_t` and cuQuantum's `DeviceMemHandler_t`: a context, two functions and a name. The libraries
+/// copy it; the object that the context points to must outlive their handles.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMemHandler {
     /// Passed to both functions.
     pub context: *mut c_void,
-    /// Allocates in the stream's order, on any thread.
+    /// Allocates in stream order, on any thread.
     pub device_alloc: DeviceAllocFn,
-    /// Frees in the stream's order, on any thread.
+    /// Frees in stream order, on any thread.
     pub device_free: DeviceFreeFn,
-    /// What the library's log calls it, with a zero at the end.
+    /// Its name in the library's log, terminated by a zero.
     pub name: [c_char; 64],
 }
 

@@ -1,7 +1,7 @@
-//! Libraries whose calls need a handle: what the pools ask of one, and one small file for each that gpupool knows.
+//! Libraries whose calls need a handle: what the pools need from one, and one small file for each that gpupool knows.
 //!
-//! The vendors' libraries share one C shape, so each file is a table of names that one implementation works from. A
-//! library that gpupool does not know is served by implementing [`Library`].
+//! The vendors' libraries have C interfaces of the same form, so each file is a table of names for one implementation.
+//! To add a library that gpupool does not know, implement [`Library`].
 
 mod description;
 mod device_mem_handler;
@@ -37,7 +37,7 @@ pub use crate::site_packages::add_site_packages;
 /// A library's version: major, minor, patch.
 pub type Version = (u32, u32, u32);
 
-/// A live handle of a library, owned. It is destroyed by giving it back to its library, and by nothing else.
+/// A live handle of a library, owned. Only returning it to its library destroys it.
 #[derive(Debug)]
 pub struct RawHandle {
     address: NonNull<c_void>,
@@ -56,7 +56,7 @@ impl RawHandle {
     /// Takes ownership of a handle that a library just created.
     ///
     /// # Safety
-    /// The handle is live, no other code destroys it, and it is given only to the [`Library`] that made it.
+    /// The handle is live, no other code destroys it, and it is passed only to the [`Library`] that created it.
     pub const unsafe fn from_ptr(handle: NonNull<c_void>) -> Self {
         Self { address: handle, workspaces: None, takes_our_memory: AtomicBool::new(false) }
     }
@@ -89,9 +89,9 @@ impl RawHandle {
 
 /// A library whose calls need a handle.
 ///
-/// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) outside of every lock, with the
+/// The pool calls [`create`](Library::create) and [`destroy`](Library::destroy) without holding a lock, with the
 /// device's primary context current and the thread's capture mode relaxed. It calls [`set_stream`](Library::set_stream)
-/// on every checkout, in the thread that holds the handle, with whatever context that thread has.
+/// at every request for a handle, in the thread that holds it, with whatever context that thread has.
 ///
 /// ```
 /// use std::ffi::c_void;
@@ -137,84 +137,85 @@ pub trait Library: Send + Sync {
     /// Creates a handle on the current device, which is `device`.
     ///
     /// # Errors
-    /// What the library refused; the kind [`OutOfMemory`](crate::StatusKind::OutOfMemory) makes the pool destroy idle
-    /// handles and try once more.
+    /// The library's error; with the kind [`OutOfMemory`](crate::StatusKind::OutOfMemory) the pool destroys idle
+    /// handles and tries once more.
     fn create(&self, device: Device) -> Result<RawHandle>;
 
     /// Destroys a handle that this library created.
     ///
     /// # Errors
-    /// What the library refused. The handle counts as destroyed all the same.
+    /// The library's error. The handle counts as destroyed nevertheless.
     fn destroy(&self, handle: RawHandle) -> Result<()>;
 
-    /// Sets the stream that the handle's next calls run on; it is one of the handle's device.
+    /// Sets the stream that the handle's next calls run on; it is a stream of the handle's device.
     ///
     /// # Errors
-    /// What the library refused.
+    /// The library's error.
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()>;
 
-    /// Sets back what the handle's former owner could change of it, such as pointer mode or math mode. Called when a handle
-    /// goes from one owner to the next.
+    /// Resets what the handle's former owner could change, such as pointer mode or math mode. Called when a handle
+    /// passes from one owner to the next.
     ///
     /// # Errors
-    /// What the library refused.
+    /// The library's error.
     fn reset(&self, _handle: &RawHandle) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether it is for something of the former owner's that a [`reset`](Library::reset) of this handle was refused, or a
-    /// [`set_memory`](Library::set_memory), and would be again: the pool then gives the handle up. Other refusals are the
-    /// request's error, and leave the handle in the pool.
+    /// Returns whether a [`reset`](Library::reset) of this handle, or a [`set_memory`](Library::set_memory), was
+    /// refused because of something that the former owner left, and would be refused again: the pool then abandons the
+    /// handle. Other refusals are the request's error, and leave the handle in the pool.
     fn cannot_be_reset(&self, _handle: &RawHandle) -> bool {
         false
     }
 
-    /// Returns whether [`set_memory`](Library::set_memory) does anything.
+    /// Returns whether [`set_memory`](Library::set_memory) has an effect.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if the library cannot be loaded.
     fn takes_memory(&self) -> Result<bool> {
         Ok(false)
     }
 
-    /// Tells the handle where to take device memory from, now and until it is destroyed or told otherwise. It may have memory
-    /// from elsewhere, which it frees by the functions given here.
+    /// Sets the functions by which the handle allocates device memory, from now on until it is destroyed or they are
+    /// set again. It may have memory from elsewhere, which it frees with the functions given here.
     ///
     /// # Errors
-    /// What the library refused.
+    /// The library's error.
     fn set_memory(&self, _handle: &RawHandle, _memory: &DeviceMemHandler) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether the handle has scratch memory that work under way may still use. Then the next stream has to wait for
-    /// the last one when a handle goes from one owner to the next, and a thread gets a handle for each of its streams.
+    /// Returns whether the handle has scratch memory that work in progress may still use. Then the next stream must
+    /// wait for the last one when a handle passes from one owner to the next, and a thread gets a handle for each of
+    /// its streams.
     fn keeps_scratch(&self) -> bool {
         false
     }
 
-    /// Returns the runtime that the handles need; none if any will do.
+    /// Returns the runtime that the handles need; none if they work with any.
     fn runtime(&self) -> Option<Kind> {
         None
     }
 
-    /// Returns whether destroying a handle waits for the whole device, which spoils every capture on it, in any capture
-    /// mode. Then the pool destroys none while it knows of a capture.
+    /// Returns whether destroying a handle waits for the whole device, which invalidates every capture on it, in any
+    /// capture mode. Then the pool destroys none while it knows of a capture.
     fn synchronizes_on_destroy(&self) -> bool {
         true
     }
 
-    /// Returns the version, if the library tells one; some do only once a handle was made.
+    /// Returns the version, if the library reports one; some do so only once a handle was created.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if the library cannot be loaded.
     fn version(&self) -> Result<Option<Version>> {
         Ok(None)
     }
 
-    /// Returns the file it was loaded from, if it was loaded from one.
+    /// Returns the file that the library was loaded from, if it was loaded from one.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if the library cannot be loaded.
     fn path(&self) -> Result<Option<PathBuf>> {
         Ok(None)
     }
@@ -222,31 +223,31 @@ pub trait Library: Send + Sync {
     /// Returns how that file was found.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded.
+    /// `ErrorKind::LibraryNotFound` if the library cannot be loaded.
     fn origin(&self) -> Result<Option<Origin>> {
         Ok(None)
     }
 
-    /// Returns whether it has been loaded, where it is loaded when first needed.
+    /// Returns whether the library has been loaded, if it is loaded when first needed.
     fn is_loaded(&self) -> bool {
         true
     }
 
-    /// Device memory that a handle is known to take, in bytes; 0 where unknown.
+    /// Returns the device memory that a handle is known to use, in bytes; 0 if unknown.
     fn handle_bytes(&self) -> u64 {
         0
     }
 
-    /// Device memory in bytes that the library's handles, and graphs captured with them, have been given to compute with on
-    /// the device, beyond what they took themselves.
+    /// Returns the device memory in bytes that the library's handles, and graphs captured with them, were given as
+    /// workspaces on the device, beyond what they allocated themselves.
     fn workspace_bytes(&self, _device: Device) -> u64 {
         0
     }
 
-    /// Frees what of that neither a handle nor a graph has any more.
+    /// Frees the workspaces that neither a handle nor a graph uses any more.
     ///
     /// # Errors
-    /// What the driver refused.
+    /// The driver's error.
     fn release_workspaces(&self, _device: Device) -> Result<()> {
         Ok(())
     }

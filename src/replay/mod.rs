@@ -1,8 +1,9 @@
 //! Replaying a log of allocations: the same requests, in the same order, on this machine.
 //!
 //! Peak and driver calls are those of the first pass over the log, times those of the first pass and the median of
-//! three more, as PyTorch's allocator is measured. Where what is reserved is to be told as well, a pass before all
-//! others looks at it after every event, so that looking costs the timed ones nothing; peak and driver calls are its.
+//! three more, as PyTorch's allocator is measured. If the reserved memory is requested too, a pass before all others
+//! reads it after every event, so that reading costs the timed passes nothing; peak and driver calls are then of that
+//! pass.
 
 mod reserved;
 mod server;
@@ -24,11 +25,11 @@ pub use self::reserved::replay_reserved;
 /// One line of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplayEvent {
-    /// Which allocation, from 0 on.
+    /// The number of the allocation, from 0.
     pub slot: u32,
-    /// Its bytes, or none where it is freed.
+    /// Its size in bytes, or none if it is freed.
     pub allocate: Option<u64>,
-    /// Which of the log's streams, from 0 on.
+    /// The number of the stream in the log, from 0.
     pub stream: u32,
 }
 
@@ -39,25 +40,25 @@ pub enum ReplayAllocator {
     Gpupool,
     /// The driver's plain allocations (`cuMemAlloc`).
     Driver,
-    /// The driver's stream-ordered ones (`cuMemAllocAsync`).
+    /// The driver's stream-ordered allocations (`cuMemAllocAsync`).
     Async,
 }
 
-/// What a replay took.
+/// The measurements of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayResult {
-    /// The most bytes that the allocator had of the device. The driver does not say what `cuMemAlloc` takes beyond what
-    /// was asked for, and HIP's not what its pool does: then the bytes asked for.
+    /// The maximum number of bytes that the allocator had reserved on the device. The driver does not report what
+    /// `cuMemAlloc` uses beyond the requested bytes, and HIP not what its pool uses: then the requested bytes.
     pub peak_reserved: u64,
     /// Calls of the driver's memory functions in the first pass.
     pub driver_calls: u64,
     /// Pages of 2 MiB moved in the first pass.
     pub moved_pages: u64,
-    /// Nanoseconds an event in the first pass.
+    /// Nanoseconds per event in the first pass.
     pub cold_ns: f64,
-    /// Nanoseconds an event, median of three more passes.
+    /// Nanoseconds per event, median of three more passes.
     pub warm_ns: f64,
-    /// The bytes that the allocator had reserved, at each change: (event, bytes after it), if that was asked for.
+    /// The bytes that the allocator had reserved, at each change: (event, bytes after it), if requested.
     pub reserved: Vec<(usize, u64)>,
 }
 
@@ -156,17 +157,17 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
     Ok(())
 }
 
-/// Replays a log in as many threads at once, on the calling thread's current device. Memory cached before is given
-/// back. Of one thread it is also told what was reserved over the events, in at most so many changes, if more than none
-/// are asked for: as by [`replay_reserved`].
+/// Replays a log in this many threads at once, on the calling thread's current device. Memory cached before is
+/// released. For one thread it also returns the memory reserved over the events, in at most `changes` points if that is
+/// not 0: as [`replay_reserved`].
 ///
-/// The watcher is told about ten times a second, on the calling thread, which part of the work is done, from 0 to 1. If
-/// it returns false, the replay ends and returns none.
+/// The watcher is called about ten times a second, on the calling thread, with the fraction of the work that is done,
+/// from 0 to 1. If it returns false, the replay ends and returns none.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for no
-/// threads and for more than 1024, and where what several threads reserve is asked for; `ErrorKind::Unavailable` if the
-/// system does not start so many.
+/// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for 0
+/// threads or more than 1024, and if the reserved memory of several threads is requested; `ErrorKind::Unavailable` if
+/// the system cannot start that many.
 pub fn replay(
     events: &[ReplayEvent],
     threads: usize,

@@ -1,4 +1,4 @@
-//! The bytes that an allocator has of the device over the events of a log, in few numbers.
+//! The bytes that an allocator has reserved on the device over the events of a log, in few numbers.
 
 use super::watch::{Progress, watched};
 use super::{CHUNK, ReplayAllocator, ReplayEvent, ReplayPlace, empty_slots, step};
@@ -44,9 +44,9 @@ impl Changes {
 }
 
 /// Replays a log once, on one thread and the calling thread's current device, and returns the bytes that the allocator
-/// had reserved: (event, bytes after it), by event, at each change. There are at most so many: if they change more
-/// often, the least, the most and the last of each of equal parts of the log. Nothing is timed. Memory cached before is
-/// given back. The watcher is as that of [`replay`](super::replay).
+/// had reserved: (event, bytes after it), by event, at each change. The number of points is limited: if there are more
+/// changes, the minimum, the maximum and the last value of each of equal parts of the log. Nothing is timed. Memory
+/// cached before is released. The watcher is as that of [`replay`](super::replay).
 ///
 /// # Errors
 /// As [`replay`](super::replay).

@@ -1,38 +1,38 @@
-//! What a platform tells of a device, for people and their bug reports: one struct, one call.
+//! What a platform reports about a device, for people and their bug reports: one struct, one call.
 
 use super::{BoundDevice, MemoryInfo, RelaxedCapture, get};
 use crate::error::Result;
 use crate::ids::Device;
 
-/// What a platform tells of a device.
+/// What a platform reports about a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// The name as its vendor gives it.
     pub name: String,
-    /// The UUID as `nvidia-smi -L` and `rocminfo` write it: `GPU-...`, `MIG-...`; none where the device has none.
+    /// The UUID as `nvidia-smi -L` and `rocminfo` write it: `GPU-...`, `MIG-...`; none if the device has none.
     pub uuid: Option<String>,
-    /// Compute capability, major and minor; none where devices have none, as AMD's.
+    /// Compute capability, major and minor; none for devices without one, such as AMD's.
     pub compute_capability: Option<(u32, u32)>,
-    /// Its place on the PCI bus, as `domain:bus:device.function`; none where it has none.
+    /// Its PCI address, as `domain:bus:device.function`; none if it has none.
     pub pci_bus_id: Option<String>,
     /// Whether it is a MIG instance, a part of a GPU: <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>.
     pub is_mig: bool,
-    /// Whether gpupool's memory of it can be shared with other processes.
+    /// Whether gpupool's memory on it can be shared with other processes.
     pub is_shareable: bool,
-    /// Whether network cards can register gpupool's memory of it (GPUDirect RDMA).
+    /// Whether network cards can register gpupool's memory on it (GPUDirect RDMA).
     pub is_rdma: bool,
-    /// The device's memory, in bytes.
+    /// The device's total memory, in bytes.
     pub total_bytes: u64,
-    /// What an allocation could still get, in bytes. None where this process has no context on the device: one would
-    /// take some hundred MiB of the memory asked for.
+    /// The free memory, in bytes. None if this process has no context on the device: creating one would use some
+    /// hundred MiB of that memory.
     pub free_bytes: Option<u64>,
 }
 
-/// What the device's platform tells of it. It makes no context, and spoils no capture.
+/// Returns what the device's platform reports about it. It creates no context, and invalidates no capture.
 ///
 /// # Errors
-/// `ErrorKind::Library` if the driver refuses; `ErrorKind::InvalidValue` if there is no such device; else as
+/// `ErrorKind::Library` if the driver refuses; `ErrorKind::InvalidValue` if there is no such device; otherwise as
 /// [`get`].
 pub fn device_info(device: Device) -> Result<DeviceInfo> {
     let runtime = get()?;

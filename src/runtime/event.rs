@@ -1,10 +1,10 @@
-//! Events: a point in a stream's work that others can ask about or wait for.
+//! Events: points in a stream's work that can be queried or waited for.
 
 use super::{BoundDevice, ExportedEvent, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
-/// An event's address, as the vendor's API sees it.
+/// An event's address in the vendor's API.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct RawEvent(pub(super) usize);
@@ -17,7 +17,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event on the device.
+    /// Creates an event on the device.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -105,7 +105,7 @@ impl Event {
         unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device))
     }
 
-    /// Returns whether the recorded work is done; true where nothing was recorded.
+    /// Returns whether the recorded work is done; true if nothing was recorded.
     ///
     /// # Errors
     /// `ErrorKind::Library`, also for an error of the recorded work.

@@ -1,4 +1,5 @@
-//! Guards for the two things a creation changes in the calling thread: its current context and its capture mode.
+//! Guards for the two things that creating a handle changes in the calling thread: its current context and its capture
+//! mode.
 
 use std::marker::PhantomData;
 
@@ -34,10 +35,10 @@ impl Drop for BoundDevice {
     }
 }
 
-/// This thread's capture mode relaxed until the guard is dropped, so that calls which allocate spoil no capture.
+/// This thread's capture mode, relaxed until the guard is dropped, so that calls which allocate invalidate no capture.
 ///
-/// Without it a handle created while any thread captures fails and kills that capture (`CUDA_ERROR_STREAM_CAPTURE_*`).
-/// See `cuThreadExchangeStreamCaptureMode` in NVIDIA's driver API reference.
+/// Without it creating a handle while any thread captures fails and invalidates that capture
+/// (`CUDA_ERROR_STREAM_CAPTURE_*`). See `cuThreadExchangeStreamCaptureMode` in NVIDIA's driver API reference.
 #[must_use = "the previous mode comes back when this is dropped"]
 #[derive(Debug)]
 pub struct RelaxedCapture {

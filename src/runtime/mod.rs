@@ -1,9 +1,8 @@
 //! GPU platforms behind one trait, and the choice among them.
 //!
 //! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
-//! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, else the first
-//! with a device, in that order.
-//! Every pointer that reaches a driver passes through a type of this module.
+//! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, otherwise the
+//! first with a device, in that order. Every pointer that reaches a driver passes through a type of this module.
 
 mod copy;
 mod cuda;
@@ -83,18 +82,18 @@ impl fmt::Display for Kind {
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// What an allocation could still get.
+    /// Free memory.
     pub free: u64,
-    /// What the device has.
+    /// Total memory.
     pub total: u64,
 }
 
-/// A context, or HIP's device, that was current before [`Runtime::bind`], to be given to [`Runtime::restore`].
+/// A context, or a device with HIP, that was current before [`Runtime::bind`], to be passed to [`Runtime::restore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context(usize);
 
-/// An extent: one piece of physical memory as the driver gives it (`CUmemGenericAllocationHandle`,
-/// `hipMemGenericAllocationHandle_t`). It is what is mapped, moved and given back.
+/// An extent: one piece of physical memory as the driver allocates it (`CUmemGenericAllocationHandle`,
+/// `hipMemGenericAllocationHandle_t`). It is the unit that is mapped, moved and released.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct Extent(pub(super) u64);
@@ -115,31 +114,31 @@ impl Extent {
 #[repr(transparent)]
 pub struct RawGraph(pub(super) usize);
 
-/// A capture under way.
+/// A capture in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capture {
-    /// Tells it from every other capture of the process.
+    /// Its id, unique in the process.
     pub id: u64,
-    /// The graph that it makes, alive until the capture ends.
+    /// The graph that it builds, alive until the capture ends.
     pub graph: RawGraph,
 }
 
-/// What the pools need of a GPU platform. No method panics.
+/// What the pools need from a GPU platform. No method panics.
 ///
-/// Where a method on memory takes a device, it also takes a NUMA node of the host ([`Device::host_node`]), whose memory every
-/// device reads and writes at the same address.
+/// If a method on memory takes a device, it also takes a NUMA node of the host ([`Device::host_node`]), whose memory
+/// every device reads and writes at the same address.
 ///
-/// Methods that take an address are unsafe: the stream, event or memory must be alive and of this runtime. [`Stream`]
-/// and [`Event`] keep that promise for their callers. Addresses of memory are numbers (`CUdeviceptr`). Functions are
-/// named as CUDA's driver has them; HIP's have the same names but for the prefix, unless something is said of them.
+/// Methods that take an address are unsafe: the stream, event or memory must be alive and belong to this runtime.
+/// [`Stream`] and [`Event`] guarantee that for their callers. Addresses of memory are numbers (`CUdeviceptr`).
+/// Functions have the names of CUDA's driver API; HIP's have the same names except for the prefix, unless noted.
 pub trait Runtime: fmt::Debug + Send + Sync {
-    /// Which platform this is.
+    /// Returns the platform.
     fn kind(&self) -> Kind;
     /// Returns the CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
     fn driver_version(&self) -> Option<(u32, u32)>;
     /// Returns how many devices the process sees.
     fn device_count(&self) -> u32;
-    /// What the device is. It makes no context on the device.
+    /// Describes the device. It creates no context on it.
     fn device_info(&self, device: Device) -> Result<DeviceInfo>;
     /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
@@ -148,21 +147,22 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and returns what was current before; none if
-    /// that was it. HIP has no contexts, and makes the device current (`hipSetDevice`). For a node of the host any context
-    /// will do: the thread's own, else one that is active, so that none is made on a device that the program does not use.
+    /// it was current already. HIP has no contexts, and makes the device current (`hipSetDevice`). For a node of the
+    /// host any context works: the thread's own, otherwise one that is active, so that none is created on a device that
+    /// the program does not use.
     fn bind(&self, device: Device) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
     fn restore(&self, previous: Context);
-    /// Free and total memory of the current device.
+    /// Returns the free and total memory of the current device.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
     /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// Returns whether a blocking stream of the current device is captured. Of other streams the driver tells only one
-    /// by one.
+    /// Returns whether a blocking stream of the current device is captured. Other streams can only be queried one by
+    /// one.
     fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
-    /// Makes a stream on the current device that does not wait for the legacy default stream.
+    /// Creates a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
     /// Destroys a stream; its work still completes.
     ///
@@ -195,31 +195,31 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Returns the capture that the stream's work goes to, if it goes to one (`cuStreamGetCaptureInfo`). Refused by
-    /// drivers older than CUDA 12.3, and by HIP.
+    /// Returns the capture that the stream's work is recorded into, if any (`cuStreamGetCaptureInfo`). Drivers older
+    /// than CUDA 12.3, and HIP, refuse it.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>>;
-    /// Keeps something until the graph and all that was instantiated from it are gone and have run
-    /// (`cuGraphRetainUserObject`). It is then dropped on a thread of the driver, where no driver call is allowed; if this is
-    /// refused, at once.
+    /// Keeps a value until the graph and all that was instantiated from it are destroyed and have run
+    /// (`cuGraphRetainUserObject`). It is then dropped on a thread of the driver, where no driver call is allowed; if
+    /// the driver refuses, at once.
     ///
     /// # Safety
     /// The graph is alive and of this runtime.
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()>;
 
-    /// Makes an event on the current device, without timing.
+    /// Creates an event on the current device, without timing.
     fn event_create(&self) -> Result<RawEvent>;
-    /// Makes an event on the current device, without timing, that other processes can be told of.
+    /// Creates an event on the current device, without timing, that can be exported to other processes.
     fn event_create_interprocess(&self) -> Result<RawEvent>;
     /// Returns what another process needs to wait for the event (`cuIpcGetEventHandle`).
     ///
     /// # Safety
-    /// The event is alive and [`Runtime::event_create_interprocess`] made it.
+    /// The event is alive and was created by [`Runtime::event_create_interprocess`].
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent>;
-    /// Makes an event of the current device that stands for another process's (`cuIpcOpenEventHandle`), which must live as
-    /// long. It is not recorded here.
+    /// Creates an event of the current device that represents another process's (`cuIpcOpenEventHandle`), which must
+    /// live as long. It cannot be recorded here.
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent>;
     /// Destroys an event.
     ///
@@ -231,20 +231,20 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// Both are alive, of this runtime and of one device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
-    /// Records all work of the current device's context so far (`cuCtxRecordEvent`), also of its green contexts. Spoils
-    /// every capture of the context, in any mode. Refused by drivers older than CUDA 12.5. HIP has no such event: it waits
-    /// for the device instead.
+    /// Records all work of the current device's context so far (`cuCtxRecordEvent`), also of its green contexts. It
+    /// invalidates every capture of the context, in any mode. Drivers older than CUDA 12.5 refuse it. HIP has no such
+    /// event: it waits for the device instead.
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()>;
-    /// Makes all later work of the current device's context, on whichever stream, wait for the event (`cuCtxWaitEvent`).
-    /// Spoils captures and is refused as [`Runtime::event_record_context`], which has waited already with HIP.
+    /// Makes all later work of the current device's context, on any stream, wait for the event (`cuCtxWaitEvent`). It
+    /// invalidates captures and is refused as [`Runtime::event_record_context`], which has waited already with HIP.
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()>;
-    /// Returns whether the recorded work is done; true where nothing was recorded.
+    /// Returns whether the recorded work is done; true if nothing was recorded.
     ///
     /// # Safety
     /// The event is alive and of this runtime.
@@ -255,54 +255,56 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and of this runtime.
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()>;
 
-    /// Waits for all work of the current device's context, on whichever streams (`cuCtxSynchronize`, `hipDeviceSynchronize`).
-    /// Spoils every capture of the context, in any mode.
+    /// Waits for all work of the current device's context, on all streams (`cuCtxSynchronize`, `hipDeviceSynchronize`).
+    /// It invalidates every capture of the context, in any mode.
     fn context_synchronize(&self) -> Result<()>;
-    /// Copies memory of a device to bytes of the host, in the order of the stream (`cuMemcpyDtoHAsync`). To pinned memory it
+    /// Copies memory of a device to bytes of the host, in stream order (`cuMemcpyDtoHAsync`). To pinned memory it
     /// returns at once.
     ///
     /// # Safety
-    /// The stream is alive, of this runtime and of the current device, and all of both ranges is until the copy is done.
+    /// The stream is alive, of this runtime and of the current device, and both ranges are valid until the copy is
+    /// done.
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
-    /// Copies bytes of the host to memory of a device, in the order of the stream (`cuMemcpyHtoDAsync`). From pinned memory
-    /// it returns at once.
+    /// Copies bytes of the host to memory of a device, in stream order (`cuMemcpyHtoDAsync`). From pinned memory it
+    /// returns at once.
     ///
     /// # Safety
     /// As [`Runtime::copy_to_host`].
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
-    /// Returns the whole of the device's memory (`cuDeviceTotalMem`), for a node of the host that of the machine, as other
-    /// nodes help it. Unlike [`Runtime::memory_info`] it needs no context.
+    /// Returns the device's total memory (`cuDeviceTotalMem`); for a node of the host that of the machine, since it can
+    /// use other nodes' memory. Unlike [`Runtime::memory_info`] it needs no context.
     fn total_memory(&self, device: Device) -> Result<u64>;
-    /// Returns whether a kernel on the device can be given access to memory of the peer (`cuDeviceCanAccessPeer`).
+    /// Returns whether kernels on the device can access memory of the peer (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;
     /// Returns whether addresses can be reserved and physical memory mapped there.
     fn supports_virtual_memory(&self, device: Device) -> Result<bool>;
-    /// Returns the unit of physical memory and of mapping, in bytes: the least granularity
+    /// Returns the unit of physical memory and of mapping, in bytes: the minimum granularity
     /// (`cuMemGetAllocationGranularity`).
     fn page_bytes(&self, device: Device) -> Result<u64>;
 
-    /// Reserves addresses, aligned to a page, with nothing behind them (`cuMemAddressReserve`).
+    /// Reserves addresses, aligned to a page, without memory (`cuMemAddressReserve`).
     fn address_reserve(&self, bytes: u64) -> Result<u64>;
-    /// Gives reserved addresses back (`cuMemAddressFree`).
+    /// Releases reserved addresses (`cuMemAddressFree`).
     ///
     /// # Safety
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
-    /// Makes an extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it
-    /// is left.
+    /// Creates an extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it is
+    /// left.
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent>;
-    /// Returns what extents of the device are made for: what its driver says of it, less what it then refused.
+    /// Returns what extents of the device can be used for: what its driver announces, less what it then refused.
     fn extent_use(&self, device: Device) -> Result<ExtentUse>;
-    /// Makes a file descriptor of the extent, for other processes (`cuMemExportToShareableHandle`). It keeps the memory.
+    /// Exports the extent to other processes as a file descriptor (`cuMemExportToShareableHandle`). The descriptor
+    /// keeps the memory.
     ///
     /// # Safety
     /// The extent is alive and of this runtime.
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd>;
-    /// Makes an extent of what another process exported (`cuMemImportFromShareableHandle`). The descriptor is needed no
-    /// longer after. The memory lives until every process has released it and no mapping of it is left.
+    /// Imports an extent that another process exported (`cuMemImportFromShareableHandle`). The descriptor is not needed
+    /// afterwards. The memory lives until every process has released it and no mapping of it is left.
     fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent>;
-    /// Gives the extent up (`cuMemRelease`); mappings stay.
+    /// Releases the extent (`cuMemRelease`); mappings stay.
     ///
     /// # Safety
     /// The extent is of this runtime, was not released before, and is not used again.
@@ -312,35 +314,35 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()>;
-    /// Lets the devices read and write whole mappings (`cuMemSetAccess`); access of other devices stays as it is.
+    /// Grants the devices read and write access to whole mappings (`cuMemSetAccess`); access of other devices does not
+    /// change.
     ///
     /// # Safety
     /// The range consists of mappings of this runtime.
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()>;
-    /// Unmaps one or more whole mappings (`cuMemUnmap`). CUDA's driver need not wait for the device;
-    /// HIP waits.
+    /// Unmaps one or more whole mappings (`cuMemUnmap`). CUDA's driver need not wait for the device; HIP waits.
     ///
     /// # Safety
-    /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
+    /// The range consists of mappings of this runtime, and no work in progress or to come uses it.
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()>;
 
-    /// Returns the number of the host's NUMA node that is nearest to the device; 0 where that is not known.
+    /// Returns the number of the host's NUMA node that is nearest to the device; 0 if unknown.
     fn nearest_host_node(&self, device: Device) -> Result<u32>;
     /// Returns whether the host has a NUMA node with this number.
     fn has_host_node(&self, node: u32) -> bool {
         host_memory::has_node(node)
     }
-    /// Free and total memory of a NUMA node of the host.
+    /// Returns the free and total memory of a NUMA node of the host.
     fn host_memory_info(&self, node: u32) -> Result<MemoryInfo> {
         Ok(host_memory::node_memory(node))
     }
-    /// Makes pinned memory of the host in one piece, on this node as far as there is room, that every device reads and
-    /// writes at the same address. It waits for no work of a device.
+    /// Allocates contiguous pinned memory of the host, on this node as far as there is room, that every device reads
+    /// and writes at the same address. It does not wait for work of a device.
     fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64>;
-    /// Frees what [`Runtime::host_allocate`] gave. CUDA and HIP wait for kernels that are running, whatever they use.
+    /// Frees memory of [`Runtime::host_allocate`]. CUDA and HIP wait for all running kernels, whatever memory they use.
     ///
     /// # Safety
-    /// The memory is of this runtime and as large as said, was not freed before and is not used again.
+    /// The memory is of this runtime and of this size, was not freed before and is not used again.
     unsafe fn host_free(&self, node: u32, address: u64, bytes: u64) -> Result<()>;
 
     /// Memory of the current device (`cuMemAlloc`).
@@ -362,7 +364,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
 static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
 
-/// A platform that was passed over, where `GPUPOOL_RUNTIME` did not ask for one.
+/// A platform that was skipped when the runtime was chosen without `GPUPOOL_RUNTIME`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PassedOver {
@@ -370,11 +372,11 @@ pub struct PassedOver {
     pub kind: Kind,
     /// Why, and what to do.
     pub reason: String,
-    /// Whether it is there and does not work, rather than not there at all.
+    /// Whether it is installed but does not work, rather than not installed.
     pub is_present: bool,
 }
 
-/// Returns the platforms that were passed over when the runtime was chosen.
+/// Returns the platforms that were skipped when the runtime was chosen.
 pub fn passed_over() -> &'static [PassedOver] {
     PASSED_OVER.get().map_or(&[], Vec::as_slice)
 }
@@ -382,8 +384,8 @@ pub fn passed_over() -> &'static [PassedOver] {
 /// Returns the runtime of this process, chosen at the first call.
 ///
 /// # Errors
-/// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the one
-/// asked for has no device, or the variable names none.
+/// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the
+/// runtime that the variable names has no device, or the variable names none.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
     process::refuse_forked()?;
@@ -481,7 +483,7 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
 /// Returns the device with this ordinal.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is none; else as [`get`].
+/// `ErrorKind::InvalidValue` if there is none; otherwise as [`get`].
 pub fn device(ordinal: i64) -> Result<Device> {
     let count = get()?.device_count();
     match u32::try_from(ordinal) {

@@ -1,6 +1,6 @@
 //! The calling thread's current stream on each device, set for a scope.
 //!
-//! It is gpupool's own notion, used where a call names no stream: no driver has a current stream, and each framework
+//! This is a concept of gpupool, used if a call names no stream: no driver has a current stream, and each framework
 //! keeps its own.
 
 use std::cell::RefCell;

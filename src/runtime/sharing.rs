@@ -1,8 +1,8 @@
-//! What travels to other processes: extents and events, by file descriptors and names.
+//! What is sent to other processes: extents and events, by file descriptors and names.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// What the extents of a device can be used for beside this process.
+/// What the extents of a device can be used for outside this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentUse {
     /// Whether they can be exported to other processes, as a file descriptor.
@@ -12,16 +12,16 @@ pub struct ExtentUse {
 }
 
 impl ExtentUse {
-    /// For this process alone.
+    /// Only for this process.
     pub const PRIVATE: Self = Self { is_shareable: false, is_rdma: false };
 }
 
-/// An event as another process is told of it.
+/// An event as it is exported to another process.
 #[derive(Debug)]
 pub struct ExportedEvent {
     /// Its name (`CUipcEventHandle`).
     pub name: [u8; 64],
-    /// What goes with the name, of simulated devices alone.
+    /// A descriptor that belongs to the name; only simulated devices have one.
     pub descriptor: Option<OwnedFd>,
 }
 

@@ -1,4 +1,4 @@
-//! Streams: our own, or views of those of other code.
+//! Streams: those of gpupool, or views of those of other code.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -66,7 +66,7 @@ impl Drop for Owned {
 }
 
 impl Stream {
-    /// Makes a stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
+    /// Creates a stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -92,23 +92,22 @@ impl Stream {
         Self { raw: RawStream::PER_THREAD, device, owned: None }
     }
 
-    /// Makes a view of a stream that other code made: a `CUstream` or `cudaStream_t`, of a device's primary context or of
-    /// a green context.
-    /// The driver is asked for its device where there are several; a default stream (0, 1 or 2) is that of the thread's
-    /// current device.
+    /// Creates a view of a stream of other code: a `CUstream` or `cudaStream_t`, of a device's primary context or of a
+    /// green context. If there are several devices, the driver is queried for the stream's device; a default stream (0,
+    /// 1 or 2) is that of the thread's current device.
     ///
     /// # Errors
-    /// Where there are several devices, `ErrorKind::InvalidValue` if it belongs to a context of other code's own, and
+    /// If there are several devices, `ErrorKind::InvalidValue` if it belongs to a context that other code created, and
     /// `ErrorKind::Library` if the driver does not know it.
     ///
     /// # Safety
-    /// The stream is alive, and stays so while this view, or a handle that was last given for it, is used.
+    /// The stream is alive, and remains so while this view, or a handle whose stream it is, is used.
     pub unsafe fn from_raw(raw: *mut c_void) -> Result<Self> {
         // SAFETY: the caller promises that the stream is alive for as long as this view is used.
         unsafe { Self::foreign(raw.addr(), None) }
     }
 
-    /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver need not be asked.
+    /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver is not queried.
     ///
     /// # Safety
     /// As [`Stream::from_raw`], and the stream belongs to the device.
@@ -189,10 +188,10 @@ impl Stream {
     }
 
     /// Returns the calling thread's current stream: that of the innermost [`Stream::enter`] for its current device,
-    /// else the legacy default stream.
+    /// otherwise the legacy default stream.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver cannot name the current device.
+    /// `ErrorKind::Library` if the driver cannot return the current device.
     pub fn current() -> Result<Self> {
         Ok(Self::current_on(get()?.current_device()?))
     }

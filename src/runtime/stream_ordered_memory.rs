@@ -1,18 +1,18 @@
-//! The driver's own allocator in stream order, which the replay tool compares gpupool's with. Nothing else uses it.
+//! The driver's stream-ordered allocator, which the replay tool compares gpupool's with. Nothing else uses it.
 
 use crate::error::Result;
 use crate::ids::RawStream;
 
-/// The device memory that a pool of the driver has, in bytes.
+/// The device memory that a pool of the driver has reserved, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolReserved {
     /// Now.
     pub now: u64,
-    /// The most since the peak was started anew.
+    /// The peak since it was last reset.
     pub peak: u64,
 }
 
-/// A driver's allocator whose memory is freed in the order of a stream.
+/// A driver's allocator that frees memory in stream order.
 pub trait StreamOrderedMemory {
     /// Memory for the stream's later work (`cuMemAllocAsync`).
     ///

@@ -1,4 +1,4 @@
-//! Finding a library: the files it may be, the places where they may lie, and the order in which they are tried.
+//! Finding a library: its possible files, the places to look for them, and the order in which they are tried.
 
 mod component;
 mod loader;

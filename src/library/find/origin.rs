@@ -1,10 +1,10 @@
-//! How a library was found, in the words that users know the places by.
+//! How a library was found, in the words that users know.
 
 /// How a library was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Origin {
-    /// `GPUPOOL_<NAME>_PATH` names it.
+    /// `GPUPOOL_<NAME>_PATH` names the file.
     Environment,
     /// Other code had loaded it into the process.
     Process,

@@ -128,7 +128,7 @@ mod injection {
     pub struct Fault {
         /// The call that fails.
         pub call: Call,
-        /// How the failure is to be understood.
+        /// What kind of failure it is.
         pub kind: StatusKind,
         /// How many calls still succeed first.
         pub after: u32,
@@ -146,7 +146,7 @@ mod injection {
         ARMED.store(true, Ordering::Release);
     }
 
-    /// Takes back every fault that has not come yet, and returns how many calls were still to fail.
+    /// Removes every fault that has not happened yet, and returns how many calls were still to fail.
     pub fn clear_faults() -> u32 {
         let mut faults = lock(&FAULTS);
         ARMED.store(false, Ordering::Release);

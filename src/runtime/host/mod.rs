@@ -2,9 +2,8 @@
 //!
 //! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
 //! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
-//! (`inject`). The environment sets
-//! its size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). Of the machine's memory it
-//! takes only what is written to.
+//! (`inject`). Environment variables set the size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a
+//! device, 16 GiB). It uses only as much of the machine's memory as is written to.
 
 mod capture;
 mod fault;
@@ -133,8 +132,8 @@ fn wait_for_others(mut complete: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before anything
-/// else of gpupool. The same call again changes nothing.
+/// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before any other
+/// function of gpupool. A repeated call with the same values changes nothing.
 ///
 /// # Errors
 /// `ErrorKind::RuntimeUnavailable` if another runtime was chosen before.
@@ -163,7 +162,7 @@ fn not_chosen() -> Error {
     Error::runtime_unavailable(Kind::Host.name(), reason)
 }
 
-/// Makes a stream that gpupool is not told of, as other libraries make theirs; [`destroy_stream`] ends it.
+/// Creates a stream that gpupool does not know of, as other libraries do; [`destroy_stream`] destroys it.
 ///
 /// # Errors
 /// As [`submit`].
@@ -172,7 +171,7 @@ pub fn create_stream(device: Device) -> Result<RawStream> {
     Ok(timeline().create_stream(device))
 }
 
-/// Ends what [`create_stream`] made. A later call with it is refused, where a driver would crash.
+/// Destroys a stream of [`create_stream`]. A later call with it fails, while a driver would crash.
 ///
 /// # Errors
 /// As [`submit`].
@@ -208,14 +207,14 @@ pub fn complete_all() -> Result<()> {
     timeline().complete_all(None)
 }
 
-/// Returns whether the device was given access to what is mapped or allocated at the address. Every device has access to
-/// pinned memory in one piece.
+/// Returns whether the device has access to the memory that is mapped or allocated at the address. Every device has
+/// access to contiguous pinned memory.
 pub fn accessible(address: u64, device: Device) -> bool {
     space().is_accessible(address, device)
 }
 
-/// Returns how many calls that make, release, map, set access to, unmap, allocate or free memory this process has made,
-/// the refused ones among them. Those on reservations do not count.
+/// Returns how many calls that create, release, map, set access to, unmap, allocate or free memory this process has
+/// made, with the refused ones. Those on address reservations do not count.
 pub fn driver_calls() -> u64 {
     DRIVER_CALLS.load(Ordering::Relaxed)
 }
@@ -232,7 +231,7 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
 /// Ends the recording (`cuStreamEndCapture`) and returns the graph.
 ///
 /// # Errors
-/// As [`submit`], and with code 901 if a forbidden call spoiled the capture.
+/// As [`submit`], and with code 901 if a forbidden call invalidated the capture.
 pub fn end_capture(stream: &Stream) -> Result<Graph> {
     super::require(Kind::Host)?;
     // What a spoiled capture keeps is dropped here, where the timeline is free.
