@@ -1,7 +1,7 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
-//! It is bytes that travel in any way. What is not right about one is said by name: another machine's, another user's, of another
-//! version of gpupool, or no token at all.
+//! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
+//! another user's, of another version of gpupool, or no token at all.
 
 use std::fmt;
 use std::sync::OnceLock;

@@ -43,7 +43,7 @@ use crate::memory::pool::PoolId;
 pub struct Api {
     /// 2.
     pub version: u64,
-    /// Of this table, in bytes.
+    /// The size of this table, in bytes.
     pub size: u64,
     /// PyTorch's pluggable allocator: `void *(ssize_t size, int device, cudaStream_t stream)`.
     pub malloc: unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void,
@@ -58,51 +58,51 @@ pub struct Api {
     pub handler_alloc: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, usize, *mut c_void) -> c_int,
     /// The same: `int (void *context, void *pointer, size_t size, cudaStream_t stream)`.
     pub handler_free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void) -> c_int,
-    /// Returns why the calling thread's last call failed: never null, and valid until its next one that fails.
+    /// Returns why the calling thread's last failed call failed: never null, and valid until its next one that fails.
     pub last_error: unsafe extern "C" fn() -> *const c_char,
-    /// Allocates on a stream, from the pool that the calling thread's scope says.
+    /// Allocates on a stream, from the pool whose scope the calling thread is in.
     pub allocate: unsafe extern "C" fn(u64, c_int, *mut c_void, *mut *mut c_void) -> c_int,
     /// Frees a block in the order of the stream that it was allocated on.
     pub deallocate: unsafe extern "C" fn(*mut c_void) -> c_int,
-    /// Keeps a block, once freed, from use before the stream's work at that time is done.
+    /// Prevents a block, once freed, from being reused before the work that the stream has at that time is done.
     pub record_stream: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
-    /// Returns whether an address lies in memory of gpupool's.
+    /// Returns whether an address is in gpupool's memory.
     pub owns: unsafe extern "C" fn(*const c_void) -> c_int,
-    /// Says what the live block is that starts at an address.
+    /// Describes the live block that starts at an address.
     pub find_block: unsafe extern "C" fn(*const c_void, *mut Block) -> c_int,
-    /// Gives back what is free, of one device, or of all for -1.
+    /// Releases free memory of one device, or of all for -1.
     pub empty_cache: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
-    /// Says which part of the device's memory this process may reserve.
+    /// Returns the fraction of the device's memory that this process may reserve.
     pub get_memory_fraction: unsafe extern "C" fn(c_int, *mut f64) -> c_int,
-    /// Sets which part of the device's memory this process may reserve.
+    /// Sets the fraction of the device's memory that this process may reserve.
     pub set_memory_fraction: unsafe extern "C" fn(c_int, f64) -> c_int,
-    /// Says how large a block could be had without anything given back.
+    /// Returns the size of the largest block that could be allocated without releasing anything.
     pub largest_block: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
-    /// Lets the first device use the memory of the second.
+    /// Grants the first device access to the memory of the second.
     pub enable_peer_access: unsafe extern "C" fn(c_int, c_int) -> c_int,
-    /// Asks the function for memory before a request fails.
+    /// Registers a function that is called before a request fails for lack of memory.
     pub add_oom_callback: unsafe extern "C" fn(Option<OomFunction>, *mut c_void) -> c_int,
-    /// Asks it no more.
+    /// Removes it.
     pub remove_oom_callback: unsafe extern "C" fn(Option<OomFunction>, *mut c_void) -> c_int,
-    /// Makes a pool with one use.
+    /// Creates a pool with one use.
     pub pool_create: unsafe extern "C" fn(c_int, *const PoolOptions, *mut *mut PoolHandle) -> c_int,
-    /// Ends that use.
+    /// Releases that use.
     pub pool_release: unsafe extern "C" fn(*mut PoolHandle) -> c_int,
-    /// Says which id a pool has.
+    /// Returns the id of a pool.
     pub pool_id: unsafe extern "C" fn(*const PoolHandle, *mut PoolId) -> c_int,
-    /// Sets whether what the pool has free serves others when memory is short.
+    /// Sets whether other pools may use the pool's free memory when memory runs out.
     pub pool_set_use_on_oom: unsafe extern "C" fn(*mut PoolHandle, c_int) -> c_int,
-    /// Has each segment serve one block at a time.
+    /// Makes each segment serve one block at a time.
     pub pool_set_no_split: unsafe extern "C" fn(*mut PoolHandle) -> c_int,
-    /// Gives back what the pool has free.
+    /// Releases the pool's free memory.
     pub pool_trim: unsafe extern "C" fn(*mut PoolHandle, *mut u64) -> c_int,
     /// Returns a number larger than that of every scope entered before.
     pub ticket: unsafe extern "C" fn() -> u64,
     /// Allocates from a pool, unless the thread has entered a scope after the ticket.
     pub pool_allocate: unsafe extern "C" fn(*mut PoolHandle, u64, u64, *mut c_void, *mut *mut c_void) -> c_int,
-    /// Notes which blocks are live.
+    /// Creates a checkpoint of the live blocks.
     pub pool_checkpoint: unsafe extern "C" fn(*mut PoolHandle, *mut *mut Checkpoint) -> c_int,
-    /// Makes exactly those live again.
+    /// Restores it: exactly those blocks are live again.
     pub pool_restore: unsafe extern "C" fn(
         *mut PoolHandle,
         *const Checkpoint,
@@ -110,72 +110,72 @@ pub struct Api {
         Option<FreedFunction>,
         Option<AllocatedFunction>,
     ) -> c_int,
-    /// Ends a checkpoint.
+    /// Frees a checkpoint.
     pub checkpoint_release: unsafe extern "C" fn(*mut Checkpoint),
-    /// Says what a device's memory holds and has done.
+    /// Returns the statistics of a device's memory.
     pub device_stats: unsafe extern "C" fn(c_int, *mut DeviceStats) -> c_int,
-    /// Starts a device's peaks anew.
+    /// Resets a device's peaks.
     pub reset_peak_stats: unsafe extern "C" fn(c_int) -> c_int,
-    /// Tells a visitor of the memory and of what was recorded.
+    /// Calls a visitor for the memory and for the recorded events.
     pub snapshot: unsafe extern "C" fn(c_int, *const PoolId, *const SnapshotVisitor) -> c_int,
-    /// Begins to record, or ends it.
+    /// Starts or stops recording.
     pub record: unsafe extern "C" fn(*const Recording) -> c_int,
-    /// Tells of each stack that an event or a live block names.
+    /// Calls a function for each stack that an event or a live block names.
     pub visit_stacks: unsafe extern "C" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void, u32)>) -> c_int,
-    /// Tells an observer of every event from now on.
+    /// Calls an observer for every event from now on.
     pub observe: unsafe extern "C" fn(Option<Observer>, *mut c_void) -> c_int,
-    /// Takes one more use of the pool with an id.
+    /// Adds a use of the pool with an id.
     pub pool_by_id: unsafe extern "C" fn(c_int, *const PoolId, *mut *mut PoolHandle) -> c_int,
-    /// Says that a stream is never destroyed.
+    /// Declares that a stream is never destroyed.
     pub declare_lasting: unsafe extern "C" fn(c_int, *mut c_void) -> c_int,
-    /// Says that streams of a device may be captured from now on.
+    /// Declares that streams of a device may be captured from now on.
     pub expect_captures: unsafe extern "C" fn(c_int) -> c_int,
-    /// Ends what one call of `expect_captures` said.
+    /// Ends the declaration of one call of `expect_captures`.
     pub end_expecting_captures: unsafe extern "C" fn(c_int) -> c_int,
     /// Allocates pinned memory on a NUMA node of the host.
     pub allocate_pinned: unsafe extern "C" fn(u64, c_int, *mut *mut c_void) -> c_int,
-    /// Has pinned memory ready ahead of need.
+    /// Allocates pinned memory in advance.
     pub warm_pinned: unsafe extern "C" fn(u64, c_int, c_int) -> c_int,
-    /// Gives back the pinned memory that is free.
+    /// Releases free pinned memory.
     pub empty_pinned_cache: unsafe extern "C" fn(*mut u64) -> c_int,
-    /// Sets the most pinned memory that this process may have.
+    /// Sets the maximum number of bytes of pinned memory that this process may reserve.
     pub set_pinned_limit: unsafe extern "C" fn(u64) -> c_int,
-    /// Says what pinned memory holds and has done.
+    /// Returns the statistics of pinned memory.
     pub pinned_stats: unsafe extern "C" fn(c_int, *mut DeviceStats) -> c_int,
-    /// Starts the peaks of pinned memory anew.
+    /// Resets the peaks of pinned memory.
     pub reset_peak_pinned_stats: unsafe extern "C" fn(c_int) -> c_int,
-    /// Says how long pinned memory took to come and to go.
+    /// Returns how long pinned memory took to allocate and to free.
     pub pinned_times: unsafe extern "C" fn(*mut Durations, *mut Durations) -> c_int,
-    /// Tells a visitor of pinned memory, and of what was recorded of it.
+    /// Calls a visitor for pinned memory, and for its recorded events.
     pub pinned_snapshot: unsafe extern "C" fn(*const SnapshotVisitor) -> c_int,
     /// Puts a pool to sleep.
     pub pool_sleep: unsafe extern "C" fn(*mut PoolHandle, c_int, *mut u64) -> c_int,
     /// Wakes a pool.
     pub pool_wake: unsafe extern "C" fn(*mut PoolHandle, *mut u64) -> c_int,
-    /// Says whether a pool is asleep.
+    /// Returns whether a pool is asleep.
     pub pool_is_asleep: unsafe extern "C" fn(*const PoolHandle, *mut c_int) -> c_int,
     /// Puts all memory of a device to sleep.
     pub sleep_device: unsafe extern "C" fn(c_int, c_int, *mut u64) -> c_int,
     /// Wakes all memory of a device.
     pub wake_device: unsafe extern "C" fn(c_int, *mut u64) -> c_int,
-    /// Tells a function of a pool's segments.
+    /// Registers a function that is called for a pool's segments.
     pub pool_add_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
-    /// Tells it no more.
+    /// Removes it.
     pub pool_remove_segment_callback: unsafe extern "C" fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
-    /// Shares the block that a pointer lies in with other processes.
+    /// Shares the block that contains an address with other processes.
     pub share: unsafe extern "C" fn(*const c_void, c_int, *mut c_void, c_int, *mut c_void, *mut u64, *mut u64) -> c_int,
-    /// Takes a block up that another process shares.
+    /// Attaches a block that another process shares.
     pub attach:
         unsafe extern "C" fn(*const c_void, u64, c_int, *mut c_void, *mut *mut Attached, *mut *mut c_void) -> c_int,
-    /// Keeps attached memory, once it is given up, until the stream's work at that time is done.
+    /// Keeps attached memory, once it is detached, until the work that the stream has at that time is done.
     pub attached_record_stream: unsafe extern "C" fn(*const Attached, c_int, *mut c_void) -> c_int,
-    /// Gives attached memory up.
+    /// Detaches attached memory.
     pub detach: unsafe extern "C" fn(*mut Attached, c_int, *mut c_void) -> c_int,
     /// Frees a block in the order of a stream.
     pub deallocate_on: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
-    /// Sends the calling thread's requests to a pool.
+    /// Routes the calling thread's requests to a pool.
     pub pool_enter: unsafe extern "C" fn(*const PoolHandle, *mut u64) -> c_int,
-    /// Ends that.
+    /// Ends that scope.
     pub scope_leave: unsafe extern "C" fn(u64) -> c_int,
     /// Waits for the work of a stream.
     pub synchronize: unsafe extern "C" fn(c_int, *mut c_void) -> c_int,
