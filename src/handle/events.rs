@@ -1,4 +1,4 @@
-//! Events of handles: which thread took and gave back which, while there is a recording.
+//! Events of handles: which thread took and released which handle, during a recording.
 
 use std::sync::LazyLock;
 
@@ -19,14 +19,14 @@ pub enum HandleAction {
     Destroy,
     /// A thread took it, for itself or by a lease. Further requests, which give the thread the same handle, are not recorded.
     Take,
-    /// It went back to the pool.
+    /// It returned to the pool.
     GiveBack,
-    /// Its holder gave it up; no request gets it again.
+    /// Its holder discarded it; no request gets it again.
     Discard,
 }
 
 impl HandleAction {
-    /// As snapshots name it.
+    /// Returns its name in snapshots.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Create => "create",

@@ -24,8 +24,7 @@ use crate::observe::nvtx;
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
 
-/// A pool of one library's handles. A cheap reference: copies speak of the same pool, which lives as long as the
-/// process.
+/// A pool of one library's handles. Copies are cheap references to the same pool, which lives as long as the process.
 ///
 /// ```
 /// use gpupool::{Cublas, HostHandles, Pooled, Stream};
@@ -63,10 +62,10 @@ impl HandlePool {
         Self(pool)
     }
 
-    /// Makes a pool for a library that gpupool does not know. Make it once: pools live as long as the process.
+    /// Creates a pool for a library that gpupool does not know. Create it once: pools live as long as the process.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the process has made 256 pools; `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::Unavailable` if the process has created 256 pools; `ErrorKind::Forked` in a forked child.
     pub fn new(library: impl Library + 'static) -> Result<Self> {
         process::refuse_forked()?;
         let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
@@ -94,7 +93,7 @@ impl HandlePool {
         self.0.library.name()
     }
 
-    /// Returns the library's version, if it tells one.
+    /// Returns the library's version, if it reports one.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound` if it cannot be loaded; `ErrorKind::Forked` in a forked child.
@@ -121,7 +120,7 @@ impl HandlePool {
         self.0.library.origin()
     }
 
-    /// Returns whether the library has been loaded, as it is when first needed. To ask loads nothing.
+    /// Returns whether the library has been loaded; it is loaded when first needed. This call does not load it.
     pub fn is_loaded(&self) -> bool {
         self.0.library.is_loaded()
     }
@@ -131,7 +130,7 @@ impl HandlePool {
         self.0.is_closed()
     }
 
-    /// Returns whether handles can be asked for: the library can be loaded and its runtime is the one in use.
+    /// Returns whether handles can be requested: the library can be loaded and its runtime is the one in use.
     pub fn is_available(&self) -> bool {
         self.require_usable().is_ok() && self.path().is_ok()
     }
@@ -204,7 +203,7 @@ impl HandlePool {
     /// [limit](HandlePool::set_limit) it waits up to 30 s for one.
     ///
     /// # Errors
-    /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if all that there may be are in use for so long.
+    /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if the maximum number of handles is in use for that long.
     #[inline]
     pub fn lease(&self, stream: &Stream) -> Result<Lease> {
         match Lease::take_own(self.0, stream) {
@@ -265,8 +264,8 @@ impl HandlePool {
     /// handler that the owner of a handle sets itself stays until the handle has a new owner.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the library cannot be told, or the `MemPool` was dropped or is another device's; else as
-    /// [`HandlePool::handle`].
+    /// `ErrorKind::InvalidValue` if the library does not support this, or the `MemPool` was dropped or is another
+    /// device's; otherwise as [`HandlePool::handle`].
     pub fn set_mem_pool(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
         self.require_usable()?;
         self.0.set_memory(device, pool)
@@ -276,7 +275,7 @@ impl HandlePool {
     /// created.
     ///
     /// # Errors
-    /// As [`HandlePool::handle`]; the handles made before the failure stay.
+    /// As [`HandlePool::handle`]; the handles created before the failure are kept.
     pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
         let runtime = self.require_usable()?;
         let pool = self.0.on(device)?;
@@ -304,7 +303,7 @@ impl HandlePool {
     /// [`HandlePool::warm`] on a separate thread. The statistics count a failure.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the system starts no thread.
+    /// `ErrorKind::Unavailable` if the system cannot start a thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
         let name = format!("gpupool-warm-{}", self.name());
         let thread = thread::Builder::new().name(name.clone());
@@ -318,8 +317,8 @@ impl HandlePool {
         })
     }
 
-    /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. What graphs that are
-    /// gone had as workspaces is freed too.
+    /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. Workspaces of
+    /// graphs that no longer exist are freed too.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it: cuBLAS,
     /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries are assumed to. Their handles are not destroyed while gpupool
@@ -327,7 +326,7 @@ impl HandlePool {
     /// The driver does not report others, so do not trim while another library captures on its own non-blocking stream.
     ///
     /// # Errors
-    /// The first refusal of the library or driver; the other idle handles are destroyed all the same.
+    /// The first error of the library or driver; the other idle handles are destroyed nevertheless.
     pub fn trim(&self, device: Option<Device>) -> Result<usize> {
         let runtime = runtime::get()?;
         self.make_devices(runtime);
@@ -350,7 +349,7 @@ impl HandlePool {
     /// threads' handles return when the threads end; then [`HandlePool::trim`] destroys them.
     ///
     /// # Errors
-    /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for a pool of gpupool's own, which others share.
+    /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for one of gpupool's own pools, which are shared.
     pub fn close(&self) -> Result<usize> {
         if self.0.is_built_in() {
             return Err(Error::invalid_value(format!(

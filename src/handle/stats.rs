@@ -1,4 +1,4 @@
-//! What a pool counts.
+//! The counts of a pool.
 
 use std::iter::Sum;
 use std::ops::AddAssign;
@@ -20,16 +20,16 @@ pub struct HandleStats {
     pub held: u64,
     /// Handles that leases hold.
     pub leased: u64,
-    /// The most handles that were in use at once, by threads or leases. Never too low; too high by handles that were used
-    /// one after another where more lay idle than were needed, as after [`warm`](super::HandlePool::warm) or
-    /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): a thread's repeated lease is known to its handle alone,
-    /// so that it touches nothing that threads share. Of several devices it is the sum.
+    /// The peak of handles in use at the same time, by threads or leases. Never too low; too high by handles that were
+    /// used one after another while more were idle than needed, as after [`warm`](super::HandlePool::warm) or
+    /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): only the handle itself counts a thread's repeated
+    /// lease, so that it touches no data that threads share. For several devices it is the sum.
     pub peak_in_use: u64,
-    /// Requests that the thread's own handle served, or for a lease the one that it gave back last.
+    /// Requests served by the thread's own handle, or for a lease by the one that it released last.
     pub hits: u64,
     /// Requests that went to the pool.
     pub misses: u64,
-    /// Misses served by a handle that another thread had held, or that was made ahead of need.
+    /// Misses served by a handle that another thread had held, or that was created in advance.
     pub hand_overs: u64,
     /// Requests that waited for a handle, since there was a limit.
     pub waits: u64,
@@ -37,12 +37,12 @@ pub struct HandleStats {
     pub failures: u64,
     /// Time spent creating handles, summed over threads.
     pub create_time: Duration,
-    /// Device memory that the handles took when they were created, in bytes.
+    /// Device memory that the handles used when they were created, in bytes.
     pub device_bytes: u64,
-    /// The most bytes that those were. Of several devices it is the sum.
+    /// The peak of `device_bytes`. For several devices it is the sum.
     pub peak_device_bytes: u64,
-    /// Device memory that gpupool gave the handles, and graphs captured with them, to compute with, in bytes: cuBLAS's
-    /// workspaces.
+    /// Device memory that gpupool gave to the handles, and to graphs captured with them, as workspaces, in bytes, such
+    /// as cuBLAS's.
     pub workspace_bytes: u64,
 }
 

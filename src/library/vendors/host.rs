@@ -50,7 +50,7 @@ pub fn set_create_cost(cost: Duration) {
     CREATE_NANOSECONDS.store(u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// Sets how much simulated device memory a handle takes from now on, in bytes.
+/// Sets how much simulated device memory a handle uses from now on, in bytes.
 pub fn set_handle_bytes(bytes: u64) {
     HANDLE_BYTES.store(bytes, Ordering::Relaxed);
 }
@@ -60,12 +60,13 @@ pub fn set_keeps_scratch(keeps_scratch: bool) {
     KEEPS_SCRATCH.store(keeps_scratch, Ordering::Relaxed);
 }
 
-/// Sets how large a workspace handles made from now on get for each stream and each graph, as cuBLAS's do; 0 for none.
+/// Sets how large a workspace handles created from now on get for each stream and each graph, as cuBLAS's do; 0 for
+/// none.
 pub fn set_workspace_bytes(bytes: u64) {
     WORKSPACE_BYTES.store(bytes, Ordering::Relaxed);
 }
 
-/// Returns the address of the workspace that the handle computes with; 0 for the library's own.
+/// Returns the address of the workspace that the handle uses; 0 for the library's own.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.
@@ -74,7 +75,7 @@ pub unsafe fn workspace_of(handle: *mut c_void) -> u64 {
     unsafe { &*handle.cast::<HostHandle>() }.workspace.load(Ordering::Relaxed)
 }
 
-/// Gives the handle another workspace, as its owner might behind the pool's back.
+/// Sets another workspace on the handle, as its owner might do without the pool's knowledge.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.
@@ -83,7 +84,7 @@ pub unsafe fn set_workspace_of(handle: *mut c_void, address: u64) {
     unsafe { &*handle.cast::<HostHandle>() }.workspace.store(address, Ordering::Relaxed);
 }
 
-/// Returns how often a handle of this library was set back for its next owner.
+/// Returns how many times a handle of this library was reset for its next owner.
 ///
 /// # Safety
 /// The address is that of a live handle of this library.
@@ -106,7 +107,7 @@ pub unsafe fn stream_of(handle: *mut c_void) -> usize {
     unsafe { &*handle.cast::<HostHandle>() }.stream.load(Ordering::Relaxed)
 }
 
-/// The addresses of the live handles, for those who do not vouch for one.
+/// The addresses of the live handles, for callers that cannot guarantee that one is live.
 #[cfg(feature = "fault-injection")]
 static LIVE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 

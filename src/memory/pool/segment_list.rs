@@ -14,25 +14,25 @@ use crate::ids::Device;
 use crate::memory::device::Remains;
 use crate::sync::lock;
 
-/// What became of a segment.
+/// What happened to the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SegmentEventKind {
-    /// It is there, and nothing has used it yet, unless it was there when the callback was registered.
+    /// It exists, and was not used yet, unless it existed when the callback was registered.
     Added,
-    /// It is about to go, and no work of its streams uses it any more.
+    /// It is about to be released, and no work of its streams uses it any more.
     Removed,
 }
 
-/// A segment of a pool that comes or goes.
+/// A segment of a pool that is added or released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SegmentEvent {
-    /// What became of it.
+    /// What happened to the segment.
     pub kind: SegmentEventKind,
-    /// Where it starts.
+    /// Its start address.
     pub address: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub nbytes: u64,
     /// Its device.
     pub device: Device,

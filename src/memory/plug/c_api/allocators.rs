@@ -14,11 +14,12 @@ use crate::memory::plug::library_memory::LibraryMemory;
 use crate::memory::serve::{self, Allocation};
 use crate::runtime::{self, Runtime, Stream};
 
-/// A handler that a library can be given as it is: its memory comes from the pool whose scope the calling thread is in.
+/// A memory handler that can be passed to a library: its memory comes from the pool whose scope the calling thread is
+/// in.
 pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), handler_alloc, handler_free, b"gpupool");
 
-/// A handler of pinned memory, `cudssPinnedMemHandler_t`, that cuDSS 1.0 can be given as it is.
+/// A handler of pinned memory, `cudssPinnedMemHandler_t`, that can be passed to cuDSS 1.0.
 pub static PINNED_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, handler_free, b"gpupool");
 

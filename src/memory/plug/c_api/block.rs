@@ -9,21 +9,21 @@ use crate::memory::pool::PoolId;
 use crate::memory::report::{self, LiveBlock};
 use crate::memory::serve;
 
-/// `gpupool_block`: a block that a caller holds, and the memory without a gap that it is cut from.
+/// `gpupool_block`: a block, and the contiguous memory that it is part of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
-    /// Where it starts.
+    /// The start address.
     pub address: *mut c_void,
-    /// As cut.
+    /// The size in bytes, with rounding.
     pub bytes: u64,
-    /// As asked for; 0 if it is free.
+    /// The requested size in bytes; 0 if it is free.
     pub requested: u64,
-    /// A caller holds it.
+    /// Whether it is live.
     pub is_live: c_int,
-    /// It was freed and waits for streams.
+    /// Whether it was freed and waits for streams.
     pub is_waiting: c_int,
     /// Its device.
     pub device: c_int,
@@ -31,11 +31,11 @@ pub struct Block {
     pub stream: *mut c_void,
     /// Its pool.
     pub pool: PoolId,
-    /// Where the memory without a gap starts.
+    /// The start address of the contiguous memory.
     pub segment: *mut c_void,
-    /// Its bytes.
+    /// The size of the contiguous memory, in bytes.
     pub segment_bytes: u64,
-    /// Under which it was allocated, where that was recorded; else 0.
+    /// The stack that allocated it, if recorded; otherwise 0.
     pub stack: u32,
 }
 

@@ -11,9 +11,9 @@ use crate::memory::checkpoint::PoolCheckpoint;
 #[derive(Debug)]
 pub struct Checkpoint(PoolCheckpoint);
 
-/// Is told of a block that was live before.
+/// Called for a block that was live before.
 pub type FreedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void);
-/// Is told of a block that is live after.
+/// Called for a block that is live afterwards.
 pub type AllocatedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, u64);
 
 /// Notes which blocks of the pool are live.

@@ -11,50 +11,50 @@ use crate::memory::report;
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// Now.
+    /// The current value.
     pub current: i64,
-    /// The most that there was.
+    /// The peak.
     pub peak: i64,
-    /// The sum of what came since the process began.
+    /// The sum of all increases since the process started.
     pub allocated: i64,
-    /// The sum of what went.
+    /// The sum of all decreases.
     pub freed: i64,
 }
 
-/// Of all requests; of those of at most a MiB; of those of more.
+/// For all requests; for those of at most 1 MiB; for larger ones.
 pub type Stats = [Stat; 3];
 
 /// `gpupool_device_stats`: all pools of a device together.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct DeviceStats {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
-    /// Blocks that callers hold.
+    /// Live blocks.
     pub allocation: Stats,
-    /// Pieces of memory that the driver gave.
+    /// Pieces of memory from the driver.
     pub segment: Stats,
-    /// Blocks held, or freed and waiting for streams.
+    /// Live blocks, and freed ones that wait for streams.
     pub active: Stats,
-    /// Free blocks beside ones that are held.
+    /// Free blocks next to live ones.
     pub inactive_split: Stats,
-    /// Bytes of blocks that callers hold.
+    /// Bytes of live blocks.
     pub allocated_bytes: Stats,
-    /// Bytes that the driver gave.
+    /// Bytes from the driver.
     pub reserved_bytes: Stats,
-    /// Bytes of blocks held, or freed and waiting for streams.
+    /// Bytes of live blocks, and of freed ones that wait for streams.
     pub active_bytes: Stats,
-    /// Bytes of free blocks beside ones that are held.
+    /// Bytes of free blocks next to live ones.
     pub inactive_split_bytes: Stats,
-    /// Bytes that callers asked for, of the blocks that they hold.
+    /// Requested bytes of the live blocks.
     pub requested_bytes: Stats,
-    /// Requests for which memory was given back to the driver, and that were tried again.
+    /// Requests that were tried again after memory was released to the driver.
     pub alloc_retries: i64,
-    /// Requests that failed for want of memory.
+    /// Requests that failed for lack of memory.
     pub ooms: i64,
-    /// Calls of the driver that brought memory.
+    /// Driver calls that allocated memory.
     pub device_allocs: i64,
-    /// Calls of the driver that gave memory back.
+    /// Driver calls that freed memory.
     pub device_frees: i64,
 }
 

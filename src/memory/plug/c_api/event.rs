@@ -16,15 +16,15 @@ use crate::sync::{read, write};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
     /// A `gpupool_action`.
     pub action: c_int,
     /// The device.
     pub device: c_int,
-    /// Where the block or the pages start; of an OOM the bytes that the driver still had.
+    /// The start address of the block or the pages; for an OOM the bytes that the driver still had.
     pub address: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
     /// The stream whose requests the memory serves.
     pub stream: *mut c_void,
@@ -32,11 +32,11 @@ pub struct Event {
     pub pool: PoolId,
     /// Microseconds since 1970.
     pub unix_micros: u64,
-    /// 0 for none.
+    /// The stack; 0 for none.
     pub stack: u32,
 }
 
-/// Is told of an event.
+/// Called for an event.
 pub type Observer = unsafe extern "C" fn(*mut c_void, *const Event);
 
 impl From<&MemoryEvent> for Event {

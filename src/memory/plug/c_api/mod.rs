@@ -1,6 +1,6 @@
-//! The C interface: one table of functions, whose layout is that of `gpupool.h`, for plugs and for C programs.
+//! The C interface: one table of functions, with the layout of `gpupool.h`, for adapters and for C programs.
 //!
-//! No panic crosses them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table.
+//! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table.
 
 mod allocation;
 mod allocators;

@@ -16,15 +16,15 @@ use crate::observe::recording::{Purpose, hold_stack};
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Durations {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
-    /// All together.
+    /// The sum.
     pub total: i64,
-    /// The longest since peaks were reset; 0 for none.
+    /// The longest since the peaks were reset; 0 for none.
     pub max: i64,
     /// The shortest since then; 0 for none.
     pub min: i64,
-    /// How many there were.
+    /// The number of calls.
     pub count: i64,
 }
 

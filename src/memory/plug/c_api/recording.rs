@@ -1,4 +1,4 @@
-//! Recording for C: what to keep of what happens, with stacks that the program takes.
+//! Recording for C: which events to keep, with stacks that the program takes.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -10,29 +10,29 @@ use crate::memory::report;
 use crate::observe::recording::{self, Purpose, Settings, Stack};
 use crate::process;
 
-/// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. It is told whether the stack is
-/// of a free.
+/// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. The argument says whether
+/// the stack is that of a free.
 pub type TakeStack = unsafe extern "C" fn(c_int) -> u32;
 
-/// `gpupool_recording`: what is recorded.
+/// `gpupool_recording`: the settings of a recording.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Recording {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
     /// How many of the newest events are kept.
     pub most_events: u64,
-    /// The stack of each live block.
+    /// Whether to record the stack of each live block.
     pub live_stacks: c_int,
-    /// Of each allocation among the events.
+    /// Whether to record the stack of each recorded allocation.
     pub alloc_stacks: c_int,
-    /// Of each free among them.
+    /// Whether to record the stack of each recorded free.
     pub free_stacks: c_int,
-    /// A bit, `1 << action`, for each that is left out.
+    /// A bit, `1 << action`, for each action that is not recorded.
     pub skipped_actions: u32,
-    /// Called with no lock of gpupool's held; none for no stacks.
+    /// Called while gpupool holds no lock; none for no stacks.
     pub take_stack: Option<TakeStack>,
-    /// Forget the events before.
+    /// Whether to discard earlier events.
     pub forget: c_int,
 }
 

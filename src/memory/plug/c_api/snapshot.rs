@@ -1,4 +1,4 @@
-//! Snapshots: memory block by block, and what was recorded, told to a visitor.
+//! Snapshots: memory block by block, and the recorded events, passed to a visitor.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,27 +13,27 @@ use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
 use crate::process;
 
-/// `gpupool_segment`: memory without a gap, of one pool and one stream.
+/// `gpupool_segment`: contiguous memory of one pool and one stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
     /// The device.
     pub device: c_int,
-    /// Where it starts.
+    /// The start address.
     pub address: *mut c_void,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// The stream whose requests it serves.
     pub stream: *mut c_void,
     /// The pool that it belongs to.
     pub pool: PoolId,
-    /// Whether it is of pages that can be mapped elsewhere.
+    /// Whether its pages can be moved.
     pub is_movable: c_int,
-    /// Whether all its blocks are of at most a MiB.
+    /// Whether all its blocks are at most 1 MiB in size.
     pub is_small: c_int,
-    /// The stack of the request for which it came, where that was recorded; else 0.
+    /// The stack of the request that it was allocated for, if recorded; otherwise 0.
     pub stack: u32,
 }
 
@@ -41,9 +41,9 @@ pub struct Segment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotVisitor {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
-    /// What the functions are called with.
+    /// The first argument of the functions.
     pub context: *mut c_void,
     /// Called for each segment.
     pub segment: Option<unsafe extern "C" fn(*mut c_void, *const Segment)>,

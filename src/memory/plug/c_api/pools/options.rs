@@ -1,4 +1,4 @@
-//! What a pool is to be like, as C says it.
+//! The settings of a pool to create, for C.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::memory::serve;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSource {
-    /// What the functions are called with.
+    /// The first argument of the functions.
     pub context: *mut c_void,
     /// Returns memory, or null.
     pub allocate: Option<unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void>,
-    /// Takes it back.
+    /// Frees it.
     pub free: Option<unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void)>,
-    /// Called once, when the pool is gone.
+    /// Called once, when the pool has ended and all its memory was freed.
     pub release: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
@@ -28,13 +28,13 @@ pub struct PoolSource {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PoolOptions {
-    /// Of this struct.
+    /// The size of this struct, in bytes.
     pub size: u64,
-    /// Its memory is part of graphs.
+    /// Whether its memory belongs to graphs.
     pub for_graphs: c_int,
-    /// What it has free serves others when memory is short.
+    /// Whether other pools may use its free memory when memory runs out.
     pub use_on_oom: c_int,
-    /// Each segment serves one block at a time.
+    /// Whether each segment serves one block at a time.
     pub no_split: c_int,
     /// Its name, or null.
     pub name: *const c_char,

@@ -1,4 +1,4 @@
-//! What C has of attached memory.
+//! Attached memory, for C.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
