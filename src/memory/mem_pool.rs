@@ -17,7 +17,7 @@ use crate::sync::ThisThread;
 /// A private pool of one device's memory.
 ///
 /// What a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and returns
-/// there when it is freed, so pools neither fragment each other nor reuse each other's memory. When the pool is
+/// there when it is freed, so it is not mixed with other memory, and is used for nothing else. When the pool is
 /// dropped, live blocks stay valid; its free memory is released to the driver at once, the rest when it is freed.
 ///
 /// ```

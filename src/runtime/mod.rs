@@ -219,7 +219,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The event is alive and was created by [`Runtime::event_create_interprocess`].
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent>;
     /// Creates an event of the current device that represents another process's (`cuIpcOpenEventHandle`), which must
-    /// live as long. It cannot be recorded here.
+    /// live as long. It is not recorded here.
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent>;
     /// Destroys an event.
     ///
@@ -385,7 +385,7 @@ pub fn passed_over() -> &'static [PassedOver] {
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the
-/// runtime that the variable names has no device, or the variable names none.
+/// runtime that `GPUPOOL_RUNTIME` names has no device, or if there is no runtime of that name.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
     process::refuse_forked()?;

@@ -28,7 +28,7 @@ pub struct PoolStats {
     /// Bytes that no request can use any more and that are released to the driver once the GPU is done with them; also
     /// those that a request in progress is adding or moving.
     pub releasing_bytes: u64,
-    /// Live bytes that are asleep, without device memory: live, cached and being released together are these and the
+    /// Live bytes that are asleep, without device memory: live, cached and releasing bytes add up to these and the
     /// reserved bytes.
     pub asleep_bytes: u64,
     /// Bytes of pinned memory that hold the backup of what is asleep.

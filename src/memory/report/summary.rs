@@ -45,9 +45,9 @@ pub struct PoolSummary {
     pub is_asleep: bool,
     /// How many times it was put to sleep.
     pub sleeps: u64,
-    /// How long the last one took.
+    /// How long falling asleep took the last time.
     pub sleep_took: Duration,
-    /// How long the last wake took.
+    /// How long waking took the last time.
     pub wake_took: Duration,
     /// The maximum number of bytes that it may reserve, if there is a limit.
     pub limit: Option<u64>,
