@@ -40,7 +40,7 @@
 //! | allocate pinned host memory | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
 //! | use private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
 //! | use streams, also those of other code | [`Stream`], [`Stream::from_raw`] |
-//! | use slices with cudarc | `PooledSlice`, with the feature `cudarc` |
+//! | use slices with cudarc, also in candle's custom operations | `PooledSlice`, with the feature `cudarc` |
 //!
 //! gpupool logs through the [`log`] crate, rare events at `info` and frequent ones at `debug`, to the
 //! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. It holds no lock meanwhile.
