@@ -31,11 +31,13 @@ impl StreamHandles {
             return None;
         }
         let size = class.getattr("__basicsize__").ok()?.extract::<usize>().ok()?;
+        if size < PLACE + size_of::<*const usize>() {
+            return None;
+        }
         let is_there = |&handle: &usize| {
             let stream = class.call_method1("from_handle", (handle,)).ok()?;
-            (stream.is_exact_instance(class) && size >= PLACE + size_of::<*const usize>()).then_some(())?;
-            // SAFETY: the object is alive, and has this word.
-            let pointer = unsafe { stream.as_ptr().byte_add(PLACE).cast::<*const usize>().read() };
+            // SAFETY: an object of this very class is as long as that.
+            let pointer = stream.is_exact_instance(class).then(|| unsafe { handle_pointer(&stream) })?;
             (read_anywhere(pointer)? == handle).then_some(())
         };
         TRIALS.iter().all(|handle| is_there(handle).is_some()).then(|| Self { class: class.clone().unbind() })
@@ -47,11 +49,20 @@ impl StreamHandles {
         if !object.is_exact_instance(self.class.bind(object.py())) {
             return None;
         }
-        // SAFETY: the object is alive, of this very class, and with the GIL held no other thread closes it.
-        let pointer = unsafe { object.as_ptr().byte_add(PLACE).cast::<*const usize>().read() };
-        // SAFETY: it points to the handle, which lives as long as it does, or is null.
-        unsafe { pointer.as_ref() }.map(|handle| PythonAddress::from_stream(*handle))
+        // SAFETY: an object of this very class has the pointer, null or to a handle that lives as long, and with the GIL
+        // held no other thread closes it.
+        unsafe { handle_pointer(object).as_ref() }.map(|handle| PythonAddress::from_stream(*handle))
     }
+}
+
+/// Returns the word at [`PLACE`].
+///
+/// # Safety
+/// The object has so many bytes, and no other thread writes to them.
+#[inline]
+unsafe fn handle_pointer(object: &Bound<'_, PyAny>) -> *const usize {
+    // SAFETY: the caller promises that the word is there.
+    unsafe { object.as_ptr().byte_add(PLACE).cast::<*const usize>().read() }
 }
 
 /// Returns the word at an address; none if the process has no memory there.
