@@ -3,9 +3,10 @@
     python tests/gpu/pytorch_own.py [--processes 4] [--seconds 300] TEST_FILE [-k EXPRESSION]
 
 TEST_FILE is one of PyTorch's sources, such as test/test_cuda.py or test/inductor/test_cudagraph_trees.py, of about the
-version that is installed. All tests run with gpupool, until the time is over; those that fail then run without it. The
-last lines name those that fail with gpupool alone. Each process imports PyTorch once, which on a new machine takes a
-minute, and takes every n-th test.
+version that is installed. All tests run with gpupool, until the time is over. Each process imports PyTorch once, which
+on a new machine takes a minute, and takes every n-th test. Those that fail, or end their process, may do so for what
+tests before them have left, so each then runs in a process of its own, with gpupool and without. The last lines name
+those whose outcomes then differ.
 """
 
 import argparse
@@ -18,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 # What the parent process tells the plugin that this file also is.
-WAY, SHARD, ONLY, OUTCOMES = "OWN_TESTS_WAY", "OWN_TESTS_SHARD", "OWN_TESTS_ONLY", "OWN_TESTS_OUTCOMES"
+WAY, SHARD, OUTCOMES = "OWN_TESTS_WAY", "OWN_TESTS_SHARD", "OWN_TESTS_OUTCOMES"
 
 
 class StandIn:
@@ -60,7 +62,7 @@ def stand_in(path: Path) -> None:
 def pytest_configure(config: Any) -> None:
     """Enable gpupool before the first test."""
     for path in config.args:
-        stand_in(Path(path))
+        stand_in(Path(path.split("::")[0]))
     if os.environ[WAY] == "gpupool":
         import gpupool
 
@@ -69,50 +71,89 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Keep this process's tests."""
-    if only := os.environ.get(ONLY):
-        names = set(Path(only).read_text().splitlines())
-        items[:] = [item for item in items if item.nodeid in names]
     index, count = map(int, os.environ[SHARD].split("/"))
     items[:] = items[index::count]
 
 
+def write_down(outcome: str, test: str) -> None:
+    """Write an outcome down at once: the process may end."""
+    with open(os.environ[OUTCOMES], "a") as file:
+        file.write(f"{outcome} {test}\n")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write down that a test begins, which its process may not survive."""
+    write_down("ended", nodeid)
+
+
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write an outcome down at once: the process may be ended."""
+    """Write down how a test ended, or a part of it failed."""
     if report.when == "call" or report.outcome != "passed":
-        with open(os.environ[OUTCOMES], "a") as file:
-            file.write(f"{report.outcome} {report.nodeid}\n")
+        write_down(report.outcome, report.nodeid)
 
 
-def run(way: str, arguments: argparse.Namespace, folder: Path, only: list[str] | None = None) -> dict[str, str]:
-    """Return the outcomes of a way by test."""
-    environment = {**os.environ, WAY: way, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"compiled-{way}")
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    if only is not None:
-        (folder / "only").write_text("\n".join(only))
-        environment[ONLY] = str(folder / "only")
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(arguments.file.parent), "-q"]
-    command += ["-p", "pytorch_own", "-p", "no:cacheprovider", "-p", "no:xdist", str(arguments.file)]
-    command += ["-k", arguments.k] if arguments.k and only is None else []
+def command(arguments: argparse.Namespace) -> list[str]:
+    """Return the command that runs tests, but for which."""
+    options = ["-c", os.devnull, "--rootdir", str(arguments.file.parent), "-q"]
+    options += ["-p", "pytorch_own", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return [sys.executable, "-m", "pytest", *options]
+
+
+def environment(way: str, folder: Path, name: str, shard: str = "0/1") -> dict[str, str]:
+    """Return the environment of a process, whose files have this name."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": folder / f"compiled-{way}", "TORCH_EXTENSIONS_DIR": folder / f"built-{name}"}
+    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    own = {WAY: way, SHARD: shard, OUTCOMES: str(folder / f"{name}.outcomes"), "PYTHONPATH": here}
+    return {
+        **os.environ,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **{key: str(path) for key, path in caches.items()},
+        **own,
+    }
+
+
+def wait(process: subprocess.Popen[bytes], end: float) -> None:
+    """Wait for a process, or end it when the time is over."""
+    try:
+        process.wait(max(0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def outcomes(folder: Path, names: str) -> dict[str, str]:
+    """Return the outcomes by test that processes with such names have written."""
+    lines = [line for path in folder.glob(f"{names}.outcomes") for line in path.read_text().splitlines()]
+    # The last word on a test is the worst, but for that it began.
+    order = {"ended": 0, "failed": 2}
+    return dict(sorted((line.split(" ", 1)[::-1] for line in lines), key=lambda pair: order.get(pair[1], 1)))
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
+    """Return the outcomes with gpupool by test."""
+    end = time.monotonic() + arguments.seconds
     processes = []
     for index in range(arguments.processes):
-        log = (folder / f"{way}-{index}.log").open("w")
-        shard = {SHARD: f"{index}/{arguments.processes}", OUTCOMES: str(folder / f"{way}-{index}.outcomes")}
-        started = subprocess.Popen(command, env={**environment, **shard}, stdout=log, stderr=subprocess.STDOUT)
-        processes.append(started)
-    end = time.monotonic() + arguments.seconds
+        name = f"all-{index}"
+        expression = ["-k", arguments.k] if arguments.k else []
+        variables = environment("gpupool", folder, name, f"{index}/{arguments.processes}")
+        with (folder / f"{name}.log").open("w") as log:
+            wanted = [*command(arguments), str(arguments.file), *expression]
+            processes.append(subprocess.Popen(wanted, env=variables, stdout=log, stderr=subprocess.STDOUT))
     for process in processes:
-        try:
-            process.wait(max(0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    lines = [line for path in folder.glob(f"{way}-*.outcomes") for line in path.read_text().splitlines()]
-    # A test that fails in its end has passed before.
-    outcomes: dict[str, str] = {}
-    for outcome, name in sorted((line.split(" ", 1) for line in lines), key=lambda pair: pair[0] == "failed"):
-        outcomes[name] = outcome
-    return outcomes
+        wait(process, end)
+    return outcomes(folder, "all-*")
+
+
+def run_alone(arguments: argparse.Namespace, folder: Path, way: str, test: str) -> str:
+    """Return the outcome of a test in a process of its own."""
+    name = f"{way}-{test.rsplit('::', 1)[-1]}"
+    with (folder / f"{name}.log").open("w") as log:
+        path = str(arguments.file.parent / test)
+        started = [*command(arguments), path]
+        process = subprocess.Popen(started, env=environment(way, folder, name), stdout=log, stderr=subprocess.STDOUT)
+    wait(process, time.monotonic() + arguments.seconds)
+    return outcomes(folder, name).get(test, "ended")
 
 
 def main() -> None:
@@ -121,20 +162,27 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("-k", help="pytest's expression of the tests to run")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=300, help="of each of the two ways")
+    parser.add_argument("--seconds", type=float, default=300, help="of all tests, and then of each that runs alone")
     arguments = parser.parse_args()
     arguments.file = arguments.file.resolve()
     folder = Path(tempfile.mkdtemp())
-    found = run("gpupool", arguments, folder)
+    found = run(arguments, folder)
     print(f"{arguments.file.name} with gpupool: {dict(Counter(found.values()))}; logs in {folder}", flush=True)
     if not found:
-        sys.exit((folder / "gpupool-0.log").read_text()[-3000:])
-    failed = sorted(name for name, outcome in found.items() if outcome == "failed")
-    without = run("PyTorch", arguments, folder, failed) if failed else {}
-    both = [name for name in failed if without.get(name) == "failed"]
-    print(f"{len(both)} fail without, too")
-    for name in sorted(set(failed) - set(both)):
-        print(f"fails with gpupool; without it {without.get(name, 'not run')}: {name}")
+        sys.exit((folder / "all-0.log").read_text()[-3000:])
+    failed = sorted(name for name, outcome in found.items() if outcome in ("failed", "ended"))
+    with ThreadPoolExecutor(arguments.processes) as executor:
+        alone = {
+            way: executor.map(lambda test, way=way: run_alone(arguments, folder, way, test), failed)
+            for way in ("gpupool", "PyTorch")
+        }
+    rows = list(zip(failed, alone["gpupool"], alone["PyTorch"], strict=True))
+    print(
+        f"{sum(own == without for _, own, without in rows)} of those that fail do the same with and without when alone"
+    )
+    for test, own, without in rows:
+        if own != without:
+            print(f"{test}: with gpupool {own}, without {without}")
 
 
 if __name__ == "__main__":
