@@ -12,7 +12,7 @@ use std::thread;
 
 use common::{MEMORY, device, host, stream};
 use gpupool::memory::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
-use gpupool::memory::{C_API, MemoryAction, allocate, deallocate};
+use gpupool::memory::{C_API, MemoryAction, allocate, deallocate, record_stream};
 use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 
@@ -217,8 +217,39 @@ fn a_recording_names_the_stacks_that_the_program_takes() {
     assert_eq!(record(Some(Recording { forget: 1, ..recording() })), 0);
     assert_eq!(stacks(), BTreeSet::from([OURS | 7]), "what lives keeps its stack");
     assert_eq!(record(None), 0);
-    assert!(stacks().is_empty());
+    assert_eq!(stacks(), BTreeSet::from([OURS | 7]), "also when the recording has ended");
+    assert_eq!(snapshot(0, None).block(block).stack, OURS | 7);
     [before, block].into_iter().for_each(|address| deallocate(address, None).unwrap());
+    assert!(stacks().is_empty(), "until it is freed");
+}
+
+#[test]
+fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
+    let _alone = host();
+    let (_ending, stream) = (Ending, stream(0));
+    assert_eq!(record(Some(recording())), 0);
+    let [small, large, kept] = [1000, 3 * MIB, 2000].map(|bytes| under(OURS | 1, || allocate(bytes, &stream).unwrap()));
+    // One that waits for a stream is freed, and keeps nothing.
+    let waiting = under(OURS | 2, || allocate(5 * MIB, &stream).unwrap());
+    let other = self::stream(0);
+    record_stream(waiting, &other).unwrap();
+    deallocate(waiting, None).unwrap();
+    assert_eq!(record(None), 0);
+    assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
+
+    deallocate(small, None).unwrap();
+    thread::scope(|threads| threads.spawn(|| deallocate(large, None).unwrap()).join().unwrap());
+    let [again_small, again_large] = [1000, 3 * MIB].map(|bytes| allocate(bytes, &stream).unwrap());
+    assert_eq!((again_small, again_large), (small, large));
+    let visited = snapshot(0, None);
+    assert_eq!([small, large, kept].map(|block| visited.block(block).stack), [0, 0, OURS | 1]);
+
+    // The next recording knows what the last one has left.
+    assert_eq!(record(Some(recording())), 0);
+    assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
+    assert_eq!(record(None), 0);
+    [small, large, kept].into_iter().for_each(|block| deallocate(block, None).unwrap());
+    assert!(stacks().is_empty());
 }
 
 #[test]

@@ -170,9 +170,9 @@ pub(crate) fn set_take_plug_stack(take: TakePlugStack) {
 /// What a stack is taken for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// An allocation, or pages that come or go.
+    /// An allocation, with the pages that come or go for it.
     Allocation,
-    /// A free.
+    /// A free, or memory that is given back on request.
     Free,
 }
 

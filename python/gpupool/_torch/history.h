@@ -59,17 +59,17 @@ class History {
     recording.free_stacks = 1;
     recording.take_stack = [](int is_free) { return current->take_stack(is_free); };
     recording.forget = clear;
-    std::deque<TraceEntry> forgotten_entries;
-    std::unordered_map<uint32_t, Stack> forgotten; // ends after the lock: stacks may be objects of Python's
+    std::deque<TraceEntry> forgotten_entries; // ends after the lock: stacks may be objects of Python's
     {
       std::lock_guard<std::mutex> lock(mutex_);
       recorder_ = enabled ? recorder : nullptr;
       when_ = enabled ? when : RecordContext::NEVER;
       most_events_ = most_events;
       if (!enabled || clear) std::swap(added_, forgotten_entries);
-      if (!enabled) std::swap(stacks_, forgotten);
     }
     check(api.record(enabled ? &recording : nullptr));
+    // Live blocks keep theirs.
+    if (!enabled) forget(0);
     is_recording_.store(enabled);
   }
 
@@ -95,14 +95,19 @@ class History {
     return current ? current->context(number) : nullptr;
   }
 
+  // The stack under which the last block, and the last segment, came to each address.
+  struct Before {
+    std::unordered_map<uint64_t, uint32_t> blocks, segments;
+  };
+
   // What a visitor of events gathers.
   struct Entries {
     History *history;
     std::deque<TraceEntry> entries;
-    std::unordered_map<uint64_t, uint32_t> allocated; // the stack of each address's last allocation
+    Before before;
   };
   static void collect(Entries &collected, const gpupool_event &event) {
-    guarded([&] { collected.entries.push_back(collected.history->entry(event, collected.allocated)); });
+    guarded([&] { collected.entries.push_back(collected.history->entry(event, collected.before)); });
   }
   // Returns all that was recorded, in the order in which it happened.
   std::deque<TraceEntry> finish(Entries collected) {
@@ -176,13 +181,13 @@ class History {
         std::swap(stacks_[number], stack); // what it stood for ends after the lock
         are_many = stacks_.size() > most_stacks_;
       }
-      if (are_many) forget();
+      if (are_many) forget(NEWEST);
     });
     return number;
   }
 
-  // Forgets the stacks that neither an event nor a live block names.
-  void forget() {
+  // Forgets the stacks that neither an event nor a live block names, but for so many of the newest.
+  void forget(uint32_t newest) {
     std::unordered_set<uint32_t> named;
     check(api.visit_stacks(&named, [](void *context, uint32_t number) {
       guarded([&] { static_cast<std::unordered_set<uint32_t> *>(context)->insert(number); });
@@ -191,7 +196,7 @@ class History {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto stack = stacks_.begin(); stack != stacks_.end();) {
       uint32_t age = (last_number_ - (stack->first & ~OF_TORCH)) & ~OF_TORCH;
-      if (age < NEWEST || named.count(stack->first)) {
+      if (age < newest || named.count(stack->first)) {
         ++stack;
       } else {
         forgotten.push_back(std::move(stack->second));
@@ -206,15 +211,18 @@ class History {
     return place == stacks_.end() ? Stack{nullptr, "N/A", ""} : place->second;
   }
 
-  TraceEntry entry(const gpupool_event &event, std::unordered_map<uint64_t, uint32_t> &allocated) {
+  TraceEntry entry(const gpupool_event &event, Before &before) {
     auto pool = pools_.shown(event.pool);
     std::lock_guard<std::mutex> lock(mutex_);
     auto known = stack(event.stack);
-    if (event.action == GPUPOOL_ALLOC) allocated[event.address] = event.stack;
-    bool is_free = event.action == GPUPOOL_FREE_REQUESTED || event.action == GPUPOOL_FREE_COMPLETED;
-    if (is_free && !known.context)
-      if (auto before = allocated.find(event.address); before != allocated.end())
-        known.context = stack(before->second).context;
+    auto is = [&](auto... actions) { return ((event.action == actions) || ...); };
+    bool is_of_block = is(GPUPOOL_ALLOC, GPUPOOL_FREE_REQUESTED, GPUPOOL_FREE_COMPLETED);
+    auto &came = is_of_block ? before.blocks : before.segments;
+    // What goes without a stack of its own has that under which it came.
+    if (is(GPUPOOL_ALLOC, GPUPOOL_SEGMENT_ALLOC, GPUPOOL_SEGMENT_MAP))
+      came[event.address] = event.stack;
+    else if (!known.context && is(GPUPOOL_FREE_REQUESTED, GPUPOOL_FREE_COMPLETED, GPUPOOL_SEGMENT_FREE, GPUPOOL_SEGMENT_UNMAP))
+      if (auto place = came.find(event.address); place != came.end()) known.context = stack(place->second).context;
     if (when_ < RecordContext::ALLOC) known.context = nullptr;
     TraceEntry entry(static_cast<TraceEntry::Action>(event.action), static_cast<DeviceIndex>(event.device),
                      event.address, event.bytes, event.stream, pool, 0, std::move(known.context),
@@ -225,7 +233,7 @@ class History {
 
   void track(const gpupool_event &event) {
     std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers;
-    std::unordered_map<uint64_t, uint32_t> none;
+    Before none;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       trackers = trackers_;

@@ -275,7 +275,7 @@ typedef struct gpupool_api {
    * are blocked while it is taken, but not while the visitor is called. */
   int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
   /* Starts a recording; if there is one already, also by gpupool's other interfaces, changes its settings. null ends it and
-   * discards it. */
+   * discards its events; live blocks keep their stacks until they are freed, or another interface ends a recording. */
   int (*record)(const gpupool_recording *recording);
   /* Calls `visit` with the number of each stack that an event or a live block still refers to. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));

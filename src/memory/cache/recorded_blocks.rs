@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::event::{MemoryAction, MemoryEvent, To, note};
 use super::heap::HeapBlock;
@@ -83,6 +83,27 @@ impl RecordedBlocks {
 }
 
 impl ThreadCache {
+    /// Ends a recording, but leaves the live blocks their stacks until they are freed. With `recorded`, which is this cache's,
+    /// and the heap locked.
+    pub(in crate::memory) fn keep_stacks(&self, recorded: &mut RecordedBlocks, live: impl Iterator<Item = HeapBlock>) {
+        let live: FxHashSet<u64> =
+            live.filter(|block| block.is_live && !block.is_waiting).map(|block| block.start).collect();
+        recorded
+            .blocks
+            .retain(|offset, block| block.stack.is_of_plug() && block.freed.is_none() && live.contains(offset));
+        self.set_keeps_stacks(!recorded.blocks.is_empty());
+    }
+
+    /// Forgets the stack that an ended recording has left with a block, which is about to be freed.
+    #[cold]
+    pub(in crate::memory) fn forget_stack(&self, offset: u64) {
+        let mut recorded = self.recording.lock();
+        recorded.blocks.remove(&offset);
+        if recorded.blocks.is_empty() {
+            self.set_keeps_stacks(false);
+        }
+    }
+
     /// Records an allocation; with the heap's lock held.
     #[cold]
     pub(in crate::memory) fn record_alloc(&self, offset: u64, requested: u64) {

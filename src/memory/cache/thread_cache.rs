@@ -41,6 +41,8 @@ const CLOSING: u32 = 1;
 const MARKS_WORK: u32 = 2;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
 const LENDER: u32 = 4;
+/// Live blocks have stacks of a recording that has ended.
+const KEEPS_STACKS: u32 = 8;
 
 /// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another. It shares no cache line, nor the
 /// next one, which processors fetch with it.
@@ -65,7 +67,7 @@ pub(in crate::memory) struct ThreadCache {
     visits: Visits,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
-    /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`].
+    /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`], [`KEEPS_STACKS`].
     duties: AtomicU32,
     /// What is recorded of its blocks.
     pub(in crate::memory) recording: CacheRecording,
@@ -231,6 +233,20 @@ impl ThreadCache {
 
     pub(in crate::memory) fn marks_work(&self) -> bool {
         self.duties.load(Ordering::Relaxed) & MARKS_WORK != 0
+    }
+
+    /// Says whether live blocks have stacks of a recording that has ended. With what is recorded of them locked.
+    pub(super) fn set_keeps_stacks(&self, keeps: bool) {
+        if keeps {
+            self.duties.fetch_or(KEEPS_STACKS, Ordering::Release);
+        } else {
+            self.duties.fetch_and(!KEEPS_STACKS, Ordering::Release);
+        }
+    }
+
+    /// Returns whether live blocks have stacks of a recording that has ended.
+    pub(in crate::memory) fn keeps_stacks(&self) -> bool {
+        self.duties.load(Ordering::Acquire) & KEEPS_STACKS != 0
     }
 
     /// Returns whether it lends slabs to the pool's other caches.

@@ -13,7 +13,7 @@ pub(in crate::memory) use device_stats::{DeviceStats, Stat, Stats, device_stats}
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(in crate::memory) use largest_block::largest_block;
 pub(in crate::memory) use live_block::{LiveBlock, block_around, live_block};
-pub(in crate::memory) use recording::{begin_observing, end_observing};
+pub(in crate::memory) use recording::{begin_observing, end_observing, end_recording_with_stacks};
 pub(crate) use recording::{begin_recording, end_recording, stacks_in_use};
 pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;

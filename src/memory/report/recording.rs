@@ -43,6 +43,20 @@ pub(in crate::memory) fn begin_observing(tell: Tell) {
     });
 }
 
+/// As [`end_recording`], but live blocks keep the stacks that a plug has taken until they are freed.
+pub(in crate::memory) fn end_recording_with_stacks() {
+    if process::state().is_observed() {
+        recording::stop();
+    } else {
+        let mut frozen = Frozen::new(caches);
+        for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
+            cache.keep_stacks(recorded, heap.views(&cache.memory.pages).into_iter().flatten());
+        }
+        recording::stop();
+    }
+    recording::forget_events();
+}
+
 /// Has no event told any more. Under [`recording::lock_changes`].
 pub(in crate::memory) fn end_observing() {
     process::set_observed(false);

@@ -20,9 +20,10 @@ use crate::sync::ThisThread;
 #[inline]
 pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let cache = block.cache;
-    if cache.has_uses()
+    // The state first: a recording leaves caches a duty before it ends.
+    if !process::state().is_plain_for_frees()
+        || cache.has_uses()
         || cache.has_duties()
-        || !process::state().is_plain_for_frees()
         || on.is_some_and(|stream| !cache.is_of(stream))
     {
         return free_slowly(block, on);
@@ -71,12 +72,15 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     Ok(())
 }
 
-/// Records a free before the block can be had again, where memory is recorded.
+/// Records a free before the block can be had again, where memory is recorded, or forgets the stack that an ended recording
+/// has left with the block.
 fn record_free(block: Allocation, is_completed: bool) {
     if is_recorded() {
         let _stack = recording::hold_stack(Purpose::Free);
         block.cache.record_free(block.offset, is_completed);
         deliver();
+    } else if block.cache.keeps_stacks() {
+        block.cache.forget_stack(block.offset);
     }
 }
 

@@ -173,14 +173,14 @@ impl PyMemPool {
     #[doc = docstring!("MemPool.trim")]
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Allocation);
+        let _stack = hold_stack(Purpose::Free);
         Ok(py.detach(|| pool.trim())?)
     }
 
     #[doc = docstring!("MemPool.close")]
     fn close(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Allocation);
+        let _stack = hold_stack(Purpose::Free);
         Ok(py.detach(|| pool.close())?)
     }
 

@@ -80,7 +80,7 @@ pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, Py
 #[doc = docstring!("empty_pinned_cache")]
 #[pyfunction]
 pub(in crate::python) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
-    let _stack = hold_stack(Purpose::Allocation);
+    let _stack = hold_stack(Purpose::Free);
     Ok(py.detach(memory::empty_pinned_cache).map(drop)?)
 }
 

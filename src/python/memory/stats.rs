@@ -37,7 +37,7 @@ counts_class! {
 #[doc = docstring!("empty_cache")]
 #[pyfunction]
 pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
-    let _stack = hold_stack(Purpose::Allocation);
+    let _stack = hold_stack(Purpose::Free);
     Ok(py.detach(memory::empty_cache)?)
 }
 

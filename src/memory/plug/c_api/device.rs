@@ -13,7 +13,7 @@ use crate::runtime;
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
     run(|| {
         let device = if device == -1 { None } else { Some(device_of(device)?) };
-        let _stack = hold_stack(Purpose::Allocation);
+        let _stack = hold_stack(Purpose::Free);
         let released = limits::empty_cache_of(device)?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {

@@ -74,7 +74,7 @@ pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background:
 /// Gives back the pinned memory that is free.
 pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
     run(|| {
-        let _stack = hold_stack(Purpose::Allocation);
+        let _stack = hold_stack(Purpose::Free);
         let released = host::empty_pinned_cache()?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {

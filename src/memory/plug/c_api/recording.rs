@@ -62,13 +62,13 @@ pub(super) const fn number_of(stack: Stack) -> u32 {
     if stack.is_of_plug() { stack.0 } else { 0 }
 }
 
-/// Begins to record, or ends it.
+/// Begins to record, or ends it and leaves live blocks their stacks.
 pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
     run(|| {
         process::refuse_forked()?;
         if recording.is_null() {
             let _changes = recording::lock_changes();
-            report::end_recording();
+            report::end_recording_with_stacks();
             return Ok(());
         }
         // SAFETY: the caller passes a recording of its version, whose size it has set.

@@ -51,6 +51,49 @@ def compare_history(allocator):
     return seen
 
 
+def compare_contexts_after_a_recording(allocator):
+    def contexts():
+        blocks = [block for segment in allocator.snapshot(0, 0, 0)["segments"] for block in segment["blocks"]]
+        return sorted((block["requested"], block["context"]) for block in blocks if block["allocated"])
+
+    seen = []
+    for when in (NEVER, STATE, ALL):
+        unseen = allocator.block(5 * MIB)
+        allocator.record(when)
+        call("set_doing", "kept")
+        kept, freed = allocator.block(2 * MIB), allocator.block(3000)
+        allocator.record_history(0, 0, 1, NEVER, 1, "")
+        seen.append(contexts())
+        drop(freed)
+        call("set_doing", "later")
+        later = allocator.block(3000)
+        seen.append(contexts())
+        # Another recording ends without what it has not seen.
+        allocator.record(ALL)
+        drop(kept)
+        allocator.record_history(0, 0, 1, NEVER, 1, "")
+        seen.append(contexts())
+        drop(unseen, later)
+        seen.append(contexts())
+    return seen
+
+
+def compare_contexts_of_memory_that_goes(allocator):
+    seen = []
+    for when in (NEVER, STATE, ALLOC, ALL):
+        allocator.empty_cache(*NO_POOL)
+        allocator.record(when)
+        call("set_doing", "allocating")
+        block = allocator.block(32 * MIB)
+        call("set_doing", "freeing")
+        drop(block)
+        call("set_doing", "giving back")
+        allocator.empty_cache(*NO_POOL)
+        seen.append([event[-1] for event in allocator.events("context", actions=("segment_free", "segment_unmap"))])
+        allocator.record_history(0, 0, 1, NEVER, 1, "")
+    return seen
+
+
 def compare_metadata(allocator):
     allocator.record(ALL)
     allocator.set_user_metadata("epoch 3")

@@ -24,6 +24,7 @@ use crate::ids::{CaptureStatus, Device};
 use crate::memory::cache::{GivenKey, normalized};
 use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};
+use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
@@ -112,6 +113,7 @@ pub(super) unsafe extern "C" fn pool_set_no_split(pool: *mut PoolHandle) -> c_in
 pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64) -> c_int {
     run(|| {
         let pool = pool_of(pool)?;
+        let _stack = hold_stack(Purpose::Free);
         let released = serve::trim(device_caches(pool.memory.device)?, &pool, ThisThread::get(), Patience::Ask)?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {
