@@ -287,6 +287,25 @@ fn limits_caches_and_the_largest_block_are_those_of_the_device() {
 }
 
 #[test]
+fn giving_back_waits_for_the_work_that_may_use_the_memory() {
+    let _alone = host();
+    let (stream, other) = (stream(0), stream(0));
+    let (freed, recorded) = (allocate(8 * MIB, &stream).unwrap(), allocate(8 * MIB, &stream).unwrap());
+    submit(&stream).unwrap();
+    submit(&other).unwrap();
+    // SAFETY: the streams are alive and of the device.
+    assert_eq!(unsafe { (C_API.record_stream)(recorded, 0, other.raw().as_ptr()) }, 0);
+    assert_eq!((deallocate(freed), deallocate(recorded)), (0, 0));
+    assert_eq!(empty_cache().unwrap(), 0, "that of Rust does not wait");
+    assert!(memory_stats(device(0)).unwrap().total.reserved_bytes >= 16 * MIB);
+    let mut bytes = 0;
+    // SAFETY: the place is one for a number.
+    assert_eq!(unsafe { (C_API.empty_cache)(0, &raw mut bytes) }, 0);
+    assert_eq!((bytes, memory_stats(device(0)).unwrap().total.reserved_bytes), (16 * MIB, 0));
+    complete_all().unwrap();
+}
+
+#[test]
 fn a_device_uses_the_memory_of_its_peer() {
     let _alone = host();
     let pointer = allocate(MIB, &stream(1)).unwrap();

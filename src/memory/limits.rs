@@ -67,7 +67,7 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; the rest has been released.
 pub fn empty_cache() -> Result<u64> {
-    let of_devices = empty_cache_of(None);
+    let of_devices = empty_cache_of(None, Patience::Ask);
     let pinned = empty_pinned_cache();
     Ok(of_devices? + pinned?)
 }
@@ -76,7 +76,7 @@ pub fn empty_cache() -> Result<u64> {
 ///
 /// # Errors
 /// As [`empty_cache`].
-pub(in crate::memory) fn empty_cache_of(device: Option<Device>) -> Result<u64> {
+pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
@@ -84,7 +84,7 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>) -> Result<u64> {
     {
         caches.memory.end_idle_attachments();
         let may_go = |pool: &Pool| !pool.keeps_segments();
-        match trim_pools(caches, ThisThread::get(), Patience::Ask, may_go) {
+        match trim_pools(caches, ThisThread::get(), patience, may_go) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }

@@ -221,7 +221,8 @@ typedef struct gpupool_api {
   int (*owns)(const void *pointer);
   /* The live block that starts at an address. The caller sets `size`. */
   int (*find_block)(const void *pointer, gpupool_block *block);
-  /* Releases free memory to the driver, of one device, or of all for -1; `bytes` may be null. */
+  /* Releases free memory to the driver, of one device, or of all for -1, and waits for the GPU work that may still use it, as
+   * cudaFree does; `bytes` may be null. */
   int (*empty_cache)(int device, uint64_t *bytes);
   /* The fraction of the device's memory that this process may reserve, 1 for all of it. */
   int (*get_memory_fraction)(int device, double *fraction);
@@ -248,7 +249,8 @@ typedef struct gpupool_api {
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
   /* Refused once the pool has split memory into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
-  /* Releases the pool's free memory that no graph uses to the driver; `bytes` may be null. */
+  /* Releases the pool's free memory that no graph uses to the driver, and waits for the GPU work that may still use it;
+   * `bytes` may be null. */
   int (*pool_trim)(gpupool_pool *pool, uint64_t *bytes);
   /* A number larger than that of every scope entered before, on any thread. */
   uint64_t (*ticket)(void);

@@ -87,7 +87,8 @@ inline void check(int status) {
 // Waits for the work so far on a stream of the device.
 inline void synchronize(void *stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
 
-// Releases free memory to the driver, of one device, or of all for -1. Returns how many bytes.
+// Releases free memory to the driver, of one device, or of all for -1, and waits for the GPU work that may still use it.
+// Returns how many bytes.
 inline std::uint64_t empty_cache(int device = -1) {
   std::uint64_t bytes = 0;
   check(api().empty_cache(device, &bytes));
@@ -153,7 +154,7 @@ class pool {
     return pointer;
   }
   void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle_, use_on_oom)); }
-  // Releases its free memory to the driver; returns how many bytes.
+  // Releases its free memory to the driver, and waits for the GPU work that may still use it; returns how many bytes.
   std::uint64_t trim() {
     std::uint64_t bytes = 0;
     check(api().pool_trim(handle_, &bytes));

@@ -4,17 +4,17 @@ use std::ffi::{c_int, c_void};
 
 use super::call::{device_of, place, run, stream_on};
 use crate::error::{Error, Result};
-use crate::memory::serve;
+use crate::memory::serve::{self, Patience};
 use crate::memory::{limits, report};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
-/// Gives back what is free, of one device, or of all for -1.
+/// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
     run(|| {
         let device = if device == -1 { None } else { Some(device_of(device)?) };
         let _stack = hold_stack(Purpose::Free);
-        let released = limits::empty_cache_of(device)?;
+        let released = limits::empty_cache_of(device, Patience::Wait)?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {
             *bytes = released;

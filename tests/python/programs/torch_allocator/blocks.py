@@ -37,6 +37,19 @@ def compare_raw_blocks(allocator):
     return seen
 
 
+def compare_giving_back_what_the_gpu_is_at_work_on(allocator):
+    block, other = allocator.blocks(32 * MIB, 4096)
+    set_pending(True)
+    drop(block)
+    allocator.empty_cache(*NO_POOL)
+    seen = [allocator.device_stats(0)["reserved_bytes"]["all"]["current"] < 32 * MIB]
+    drop(other)
+    allocator.empty_cache(*NO_POOL)
+    seen.append(allocator.device_stats(0)["reserved_bytes"]["all"]["current"])
+    set_pending(False)
+    return seen
+
+
 def compare_recorded_streams(allocator):
     seen = []
     block = allocator.allocate(4096)

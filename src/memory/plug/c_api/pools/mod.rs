@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64
     run(|| {
         let pool = pool_of(pool)?;
         let _stack = hold_stack(Purpose::Free);
-        let released = serve::trim(device_caches(pool.memory.device)?, &pool, ThisThread::get(), Patience::Ask)?;
+        let released = serve::trim(device_caches(pool.memory.device)?, &pool, ThisThread::get(), Patience::Wait)?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {
             *bytes = released;
