@@ -70,9 +70,10 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Keep this process's tests."""
+    """Keep those of this process's tests that have not begun in one before it."""
     index, count = map(int, os.environ[SHARD].split("/"))
-    items[:] = items[index::count]
+    begun = outcomes(Path(os.environ[OUTCOMES]).parent, Path(os.environ[OUTCOMES]).stem)
+    items[:] = [item for item in items[index::count] if item.nodeid not in begun]
 
 
 def write_down(outcome: str, test: str) -> None:
@@ -112,13 +113,16 @@ def environment(way: str, folder: Path, name: str, shard: str = "0/1") -> dict[s
     }
 
 
-def wait(process: subprocess.Popen[bytes], end: float) -> None:
-    """Wait for a process, or end it when the time is over."""
-    try:
-        process.wait(max(0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def execute(arguments: list[str], variables: dict[str, str], log: Path, end: float) -> int:
+    """Return the exit status of a process, which is ended when the time is over; less than 0 if a signal ended it."""
+    with log.open("a") as file:
+        process = subprocess.Popen(arguments, env=variables, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            return process.wait(max(0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return 0
 
 
 def outcomes(folder: Path, names: str) -> dict[str, str]:
@@ -132,27 +136,26 @@ def outcomes(folder: Path, names: str) -> dict[str, str]:
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
     """Return the outcomes with gpupool by test."""
     end = time.monotonic() + arguments.seconds
-    processes = []
-    for index in range(arguments.processes):
+    wanted = [*command(arguments), str(arguments.file), *(["-k", arguments.k] if arguments.k else [])]
+
+    def run_shard(index: int) -> None:
         name = f"all-{index}"
-        expression = ["-k", arguments.k] if arguments.k else []
         variables = environment("gpupool", folder, name, f"{index}/{arguments.processes}")
-        with (folder / f"{name}.log").open("w") as log:
-            wanted = [*command(arguments), str(arguments.file), *expression]
-            processes.append(subprocess.Popen(wanted, env=variables, stdout=log, stderr=subprocess.STDOUT))
-    for process in processes:
-        wait(process, end)
+        begun = None
+        # Where a test has ended the process, another goes on with those after it.
+        while execute(wanted, variables, folder / f"{name}.log", end) < 0 and begun != outcomes(folder, name):
+            begun = outcomes(folder, name)
+
+    with ThreadPoolExecutor(arguments.processes) as executor:
+        list(executor.map(run_shard, range(arguments.processes)))
     return outcomes(folder, "all-*")
 
 
 def run_alone(arguments: argparse.Namespace, folder: Path, way: str, test: str) -> str:
     """Return the outcome of a test in a process of its own."""
     name = f"{way}-{test.rsplit('::', 1)[-1]}"
-    with (folder / f"{name}.log").open("w") as log:
-        path = str(arguments.file.parent / test)
-        started = [*command(arguments), path]
-        process = subprocess.Popen(started, env=environment(way, folder, name), stdout=log, stderr=subprocess.STDOUT)
-    wait(process, time.monotonic() + arguments.seconds)
+    wanted = [*command(arguments), str(arguments.file.parent / test)]
+    execute(wanted, environment(way, folder, name), folder / f"{name}.log", time.monotonic() + arguments.seconds)
     return outcomes(folder, name).get(test, "ended")
 
 
