@@ -152,6 +152,32 @@ fn threads_that_free_their_own_blocks_stay_apart() {
 }
 
 #[test]
+fn a_large_request_moves_its_threads_own_pages_whatever_other_threads_do() {
+    const LARGE: u64 = 116 * MIB;
+    let _alone = host();
+    let pool = pool();
+    let workers: Vec<_> = (0..4).map(|_| (Worker::new(&pool), stream(0))).collect();
+    let on_each = |sizes: &'static [u64]| -> Vec<_> {
+        let allocate = |(worker, stream): &(Worker, Stream)| {
+            let stream = stream.clone();
+            worker.run(move || sizes.iter().map(|mib| empty(mib * MIB, &stream).unwrap()).collect::<Vec<_>>())
+        };
+        workers.iter().map(allocate).collect()
+    };
+    let mut kept = on_each(&[24, 96, 24]);
+    for ((worker, _), kept) in workers.iter().zip(&mut kept) {
+        let freed = kept.remove(1);
+        worker.run(|| drop(freed));
+    }
+    let reserved = pool.stats().unwrap().reserved_bytes;
+    let large = on_each(&[LARGE / MIB]);
+    // Of what each has freed, 64 MiB at least are whole extents.
+    let grown = pool.stats().unwrap().reserved_bytes - reserved;
+    assert!(grown <= 4 * (LARGE - 64 * MIB), "{} MiB", grown / MIB);
+    drop((large, kept));
+}
+
+#[test]
 fn a_thread_that_stays_away_leaves_its_pages_to_the_one_that_goes_on() {
     let _host = host();
     let (pool, stream) = (pool(), stream(0));
