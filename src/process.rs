@@ -64,6 +64,11 @@ impl ProcessState {
     pub(crate) const fn is_observed(self) -> bool {
         self.0 & OBSERVED != 0
     }
+
+    /// Returns whether what is done is told to an observer, and not recorded.
+    pub(crate) const fn is_only_observed(self) -> bool {
+        self.0 & (RECORDED | OBSERVED) == OBSERVED
+    }
 }
 
 /// What is out of the ordinary now.

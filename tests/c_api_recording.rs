@@ -223,6 +223,8 @@ fn a_recording_names_the_stacks_that_the_program_takes() {
     assert!(stacks().is_empty(), "until it is freed");
 }
 
+unsafe extern "C" fn see_nothing(_context: *mut c_void, _event: *const Event) {}
+
 #[test]
 fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
     let _alone = host();
@@ -244,7 +246,13 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
     let visited = snapshot(0, None);
     assert_eq!([small, large, kept].map(|block| visited.block(block).stack), [0, 0, OURS | 1]);
 
-    // The next recording knows what the last one has left.
+    // An observer, and the next recording, know what the last one has left, and leave it.
+    // SAFETY: the function takes any context.
+    unsafe {
+        assert_eq!((C_API.observe)(Some(see_nothing), ptr::null_mut()), 0);
+        assert_eq!((C_API.observe)(None, ptr::null_mut()), 0);
+    }
+    assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
     assert_eq!(record(Some(recording())), 0);
     assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
     assert_eq!(record(None), 0);

@@ -173,11 +173,12 @@ impl RecordedBlocks {
 }
 
 impl CacheRecording {
-    /// Forgets the stacks of every block.
-    pub(in crate::memory) fn forget_stacks(&self) {
+    /// Forgets such stacks of every block.
+    pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
+        let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
         for block in self.lock().blocks.values_mut() {
-            block.stack = Stack::NONE;
-            block.freed = block.freed.map(|_| Stack::NONE);
+            block.stack = kept(block.stack);
+            block.freed = block.freed.map(kept);
         }
     }
 

@@ -31,7 +31,11 @@ pub(crate) fn end_recording() {
     recording::forget_events();
     for cache in caches() {
         // An observer is told of what these blocks are when they are freed.
-        if process::state().is_observed() { cache.recording.forget_stacks() } else { cache.recording.clear() }
+        if process::state().is_observed() {
+            cache.recording.forget_stacks(|_| true);
+        } else {
+            cache.recording.clear();
+        }
     }
 }
 
@@ -47,21 +51,28 @@ pub(in crate::memory) fn begin_observing(tell: Tell) {
 pub(in crate::memory) fn end_recording_with_stacks() {
     if process::state().is_observed() {
         recording::stop();
+        caches().into_iter().for_each(|cache| cache.recording.forget_stacks(|stack| !stack.is_of_plug()));
     } else {
-        let mut frozen = Frozen::new(caches);
-        for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
-            cache.keep_stacks(recorded, heap.views(&cache.memory.pages).into_iter().flatten());
-        }
-        recording::stop();
+        end_but_for_stacks(recording::stop);
     }
     recording::forget_events();
 }
 
+/// Has nothing known of blocks any more, from the moment of `end` on, but for the stacks of plugs that live ones have.
+fn end_but_for_stacks(end: impl FnOnce()) {
+    let mut frozen = Frozen::new(caches);
+    for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
+        cache.keep_stacks(recorded, heap.views(&cache.memory.pages).into_iter().flatten());
+    }
+    end();
+}
+
 /// Has no event told any more. Under [`recording::lock_changes`].
 pub(in crate::memory) fn end_observing() {
-    process::set_observed(false);
-    if !process::state().is_recorded() {
-        caches().into_iter().for_each(|cache| cache.recording.clear());
+    if process::state().is_only_observed() {
+        end_but_for_stacks(|| process::set_observed(false));
+    } else {
+        process::set_observed(false);
     }
 }
 
