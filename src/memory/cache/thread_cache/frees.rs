@@ -1,0 +1,125 @@
+//! Blocks that come back to a cache: from the thread that owns it to the heap, from others to the inbox, which the next look
+//! at the heap empties.
+
+use super::ThreadCache;
+use crate::memory::cache::heap::{Heap, HeapLedger, Invalid};
+use crate::memory::device::Entry;
+use crate::sync::ThisThread;
+
+impl ThreadCache {
+    /// Takes in what other threads have freed.
+    #[cold]
+    pub(super) fn collect(&self, heap: &mut Heap) {
+        let mut passed_on = 0;
+        for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
+            // What a wrong second free tells may come when the page is another cache's.
+            if self.has_block_at(offset) && heap.collect(&self.memory.pages, offset) {
+                passed_on += 1;
+            }
+        }
+        if passed_on > 0 {
+            self.visits.allow_for(passed_on);
+        }
+    }
+
+    /// Frees a block of this cache from any thread.
+    ///
+    /// # Errors
+    /// [`Invalid`] if there is none at the offset.
+    #[inline]
+    pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
+        if self.is_owned_by(thread) {
+            self.with_heap(thread, |heap| heap.free(&self.memory.pages, offset))
+        } else {
+            self.free_from_afar(offset)
+        }
+    }
+
+    fn free_from_afar(&self, offset: u64) -> Result<(), Invalid> {
+        let pages = &self.memory.pages;
+        let must_tell = match pages.entry(offset) {
+            Entry::Block(number) => {
+                if !pages.mark_freed(offset, number) {
+                    return Err(Invalid::Freed);
+                }
+                true
+            }
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
+                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
+                slab.mark_freed(slot).ok_or(Invalid::Freed)?
+            }
+            Entry::Freed(_) => return Err(Invalid::Freed),
+            Entry::Nothing => return Err(Invalid::NotABlock),
+        };
+        if must_tell {
+            self.leave(offset);
+        }
+        Ok(())
+    }
+
+    /// Leaves a block in the inbox. The pages that it makes free are found by others also if the owner never comes.
+    pub(super) fn leave(&self, offset: u64) {
+        let was_told = self.inbox.change(|inbox| {
+            inbox.freed.push(offset);
+            (inbox.freed.len(), std::mem::replace(&mut inbox.is_told, true))
+        });
+        if !was_told && let Some(service) = self.service() {
+            service.pool.ledger.add_with_pages(self.number);
+        }
+    }
+
+    /// Has the pool's ledger forget that the cache may have free pages, if it has none, nor blocks in the inbox. Returns
+    /// whether it had told of some.
+    pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
+        let Some(HeapLedger { ledger, .. }) = heap.ledger().filter(|_| !heap.has_free_page()) else { return false };
+        heap.end_telling_of_pages();
+        let had_told = ledger.remove_with_pages(self.number);
+        let has_mail = self.inbox.change(|inbox| {
+            inbox.is_told = !inbox.freed.is_empty();
+            (inbox.freed.len(), inbox.is_told)
+        });
+        if has_mail {
+            ledger.add_with_pages(self.number);
+        }
+        had_told && !has_mail
+    }
+
+    /// Marks a block as freed though it cannot be used again yet.
+    ///
+    /// # Errors
+    /// [`Invalid`] if there is none at the offset.
+    pub(in crate::memory) fn mark_waiting(&self, offset: u64) -> Result<(), Invalid> {
+        let pages = &self.memory.pages;
+        match pages.entry(offset) {
+            Entry::Block(number) => pages.mark_freed(offset, number).then_some(()).ok_or(Invalid::Freed),
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
+                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
+                slab.mark_waiting(slot).then_some(()).ok_or(Invalid::Freed)
+            }
+            Entry::Freed(_) => Err(Invalid::Freed),
+            Entry::Nothing => Err(Invalid::NotABlock),
+        }
+    }
+
+    /// Returns whether the block at the offset is no slot of a slab.
+    pub(in crate::memory) fn is_large(&self, offset: u64) -> bool {
+        matches!(self.memory.pages.entry(offset), Entry::Block(_))
+    }
+
+    /// Returns whether a caller holds a block that starts at the offset.
+    pub(in crate::memory) fn check_live(&self, offset: u64) -> Result<(), Invalid> {
+        let pages = &self.memory.pages;
+        match pages.entry(offset) {
+            Entry::Block(_) => Ok(()),
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
+                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
+                if slab.is_live(slot) { Ok(()) } else { Err(Invalid::Freed) }
+            }
+            Entry::Freed(_) => Err(Invalid::Freed),
+            Entry::Nothing => Err(Invalid::NotABlock),
+        }
+    }
+}

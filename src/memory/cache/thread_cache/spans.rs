@@ -1,0 +1,194 @@
+//! Free memory that comes to a cache and goes from it: pages, which move, and segments, which stay.
+//!
+//! Each is recorded, and told to the observer, where there is such: what comes before any thread can have it, what goes once
+//! none can.
+
+use super::{NotAdded, ThreadCache};
+use crate::memory::cache::event::{MemoryAction, To, is_recorded};
+use crate::memory::cache::heap::Heap;
+use crate::memory::cache::service::Service;
+use crate::memory::device::{Mapping, PAGE, Reserve, Run};
+use crate::observe::delivery;
+use crate::process;
+use crate::sync::{OwnerGuard, ThisThread, read};
+
+impl ThreadCache {
+    /// Adds free memory and takes a block at once, before another thread takes the pages away. A lender only adds it.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if the service has ended, or there are too many blocks.
+    pub(in crate::memory) fn add_and_allocate(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+        request: u64,
+    ) -> Result<Option<u64>, NotAdded> {
+        // The observer is told before any thread can have the memory.
+        self.observe_segment(self.coming(start), start, bytes);
+        let mut heap = match self.add_span_in(service, thread, start, bytes) {
+            Ok(heap) => heap,
+            Err(not_added) => {
+                self.observe_segment(self.going(start), start, bytes);
+                return Err(not_added);
+            }
+        };
+        if self.is_lender() {
+            return Ok(Some(start));
+        }
+        let offset = heap.allocate_grown(&self.memory.pages, request);
+        // Most often the request takes all of it.
+        self.tell_if_no_pages(&mut heap);
+        if let Some(offset) = offset.filter(|_| is_recorded()) {
+            self.record_alloc(offset, request);
+        }
+        Ok(offset)
+    }
+
+    /// Adds a segment to the heap, if the cache is in this service.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if it is not, or there are too many blocks.
+    pub(in crate::memory) fn add_segment(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+    ) -> Result<(), NotAdded> {
+        self.observe_segment(self.coming(start), start, bytes);
+        let added = self.add_span_in(service, thread, start, bytes).map(drop);
+        if added.is_err() {
+            self.observe_segment(self.going(start), start, bytes);
+        }
+        added
+    }
+
+    /// Locks the heap and adds free memory to it, of which the observer was told.
+    fn add_span_in(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        start: u64,
+        bytes: u64,
+    ) -> Result<OwnerGuard<'_, Heap>, NotAdded> {
+        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
+        self.add_span_for(To::Recording, &mut heap, start, bytes)?;
+        Ok(heap)
+    }
+
+    /// Adds free memory to this cache's heap.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if its service has ended, or there are too many blocks.
+    pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        self.add_span_for(To::Both, heap, start, bytes)
+    }
+
+    /// Gives free memory back to this cache's heap, if it is still in the service. Returns what cannot be added.
+    #[must_use]
+    pub(in crate::memory) fn put_back(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+        mappings: Vec<Mapping>,
+    ) -> Vec<Mapping> {
+        let add = |mapping: &Mapping| {
+            let (start, bytes) = (mapping.start(), mapping.bytes());
+            self.add_segment(service, thread, start, bytes).is_ok()
+        };
+        mappings.into_iter().filter(|mapping| !add(mapping)).collect()
+    }
+
+    fn add_span_for(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        if !heap.add_span(start, bytes) {
+            return Err(NotAdded);
+        }
+        self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
+        if is_recorded() {
+            self.record_segment_for(to, self.coming(start), start, bytes);
+        }
+        Ok(())
+    }
+
+    /// Returns what it is when memory at the offset comes.
+    fn coming(&self, start: u64) -> MemoryAction {
+        if self.is_movable(start) { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
+    }
+
+    /// Returns what it is when memory at the offset goes.
+    fn going(&self, start: u64) -> MemoryAction {
+        if self.is_movable(start) { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
+    }
+
+    /// Returns whether memory at the offset is of pages that move; the rest are segments, which stay where they are.
+    fn is_movable(&self, start: u64) -> bool {
+        start < self.memory.range.bytes() && !self.has_segments()
+    }
+
+    /// Returns whether each mapping of the cache is a segment for one block alone.
+    fn has_segments(&self) -> bool {
+        read(&self.service).as_ref().is_some_and(|service| service.pool.no_split())
+    }
+
+    /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
+    fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
+        if process::state().is_observed() {
+            self.record_segment_for(To::Observer, action, start, bytes);
+            delivery::deliver();
+        }
+    }
+
+    /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
+    pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
+        let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
+        self.note_taken(heap, taken)
+    }
+
+    /// Takes free mappings in a row out of this cache's heap; see [`Heap::take_row`].
+    pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64) -> Vec<Mapping> {
+        let taken = heap.take_row(&self.memory.pages, bytes);
+        self.note_taken(heap, taken)
+    }
+
+    fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
+        if is_recorded() {
+            // Those in a row are one event, but for segments.
+            let has_segments = self.has_segments();
+            for row in taken.chunk_by(|mapping, next| !has_segments && mapping.end() == next.start()) {
+                let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
+                self.record_segment(self.going(row[0].start()), row[0].start(), bytes);
+            }
+        }
+        if !taken.is_empty() {
+            self.tell_if_no_pages(heap);
+        }
+        taken
+    }
+
+    /// Takes free pages of the pool's reserve out of this cache's heap.
+    pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
+        let taken = heap.take_pages(&self.memory.pages, reserve.range());
+        if is_recorded() {
+            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentUnmap, start, bytes));
+        }
+        taken.into_iter().map(|(start, bytes)| ((start / PAGE) as u32, (bytes / PAGE) as u32)).collect()
+    }
+
+    /// Adds pages of the pool's reserve to this cache's heap. Returns those that could not be added.
+    #[must_use]
+    pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: Vec<Run>) -> Vec<Run> {
+        let mut add = |&(first, pages): &Run| self.add_span(heap, u64::from(first) * PAGE, u64::from(pages) * PAGE);
+        runs.into_iter().filter_map(|run| add(&run).err().map(|NotAdded| run)).collect()
+    }
+
+    /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].
+    pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
+        let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
+        if is_recorded() {
+            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentFree, start, bytes));
+        }
+        taken
+    }
+}
