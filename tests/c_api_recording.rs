@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
+use common::c_pools::for_graphs;
 use common::{MEMORY, device, host, stream};
 use gpupool::memory::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
 use gpupool::memory::{C_API, MemoryAction, allocate, deallocate, record_stream};
@@ -258,6 +259,20 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
     assert_eq!(record(None), 0);
     [small, large, kept].into_iter().for_each(|block| deallocate(block, None).unwrap());
     assert!(stacks().is_empty());
+}
+
+#[test]
+fn what_restoring_a_checkpoint_drops_keeps_no_stack_of_an_ended_recording() {
+    let _alone = host();
+    let (_ending, stream, pool) = (Ending, stream(0), for_graphs());
+    let checkpoint = pool.checkpoint();
+    assert_eq!(record(Some(recording())), 0);
+    under(OURS | 3, || pool.allocate(MIB, &stream));
+    assert_eq!(record(None), 0);
+    assert_eq!(stacks(), BTreeSet::from([OURS | 3]));
+    pool.restore(&checkpoint);
+    assert!(stacks().is_empty());
+    pool.release();
 }
 
 #[test]

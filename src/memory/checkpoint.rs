@@ -119,9 +119,7 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
     let is_recorded = is_recorded();
     let blocks = |pieces: Vec<Piece>| pieces.into_iter().flat_map(|piece| piece.blocks());
     for (offset, _) in blocks(heap.pieces(&memory.pages)) {
-        if is_recorded {
-            cache.record_free(offset, true);
-        }
+        cache.note_free(offset, true);
         restored.freed.push(memory.address(offset));
     }
     heap.restore(&memory.pages, restoration);

@@ -3,9 +3,9 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
-use super::event::{MemoryAction, MemoryEvent, To, note};
+use super::event::{MemoryAction, MemoryEvent, To, is_recorded, note};
 use super::heap::HeapBlock;
 use super::thread_cache::ThreadCache;
 use crate::memory::pool::PoolId;
@@ -83,20 +83,26 @@ impl RecordedBlocks {
 }
 
 impl ThreadCache {
-    /// Ends a recording, but leaves the live blocks their stacks until they are freed. With `recorded`, which is this cache's,
-    /// and the heap locked.
-    pub(in crate::memory) fn keep_stacks(&self, recorded: &mut RecordedBlocks, live: impl Iterator<Item = HeapBlock>) {
-        let live: FxHashSet<u64> =
-            live.filter(|block| block.is_live && !block.is_waiting).map(|block| block.start).collect();
-        recorded
-            .blocks
-            .retain(|offset, block| block.stack.is_of_plug() && block.freed.is_none() && live.contains(offset));
+    /// Ends a recording, but leaves the live blocks the stacks that a plug has taken until they are freed. With `recorded`,
+    /// which is this cache's, locked.
+    pub(in crate::memory) fn keep_stacks(&self, recorded: &mut RecordedBlocks) {
+        recorded.blocks.retain(|_, block| block.stack.is_of_plug() && block.freed.is_none());
+        recorded.blocks.shrink_to_fit();
         self.set_keeps_stacks(!recorded.blocks.is_empty());
     }
 
-    /// Forgets the stack that an ended recording has left with a block, which is about to be freed.
+    /// Notes the free of a live block, before the block can be had again: records it where memory is recorded, or forgets the
+    /// stack that an ended recording has left with the block.
+    pub(in crate::memory) fn note_free(&self, offset: u64, is_completed: bool) {
+        if is_recorded() {
+            self.record_free(offset, is_completed);
+        } else if self.keeps_stacks() {
+            self.forget_stack(offset);
+        }
+    }
+
     #[cold]
-    pub(in crate::memory) fn forget_stack(&self, offset: u64) {
+    fn forget_stack(&self, offset: u64) {
         let mut recorded = self.recording.lock();
         recorded.blocks.remove(&offset);
         if recorded.blocks.is_empty() {
@@ -115,9 +121,8 @@ impl ThreadCache {
         recorded.note(self, MemoryAction::Alloc, offset, requested, stack, To::Both);
     }
 
-    /// Records the free of a live block, before the block can be had again.
     #[cold]
-    pub(in crate::memory) fn record_free(&self, offset: u64, is_completed: bool) {
+    fn record_free(&self, offset: u64, is_completed: bool) {
         let stack = recording::stack_if(Settings::get().has_free_stacks);
         let mut recorded = self.recording.lock();
         // What is not known was allocated before anything was recorded, or is no block.

@@ -61,8 +61,8 @@ pub(in crate::memory) fn end_recording_with_stacks() {
 /// Has nothing known of blocks any more, from the moment of `end` on, but for the stacks of plugs that live ones have.
 fn end_but_for_stacks(end: impl FnOnce()) {
     let mut frozen = Frozen::new(caches);
-    for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
-        cache.keep_stacks(recorded, heap.views(&cache.memory.pages).into_iter().flatten());
+    for FrozenCache { cache, recorded, .. } in &mut frozen.caches {
+        cache.keep_stacks(recorded);
     }
     end();
 }

@@ -4,7 +4,7 @@ use super::request::Allocation;
 use super::{settle, trim, work_marks};
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting, is_recorded};
+use crate::memory::cache::{BlockUser, DeviceCaches, Invalid, Waiting};
 use crate::observe::delivery::deliver;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
@@ -53,7 +53,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
     users.retain(BlockUser::is_left);
     users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
-    record_free(block, users.is_empty());
+    note_free(block, users.is_empty());
     if users.is_empty() {
         // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
         let own = own.filter(|_| cache.marks_work() && (cache.is_owned_by(thread) || cache.is_large(offset)));
@@ -72,16 +72,11 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     Ok(())
 }
 
-/// Records a free before the block can be had again, where memory is recorded, or forgets the stack that an ended recording
-/// has left with the block.
-fn record_free(block: Allocation, is_completed: bool) {
-    if is_recorded() {
-        let _stack = recording::hold_stack(Purpose::Free);
-        block.cache.record_free(block.offset, is_completed);
-        deliver();
-    } else if block.cache.keeps_stacks() {
-        block.cache.forget_stack(block.offset);
-    }
+/// Notes a free before the block can be had again.
+fn note_free(block: Allocation, is_completed: bool) {
+    let _stack = recording::hold_stack(Purpose::Free);
+    block.cache.note_free(block.offset, is_completed);
+    deliver();
 }
 
 /// Frees a block whose streams were not named: it is used again once all work on the device so far is done.
@@ -92,7 +87,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let Allocation { cache, offset } = block;
     check_live(block)?;
     let users = cache.take_uses(offset);
-    record_free(block, false);
+    note_free(block, false);
     cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
     let thread = ThisThread::get();
     settle::wait_with_block(cache, Waiting::for_all_work(offset, &users, &cache.memory.events), thread);
