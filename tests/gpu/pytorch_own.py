@@ -72,7 +72,8 @@ def pytest_configure(config: Any) -> None:
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Keep those of this process's tests that have not begun in one before it."""
     index, count = map(int, os.environ[SHARD].split("/"))
-    begun = outcomes(Path(os.environ[OUTCOMES]).parent, Path(os.environ[OUTCOMES]).stem)
+    written = Path(os.environ[OUTCOMES])
+    begun = outcomes(written.parent, written.stem)
     items[:] = [item for item in items[index::count] if item.nodeid not in begun]
 
 
@@ -102,15 +103,16 @@ def command(arguments: argparse.Namespace) -> list[str]:
 
 def environment(way: str, folder: Path, name: str, shard: str = "0/1") -> dict[str, str]:
     """Return the environment of a process, whose files have this name."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": folder / f"compiled-{way}", "TORCH_EXTENSIONS_DIR": folder / f"built-{name}"}
-    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    own = {WAY: way, SHARD: shard, OUTCOMES: str(folder / f"{name}.outcomes"), "PYTHONPATH": here}
-    return {
-        **os.environ,
+    own = {
+        WAY: way,
+        SHARD: shard,
+        OUTCOMES: str(folder / f"{name}.outcomes"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        **{key: str(path) for key, path in caches.items()},
-        **own,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"compiled-{way}"),
+        "TORCH_EXTENSIONS_DIR": str(folder / f"built-{name}"),
     }
+    return {**os.environ, **own}
 
 
 def execute(arguments: list[str], variables: dict[str, str], log: Path, end: float) -> int:
@@ -179,13 +181,11 @@ def main() -> None:
             way: executor.map(lambda test, way=way: run_alone(arguments, folder, way, test), failed)
             for way in ("gpupool", "PyTorch")
         }
-    rows = list(zip(failed, alone["gpupool"], alone["PyTorch"], strict=True))
-    print(
-        f"{sum(own == without for _, own, without in rows)} of those that fail do the same with and without when alone"
-    )
-    for test, own, without in rows:
-        if own != without:
-            print(f"{test}: with gpupool {own}, without {without}")
+    rows = zip(failed, alone["gpupool"], alone["PyTorch"], strict=True)
+    differing = [row for row in rows if row[1] != row[2]]
+    print(f"{len(failed) - len(differing)} of those that fail do the same with and without when alone")
+    for test, own, without in differing:
+        print(f"{test}: with gpupool {own}, without {without}")
 
 
 if __name__ == "__main__":
