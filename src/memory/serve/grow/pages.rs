@@ -6,9 +6,9 @@ use super::claim::out_of_addresses;
 use super::effort::Effort;
 use super::empty_slabs::serve_from_empty_slabs;
 use super::gather::{gather, is_worth_new_pages};
-use super::growth::Growth;
+use super::growth::{EXTENT_PAGES_AMONG_RIVALS, Growth};
 use super::in_place::serve_in_place;
-use super::place::{EXTENT_PAGES, find_place, rivals, spare};
+use super::place::{find_place, rivals, spare};
 use super::segment::grow_by_segment;
 use crate::error::{Bytes, Result};
 use crate::ids::CaptureStatus;
@@ -21,10 +21,10 @@ use crate::observe::target::MEMORY;
 /// 70 ms in extents of the host's memory and 15 ms in a segment, but stay where they are.
 const SEGMENT_PAGES_LEAST: u32 = 128;
 
-/// For a request of as many bytes, a whole extent, a cache's own pages are moved whatever other threads do: on an H200 to
+/// For a request of as many bytes, an extent among rivals, a cache's own pages are moved whatever other threads do: on an H200 to
 /// map, allow and unmap 32 MiB takes 43 us, and to create, map and allow them 38. Four threads that solved sparse systems,
 /// each on a new stream, so took 688 MiB for 584 in simulation instead of 1,018, with 310 driver calls instead of 290.
-const MOVED_LEAST: u64 = EXTENT_PAGES.most as u64 * PAGE;
+const MOVED_LEAST: u64 = EXTENT_PAGES_AMONG_RIVALS as u64 * PAGE;
 
 /// Grows the request's cache by pages; see [`grow`](super::grow).
 pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<u64>> {
