@@ -1,10 +1,11 @@
 //! One growth under way: what was taken and done so far, so that all of it can be undone.
 
+use std::cmp::max;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, limit_reached};
-use super::place::{EXTENT_PAGES, HOST_EXTENT_PAGES, Place};
+use super::place::{EXTENT_PAGES, HOST_EXTENT_PAGES, PageBounds, Place};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
 use crate::memory::cache::{Service, ThreadCache};
@@ -19,9 +20,11 @@ use crate::sync::ThisThread;
 /// logs.
 const EXTENT_PART: u64 = 250;
 const EXTENT_PART_OF_REQUEST: u64 = 4;
-/// What threads that get in each other's way create: 32 MiB. With 48 four threads that solved sparse systems, each on a new
-/// stream, had 886 MiB in simulation instead of 746.
-pub(super) const EXTENT_PAGES_AMONG_RIVALS: u32 = 16;
+/// The same where threads get in each other's way: larger for what the pool has, since the driver serves one at a time. Four
+/// threads that solved sparse systems, each on a new stream, so have 636 to 690 MiB for 584 in simulation, and 780 to 842 with
+/// 32 MiB from the start.
+pub(super) const EXTENT_PAGES_AMONG_RIVALS: PageBounds = PageBounds { least: 4, most: 16 };
+const EXTENT_PART_AMONG_RIVALS: u64 = 64;
 
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
@@ -112,17 +115,15 @@ impl<'a> Growth<'a> {
     /// Creates the extents that are missing.
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
-        let part = self.pool().budget().reserved() / EXTENT_PART;
-        let (part, bounds) = if self.memory.is_of_host() {
-            (part, HOST_EXTENT_PAGES)
+        let reserved = self.pool().budget().reserved();
+        let (part, bounds) = if self.rivals > 0 {
+            (reserved / EXTENT_PART_AMONG_RIVALS, EXTENT_PAGES_AMONG_RIVALS)
+        } else if self.memory.is_of_host() {
+            (reserved / EXTENT_PART, HOST_EXTENT_PAGES)
         } else {
-            (part.max(self.request.bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
+            (max(reserved / EXTENT_PART, self.request.bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
         };
-        let part = if self.rivals > 0 {
-            EXTENT_PAGES_AMONG_RIVALS
-        } else {
-            (part / PAGE).clamp(bounds.least.into(), bounds.most.into()) as u32
-        };
+        let part = (part / PAGE).clamp(bounds.least.into(), bounds.most.into()) as u32;
         // A segment that may be registered is one extent: libraries register no more of what is at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { part.min(self.place.pages.next_power_of_two()) };

@@ -21,10 +21,10 @@ use crate::observe::target::MEMORY;
 /// 70 ms in extents of the host's memory and 15 ms in a segment, but stay where they are.
 const SEGMENT_PAGES_LEAST: u32 = 128;
 
-/// For a request of as many bytes, an extent among rivals, a cache's own pages are moved whatever other threads do: on an H200 to
-/// map, allow and unmap 32 MiB takes 43 us, and to create, map and allow them 38. Four threads that solved sparse systems,
-/// each on a new stream, so took 688 MiB for 584 in simulation instead of 1,018, with 310 driver calls instead of 290.
-const MOVED_LEAST: u64 = EXTENT_PAGES_AMONG_RIVALS as u64 * PAGE;
+/// For a request of as many bytes, the largest extent among rivals, a cache's own pages are moved whatever other threads do:
+/// on an H200 to move an extent takes 44 us, and to create and map one 38. The threads of
+/// [`EXTENT_PAGES_AMONG_RIVALS`] so took 688 MiB instead of 1,018, with 310 driver calls instead of 290.
+const MOVED_LEAST: u64 = EXTENT_PAGES_AMONG_RIVALS.most as u64 * PAGE;
 
 /// Grows the request's cache by pages; see [`grow`](super::grow).
 pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<u64>> {
