@@ -22,7 +22,11 @@ def replay(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("allocator", ["gpupool", "driver", "async"])
+# Those of the driver need more memory than other tests may leave.
+ALLOCATORS = ["gpupool", *(pytest.param(name, marks=pytest.mark.alone) for name in ("driver", "async"))]
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_log_is_replayed_on_each_allocator(allocator):
     (result,) = replay("--allocator", allocator, str(DATA / "two_streams-1.csv.gz"))
     assert result["events"] > 70_000
