@@ -5,6 +5,7 @@ The README and the guide have the tables of benches/results, by the names of TAB
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,11 +22,12 @@ LIBRARIES = {
 CUPY = {"cusparse": "cupy get_cusparse_handle", "cublas": "cupy get_cublas_handle"}
 TORCH = {"cublas": "torch current_blas_handle"}
 TRACES = {
-    "gpt_varlen": "training a transformer, varying lengths",
-    "resnet_multiscale": "training ResNet-50, varying image sizes",
-    "gnn_sampled": "training a graph network",
-    "two_streams": "training, batches made on a second stream",
-    "cupy_science": "CuPy: sparse, FFT, QR, SVD",
+    "gpt_varlen-1": "training a transformer, varying lengths",
+    "resnet_multiscale-1": "training ResNet-50, varying image sizes",
+    "gnn_sampled-1": "training a graph network",
+    "two_streams-1": "training, batches made on a second stream",
+    "cupy_science-1": "CuPy: sparse, FFT, QR, SVD",
+    "llm_serve-7": "serving a language model",
 }
 EXPANDABLE = "expandable_segments:True"
 # The names of peers in the benches' results, and those in the tables.
@@ -155,9 +157,32 @@ def waste(lines: list[dict]) -> str:
     head = ["reserved / requested, at their peaks", "gpupool", "PyTorch", "with expandable segments"]
     rows = []
     for name, title in TRACES.items():
-        trace = f"{name}-1.csv.gz"
+        trace = f"{name}.csv.gz"
         peers = [{"peer": "gpupool"}, {"peer": "torch", "conf": ""}, {"peer": "torch", "conf": EXPANDABLE}]
         rows.append([title, *(f"{pick(lines, trace=trace, **peer)['ratio']:.3f}" for peer in peers)])
+    return table(head, *rows)
+
+
+def passes(lines: list[dict]) -> str:
+    """Return the table of what an event of a trace file takes in the first replay, and in later ones."""
+    head = [
+        "ns an event",
+        "gpupool, first",
+        "PyTorch with expandable segments, first",
+        "gpupool, later",
+        "PyTorch, later",
+    ]
+    rows = []
+    for name, title in TRACES.items():
+        rounds = [line for line in lines if line["trace"] == f"{name}.csv.gz"]
+        figures = [
+            statistics.median(line[unit] for line in rounds if line["peer"] == peer)
+            for unit in ("cold_ns", "warm_ns")
+            for peer in ("gpupool", "torch")
+            if rounds
+        ]
+        if figures:
+            rows.append([title, *map(number, figures)])
     return table(head, *rows)
 
 
@@ -290,7 +315,8 @@ TABLES = {
     "rush": lambda: rush(of_json(PEERS_FILE)),
     "leases": lambda: leases((RESULTS / "h200/leases.txt").read_text()),
     "workspaces": lambda: workspaces(of_lines("h200/workspaces.json")),
-    "waste": lambda: waste(of_lines(MEMORY_FILE)),
+    "waste": lambda: waste(of_lines("h200-memory/memory-4.json")),
+    "passes": lambda: passes(of_lines("h200-memory/first_pass.json")),
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
     "threads": lambda: threads(of_lines(MEMORY_FILE)),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),

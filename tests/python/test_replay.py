@@ -45,6 +45,17 @@ def test_json(threads):
         assert min(line["cold_ns"], line["warm_ns"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "driver_calls"), [("gnn_sampled-1", 1200), ("gpt_varlen-1", 2500), ("two_streams-1", 1500)]
+)
+def test_little_is_wasted_and_the_driver_called_seldom(name, driver_calls):
+    # A gibibyte costs some fifty driver calls where requests are large, and three hundred where they are small.
+    done = run(str(DATA / f"{name}.csv.gz"), "--json")
+    found = json.loads(done.stdout)
+    assert found["ratio"] <= 1.01
+    assert found["driver_calls"] <= driver_calls
+
+
 def test_table():
     done = run(*TRACES)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,8 +10,8 @@ use crate::memory::device::PAGE;
 /// The most pages of an extent that is inside one block: 512 MiB. On an H200 1 GiB is taken in 0.1 to 0.4 ms from extents of
 /// 128 MiB and more, and in 1.5 ms from those of 32 MiB (`docs/sleep.md`).
 const OF_BLOCK_PAGES: u64 = 256;
-/// The most pages of any other extent: 32 MiB, as growth has them, to 256 MiB; in between this part of what wakes, which is no
-/// more than a pool may leave unused. 64 GiB of small blocks sleep in 50 ms and wake in 40 from extents of 128 MiB, and in 35
+/// The most pages of any other extent: 32 to 256 MiB; in between this part of what wakes, which is no more than a pool may
+/// leave unused. 64 GiB of small blocks sleep in 50 ms and wake in 40 from extents of 128 MiB, and in 35
 /// and 30 from those of 256 (`benches/results/h200-sleep/extents.txt`).
 const OTHER_PAGES: RangeInclusive<u64> = 16..=128;
 const OTHER_PART: u64 = 300;

@@ -1,11 +1,10 @@
 //! One growth under way: what was taken and done so far, so that all of it can be undone.
 
-use std::cmp::max;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, limit_reached};
-use super::place::{EXTENT_PAGES, HOST_EXTENT_PAGES, PageBounds, Place};
+use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
 use crate::memory::cache::{Service, ThreadCache};
@@ -14,17 +13,6 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
 use crate::sync::ThisThread;
-
-/// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size
-/// is this part of what the pool has, or a part of the request, between [`EXTENT_PAGES`]. Chosen with the bounds, on recorded
-/// logs.
-const EXTENT_PART: u64 = 250;
-const EXTENT_PART_OF_REQUEST: u64 = 4;
-/// The same where threads get in each other's way: larger for what the pool has, since the driver serves one at a time. Four
-/// threads that solved sparse systems, each on a new stream, so have 636 to 690 MiB for 584 in simulation, and 780 to 842 with
-/// 32 MiB from the start.
-pub(super) const EXTENT_PAGES_AMONG_RIVALS: PageBounds = PageBounds { least: 4, most: 16 };
-const EXTENT_PART_AMONG_RIVALS: u64 = 64;
 
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
@@ -115,15 +103,7 @@ impl<'a> Growth<'a> {
     /// Creates the extents that are missing.
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
-        let reserved = self.pool().budget().reserved();
-        let (part, bounds) = if self.rivals > 0 {
-            (reserved / EXTENT_PART_AMONG_RIVALS, EXTENT_PAGES_AMONG_RIVALS)
-        } else if self.memory.is_of_host() {
-            (reserved / EXTENT_PART, HOST_EXTENT_PAGES)
-        } else {
-            (max(reserved / EXTENT_PART, self.request.bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
-        };
-        let part = (part / PAGE).clamp(bounds.least.into(), bounds.most.into()) as u32;
+        let part = extent_pages(self.memory, self.pool(), self.request.bytes, self.rivals);
         // A segment that may be registered is one extent: libraries register no more of what is at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { part.min(self.place.pages.next_power_of_two()) };

@@ -1,5 +1,7 @@
 //! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of
-//! need.
+//! need; and how large the extents are that they come in.
+
+use std::cmp::max;
 
 use super::effort::Effort;
 use crate::memory::cache::{DeviceCaches, Heap, ThreadCache};
@@ -14,13 +16,22 @@ pub(super) struct PageBounds {
 }
 
 /// The fewest and the most pages of an extent: 12 to 48 MiB. To create and map one takes an H200 38 us, to move one 44, of 2
-/// MiB as of 64. With these, and with [`AHEAD_PART`] and the parts of [`Growth`](super::growth::Growth), first passes over
-/// recorded logs of programs that have 5 to 23 GB create and move 18 to 66 % fewer than with 8 to 32 MiB; their peaks are at
-/// most 1.01 times what is live, but for one of 1.023.
-pub(super) const EXTENT_PAGES: PageBounds = PageBounds { least: 6, most: 24 };
+/// MiB as of 64. With these, the parts below and [`AHEAD_PART`], first passes over recorded logs of programs that have 5 to 23
+/// GB create and move 18 to 66 % fewer than with 8 to 32 MiB; their peaks are at most 1.01 times what is live, but for one of
+/// 1.023.
+const EXTENT_PAGES: PageBounds = PageBounds { least: 6, most: 24 };
+/// Extents are what is moved and given back. Small ones waste less, large ones need fewer driver calls: so their size is this
+/// part of what the pool has, or a part of the request, between [`EXTENT_PAGES`].
+const EXTENT_PART: u64 = 250;
+const EXTENT_PART_OF_REQUEST: u64 = 4;
+/// The same where threads get in each other's way: larger for what the pool has, since the driver serves one at a time. Four
+/// threads that solved sparse systems, each on a new stream, so have 636 to 690 MiB for 584 in simulation, and 780 to 842 with
+/// 32 MiB from the start.
+pub(super) const EXTENT_PAGES_AMONG_RIVALS: PageBounds = PageBounds { least: 4, most: 16 };
+const EXTENT_PART_AMONG_RIVALS: u64 = 64;
 /// The same of the host's memory, of which a GiB takes as long in extents of any size: the fewest leave the least unused, of
 /// what a loader of text asks for 2.7 % where 4 pages leave 9.8.
-pub(super) const HOST_EXTENT_PAGES: PageBounds = PageBounds { least: 1, most: 16 };
+const HOST_EXTENT_PAGES: PageBounds = PageBounds { least: 1, most: 16 };
 /// At least this part of what the pool has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
 /// same traces.
 const AHEAD_PART: u64 = 512;
@@ -82,6 +93,19 @@ pub(super) fn find_place(
     let pages = if is_ahead { pages.max(ahead(memory, pool, heap, rivals)).min(room) } else { pages };
     let taken = (pages + EXTENT_PAGES.most).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
+}
+
+/// Returns the most pages of an extent that is created for a request of so many bytes.
+pub(super) fn extent_pages(memory: &DeviceMemory, pool: &Pool, bytes: u64, rivals: u64) -> u32 {
+    let reserved = pool.budget().reserved();
+    let (part, bounds) = if rivals > 0 {
+        (reserved / EXTENT_PART_AMONG_RIVALS, EXTENT_PAGES_AMONG_RIVALS)
+    } else if memory.is_of_host() {
+        (reserved / EXTENT_PART, HOST_EXTENT_PAGES)
+    } else {
+        (max(reserved / EXTENT_PART, bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
+    };
+    (part / PAGE).clamp(bounds.least.into(), bounds.most.into()) as u32
 }
 
 /// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. Those
