@@ -32,6 +32,8 @@ const EXTENT_PART_AMONG_RIVALS: u64 = 64;
 /// The same of the host's memory, of which a GiB takes as long in extents of any size: the fewest leave the least unused, of
 /// what a loader of text asks for 2.7 % where 4 pages leave 9.8.
 const HOST_EXTENT_PAGES: PageBounds = PageBounds { least: 1, most: 16 };
+/// In a pool that has less, no extent is larger than the request, so that free blocks of a page or two can be moved.
+const SMALL_POOL: u64 = 64 << 20;
 /// At least this part of what the pool has is created at a time, up to one extent; chosen with [`EXTENT_PAGES`], on the
 /// same traces.
 const AHEAD_PART: u64 = 512;
@@ -105,7 +107,9 @@ pub(super) fn extent_pages(memory: &DeviceMemory, pool: &Pool, bytes: u64, rival
     } else {
         (max(reserved / EXTENT_PART, bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
     };
-    (part / PAGE).clamp(bounds.least.into(), bounds.most.into()) as u32
+    let pages = (part / PAGE).clamp(bounds.least.into(), bounds.most.into());
+    let of_request = if reserved < SMALL_POOL { bytes.div_ceil(PAGE).max(1) } else { pages };
+    pages.min(of_request) as u32
 }
 
 /// Returns how much threads that work in the pool get in each other's way, 0 for one thread to 8 for four or more. Those
