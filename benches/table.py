@@ -175,14 +175,14 @@ def passes(lines: list[dict]) -> str:
     rows = []
     for name, title in TRACES.items():
         rounds = [line for line in lines if line["trace"] == f"{name}.csv.gz"]
+        if not rounds:
+            continue
         figures = [
             statistics.median(line[unit] for line in rounds if line["peer"] == peer)
             for unit in ("cold_ns", "warm_ns")
             for peer in ("gpupool", "torch")
-            if rounds
         ]
-        if figures:
-            rows.append([title, *map(number, figures)])
+        rows.append([title, *map(number, figures)])
     return table(head, *rows)
 
 

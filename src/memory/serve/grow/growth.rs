@@ -106,7 +106,7 @@ impl<'a> Growth<'a> {
         let part = extent_pages(self.memory, self.pool(), self.request.bytes, self.rivals);
         // A segment that may be registered is one extent: libraries register no more of what is at an address.
         let is_whole = self.pool().no_split();
-        let most = if is_whole { missing } else { part.min(self.place.pages.next_power_of_two()) };
+        let most = if is_whole { missing } else { part };
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
         while missing > 0 {

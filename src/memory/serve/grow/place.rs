@@ -1,8 +1,6 @@
 //! Where new pages stand, and how many: beside what is free, in a hole rather than in new space, a little ahead of
 //! need; and how large the extents are that they come in.
 
-use std::cmp::max;
-
 use super::effort::Effort;
 use crate::memory::cache::{DeviceCaches, Heap, ThreadCache};
 use crate::memory::device::{DeviceMemory, PAGE};
@@ -105,7 +103,7 @@ pub(super) fn extent_pages(memory: &DeviceMemory, pool: &Pool, bytes: u64, rival
     } else if memory.is_of_host() {
         (reserved / EXTENT_PART, HOST_EXTENT_PAGES)
     } else {
-        (max(reserved / EXTENT_PART, bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
+        ((reserved / EXTENT_PART).max(bytes / EXTENT_PART_OF_REQUEST), EXTENT_PAGES)
     };
     let pages = (part / PAGE).clamp(bounds.least.into(), bounds.most.into());
     let of_request = if reserved < SMALL_POOL { bytes.div_ceil(PAGE).max(1) } else { pages };
