@@ -1,31 +1,29 @@
 //! What the tests of the simulated devices share.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_macros, reason = "each test file uses its part")]
 
 pub(crate) mod c_pools;
 pub(crate) mod memory;
+#[macro_use]
+pub(crate) mod process;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpupool::library::host::{set_create_cost, set_handle_bytes, set_keeps_scratch};
-use gpupool::runtime::host::{clear_faults, simulate};
 use gpupool::{Device, HandleStats, Stream};
 
 pub(crate) const MEMORY: u64 = 1 << 30;
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// Two simulated devices without faults, for one test of this process at a time.
-pub(crate) fn host() -> MutexGuard<'static, ()> {
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    simulate(2, MEMORY).expect("no other runtime was chosen");
-    clear_faults();
-    set_create_cost(Duration::ZERO);
-    set_handle_bytes(1 << 20);
-    set_keeps_scratch(false);
-    guard
+/// Simulated devices in a process of the test's own, where the test goes on: so many, by default two, each with so many
+/// bytes.
+macro_rules! host {
+    () => {
+        host!(2, $crate::common::MEMORY);
+    };
+    ($devices:expr, $bytes:expr) => {
+        in_own_process!();
+        gpupool::runtime::host::simulate($devices, $bytes).expect("no other runtime was chosen");
+    };
 }
 
 pub(crate) fn device(ordinal: u32) -> Device {

@@ -1,24 +1,41 @@
 """Builds the ABI doubles of tests/abi: shared libraries with the real names and signatures, and checks behind them."""
 
+import hashlib
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
+import gpupool
 import pytest
 from programs.shared.libraries import LIBRARIES
 
 SOURCES = Path(__file__).parents[1] / "abi"
+INCLUDE = Path(gpupool.get_include())
+KEPT = Path(__file__).parents[2] / "build" / "doubles"
 
 
 def compile_double(source: str, file: Path, *flags: str, language: str = "cc") -> Path:
-    """Compile a file of tests/abi to a library, or skip the test where there is no compiler."""
+    """Compile a file of tests/abi to a library, or skip the test where there is no compiler.
+
+    What the same sources and flags gave before is copied: a file of its own is a library of its own for the loader.
+    """
     compiler = shutil.which(language)
     if compiler is None:
         pytest.skip(f"needs a compiler, {language}")
-    file.parent.mkdir(parents=True, exist_ok=True)
     quiet = [] if "-Werror" in flags else ["-w"]
     command = [compiler, "-shared", "-fPIC", *quiet, f"-Wl,-soname,{file.name}", *flags, str(SOURCES / source)]
-    subprocess.run([*command, "-o", str(file)], check=True)
+    texts = [text.read_bytes() for folder in (SOURCES, INCLUDE) for text in sorted(folder.iterdir())]
+    kept = KEPT / hashlib.sha256(b"\0".join([*map(str.encode, command), *texts])).hexdigest()[:32]
+    if not kept.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        # Beside it and renamed, since tests run in several processes.
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+            subprocess.run([*command, "-o", f"{folder}/{file.name}"], check=True)
+            Path(folder, file.name).rename(kept)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    shutil.copyfile(kept, file)
     return file
 
 

@@ -21,6 +21,12 @@ if not hasattr(_native, "host_inject"):
     pytest.exit("gpupool was built without the feature fault-injection; `make .venv/built` builds it for tests", 1)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what all tests have imported out of every later collection of garbage, of which there is one a test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_faults() -> Iterator[None]:
     """Leave no simulated fault to the next test."""

@@ -14,6 +14,9 @@ class Object:
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
+    def __repr__(self):
+        return f"Object({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
 
 def checked_out_stream(stream, **arguments):
     """Return the stream that the library sees after a checkout with this argument."""
@@ -33,6 +36,9 @@ class Protocol:
 
     def __init__(self, answer):
         self.answer = answer
+
+    def __repr__(self):
+        return f"Protocol({self.answer!r})"
 
     def __cuda_stream__(self):
         return self.answer
@@ -85,7 +91,7 @@ def test_any_other_default_stream_is_that_of_the_current_device_or_the_one_given
     [
         "stream",
         1.5,
-        object(),
+        Object(),
         [],
         True,
         -1,

@@ -1,0 +1,354 @@
+//! The C interface: what a C program gets, and what it is told when it calls wrongly.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::memory::C_API;
+use gpupool::memory::c_api::Block;
+use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, create_stream, end_capture, inject, submit};
+use gpupool::{CaptureMode, StatusKind, Stream, empty_cache, memory_stats};
+
+const OUT_OF_MEMORY: c_int = 1;
+const INVALID_VALUE: c_int = 2;
+const DRIVER: c_int = 3;
+const MIB: u64 = 1 << 20;
+/// A slot of a slab, a block cut to size in a page, one of several pages.
+const SIZES: [u64; 3] = [700, 100 << 10, 5 << 20];
+
+fn last_error() -> String {
+    // SAFETY: it is never null, and this thread makes no call meanwhile.
+    unsafe { CStr::from_ptr((C_API.last_error)()) }.to_str().unwrap().to_owned()
+}
+
+fn allocate(bytes: u64, stream: &Stream) -> Result<*mut c_void, c_int> {
+    let mut pointer = ptr::dangling_mut();
+    let ordinal = stream.device().ordinal() as c_int;
+    // SAFETY: the stream is alive and of its device.
+    match unsafe { (C_API.allocate)(bytes, ordinal, stream.raw().as_ptr(), &raw mut pointer) } {
+        0 => Ok(pointer),
+        status => {
+            assert!(pointer.is_null(), "what was not allocated has no address");
+            Err(status)
+        }
+    }
+}
+
+fn deallocate(pointer: *const c_void) -> c_int {
+    // SAFETY: what is no block of gpupool's is refused.
+    unsafe { (C_API.deallocate)(pointer.cast_mut()) }
+}
+
+fn owns(pointer: *const c_void) -> c_int {
+    // SAFETY: it takes any address.
+    unsafe { (C_API.owns)(pointer) }
+}
+
+fn find_block(pointer: *const c_void) -> Result<Block, c_int> {
+    // SAFETY: numbers and pointers, all of which may be zero.
+    let mut block = Block { size: size_of::<Block>() as u64, ..unsafe { std::mem::zeroed() } };
+    // SAFETY: the block says its size.
+    match unsafe { (C_API.find_block)(pointer, &raw mut block) } {
+        0 => Ok(block),
+        status => Err(status),
+    }
+}
+
+/// The call failed with this status, and the reason has all these words.
+#[track_caller]
+fn assert_failed(status: c_int, expected: c_int, words: &[&str]) {
+    let text = last_error();
+    assert_eq!(status, expected, "{text}");
+    assert!(words.iter().all(|word| text.contains(word)), "{text:?} does not say {words:?}");
+}
+
+#[test]
+fn blocks_are_allocated_found_and_freed() {
+    host!();
+    let stream = stream(0);
+    for bytes in SIZES {
+        let pointer = allocate(bytes, &stream).unwrap();
+        assert_eq!(owns(pointer), 1);
+        let block = find_block(pointer).unwrap();
+        assert_eq!((block.address, block.requested), (pointer, bytes));
+        assert_eq!((block.is_live, block.is_waiting, block.device, block.stack), (1, 0, 0, 0));
+        assert_eq!((block.stream, block.pool), (stream.raw().as_ptr(), gpupool::PoolId::NONE));
+        assert!(block.bytes >= bytes && block.bytes < bytes + bytes / 8 + 512, "{block:?}");
+        let (segment, address) = (block.segment.addr(), block.address.addr());
+        assert!(
+            segment <= address && address as u64 + block.bytes <= segment as u64 + block.segment_bytes,
+            "{block:?}"
+        );
+        assert_eq!(deallocate(pointer), 0);
+        assert_failed(find_block(pointer).unwrap_err(), INVALID_VALUE, &["device 0"]);
+        assert_failed(deallocate(pointer), INVALID_VALUE, &["device 0", "free"]);
+    }
+    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 0);
+}
+
+#[test]
+fn no_bytes_are_a_null_pointer_which_can_be_freed() {
+    host!();
+    assert_eq!(allocate(0, &stream(0)), Ok(ptr::null_mut()));
+    assert_eq!(deallocate(ptr::null()), 0);
+}
+
+#[test]
+fn wrong_calls_are_refused_with_a_reason() {
+    host!();
+    let stream = stream(0);
+    let foreign = ptr::without_provenance::<c_void>(0x1234_5000);
+    assert_eq!(owns(foreign), 0);
+    assert_eq!(owns(ptr::null()), 0);
+    assert_failed(deallocate(foreign), INVALID_VALUE, &["0x12345000", "not memory that gpupool handed out"]);
+    assert_failed(find_block(foreign).unwrap_err(), INVALID_VALUE, &["0x12345000"]);
+    let pointer = allocate(MIB, &stream).unwrap();
+    let inside = pointer.wrapping_byte_add(512);
+    assert_failed(deallocate(inside), INVALID_VALUE, &["not the start of a block"]);
+    assert_eq!(owns(inside), 1);
+    // SAFETY: these calls are refused before they touch anything.
+    unsafe {
+        let raw = stream.raw().as_ptr();
+        let (mut pointer, mut bytes) = (ptr::null_mut(), 0);
+        assert_failed((C_API.allocate)(1, 7, raw, &raw mut pointer), INVALID_VALUE, &["no device 7"]);
+        assert_failed((C_API.allocate)(1, -1, raw, &raw mut pointer), INVALID_VALUE, &["no device -1"]);
+        assert_failed((C_API.allocate)(1, 0, raw, ptr::null_mut()), INVALID_VALUE, &["pointer is a null pointer"]);
+        assert_failed((C_API.find_block)(inside, ptr::null_mut()), INVALID_VALUE, &["not the start"]);
+        assert_failed((C_API.record_stream)(inside, 0, raw), INVALID_VALUE, &["not the start"]);
+        assert_failed((C_API.empty_cache)(9, ptr::null_mut()), INVALID_VALUE, &["no device 9"]);
+        assert_failed((C_API.get_memory_fraction)(0, ptr::null_mut()), INVALID_VALUE, &["fraction is a null pointer"]);
+        assert_failed((C_API.set_memory_fraction)(0, 1.5), INVALID_VALUE, &["1.5 is no fraction"]);
+        assert_failed((C_API.largest_block)(2, &raw mut bytes), INVALID_VALUE, &["no device 2"]);
+        assert_failed((C_API.enable_peer_access)(0, 5), INVALID_VALUE, &["no device 5"]);
+        assert_failed((C_API.add_oom_callback)(None, ptr::null_mut()), INVALID_VALUE, &["callback is a null"]);
+        assert_failed((C_API.remove_oom_callback)(Some(free_nothing), ptr::null_mut()), INVALID_VALUE, &["callback"]);
+    }
+    // SAFETY: numbers and pointers, all of which may be zero.
+    let mut sizeless: Block = unsafe { std::mem::zeroed() };
+    // SAFETY: a struct without a size is refused.
+    let status = unsafe { (C_API.find_block)(pointer, &raw mut sizeless) };
+    assert_failed(status, INVALID_VALUE, &["sizeof(gpupool_block)"]);
+    assert_eq!(deallocate(pointer), 0);
+}
+
+#[test]
+fn an_older_program_gets_what_its_structs_have_room_for() {
+    host!();
+    let pointer = allocate(MIB, &stream(0)).unwrap();
+    // SAFETY: numbers and pointers, all of which may be zero.
+    let mut block = Block { size: 24, requested: 77, ..unsafe { std::mem::zeroed() } };
+    // SAFETY: the block says how much of it there is.
+    assert_eq!(unsafe { (C_API.find_block)(pointer, &raw mut block) }, 0);
+    assert_eq!((block.size, block.address, block.bytes, block.requested), (24, pointer, MIB, 77));
+    assert_eq!(deallocate(pointer), 0);
+}
+
+#[test]
+fn a_thread_is_told_of_its_own_failures_alone() {
+    host!();
+    assert_failed(deallocate(ptr::without_provenance(0x1000)), INVALID_VALUE, &["0x1000"]);
+    assert!(on_thread(last_error).contains("no call of this thread has failed"));
+    assert_eq!(deallocate(ptr::null()), 0);
+    assert!(last_error().contains("0x1000"), "success leaves the reason of the last failure");
+}
+
+#[test]
+fn a_recorded_stream_keeps_a_freed_block_back() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let pointer = allocate(4 * MIB, &own).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    assert_eq!(unsafe { (C_API.record_stream)(pointer, 0, other.raw().as_ptr()) }, 0);
+    submit(&other).unwrap();
+    assert_eq!(deallocate(pointer), 0);
+    let second = allocate(4 * MIB, &own).unwrap();
+    assert_ne!(second, pointer);
+    complete_all().unwrap();
+    assert_eq!(deallocate(second), 0);
+    empty_cache().unwrap();
+}
+
+#[test]
+fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    // SAFETY: the stream is alive and of the device; what is no block is refused.
+    let free_on = |pointer, stream: &Stream| unsafe { (C_API.deallocate_on)(pointer, 0, stream.raw().as_ptr()) };
+    for bytes in SIZES {
+        submit(&own).unwrap();
+        submit(&other).unwrap();
+        let pointer = allocate(bytes, &own).unwrap();
+        assert_eq!(free_on(pointer, &own), 0);
+        // In the order of its own stream, it may be used there again at once.
+        assert_eq!(allocate(bytes, &own).unwrap(), pointer);
+        assert_eq!(free_on(pointer, &other), 0);
+        assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 1);
+        complete_all().unwrap();
+        empty_cache().unwrap();
+        assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 0);
+    }
+    assert_eq!(free_on(ptr::null_mut(), &own), 0);
+    assert_failed(free_on((&raw const OTHERS).cast_mut().cast(), &own), INVALID_VALUE, &["0x"]);
+}
+
+/// Memory that is not gpupool's.
+static OTHERS: u64 = 0;
+
+#[test]
+fn a_stream_is_waited_for() {
+    host!();
+    let stream = stream(0);
+    // SAFETY: the stream is alive and of the device.
+    let synchronize = |device| unsafe { (C_API.synchronize)(device, stream.raw().as_ptr()) };
+    assert_eq!(synchronize(0), 0);
+    assert_failed(synchronize(99), INVALID_VALUE, &["device 99"]);
+    inject(Fault { call: Call::StreamSynchronize, kind: StatusKind::Other, after: 0, times: 1 });
+    assert_failed(synchronize(0), DRIVER, &["device 0"]);
+    begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+    assert_ne!(synchronize(0), 0);
+    assert!(end_capture(&stream).is_err(), "waiting spoils a capture");
+}
+
+/// A stream of other code's, which gpupool touches only in calls that name it.
+fn foreign() -> Stream {
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+}
+
+/// Gives memory back that a stream of other code's uses which is captured, and says whether the capture is right.
+fn is_spared(captured: &Stream) -> bool {
+    let own = stream(0);
+    let pointer = allocate(4 * MIB, &own).unwrap();
+    begin_capture(captured, CaptureMode::Relaxed).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    assert_eq!(unsafe { (C_API.record_stream)(pointer, 0, captured.raw().as_ptr()) }, 0);
+    assert_eq!(deallocate(pointer), 0);
+    let mut bytes = u64::MAX;
+    // SAFETY: the place is one for a number.
+    assert_eq!(unsafe { (C_API.empty_cache)(-1, &raw mut bytes) }, 0);
+    end_capture(captured).is_ok() && bytes == 0
+}
+
+#[test]
+fn captures_that_are_expected_or_known_of_are_not_spoilt() {
+    host!();
+    // SAFETY: both take any ordinal.
+    let expect = |ordinal| unsafe { (C_API.expect_captures)(ordinal) };
+    // SAFETY: the same.
+    let end = |ordinal| unsafe { (C_API.end_expecting_captures)(ordinal) };
+    assert_eq!((expect(0), expect(0), end(0)), (0, 0, 0));
+    assert!(is_spared(&foreign()), "one more capture is expected");
+    assert_eq!(end(0), 0);
+    assert_failed(end(0), INVALID_VALUE, &["end_expecting_captures", "expect_captures"]);
+    let stream = foreign();
+    // SAFETY: the stream is alive and of the device.
+    assert_eq!(unsafe { (C_API.declare_lasting)(0, stream.raw().as_ptr()) }, 0);
+    assert!(is_spared(&stream), "a stream that lasts is asked");
+    empty_cache().unwrap();
+    assert_failed(expect(99), INVALID_VALUE, &["99"]);
+    assert_failed(end(99), INVALID_VALUE, &["99"]);
+}
+
+#[test]
+fn limits_caches_and_the_largest_block_are_those_of_the_device() {
+    host!();
+    let stream = stream(1);
+    empty_cache().unwrap();
+    // SAFETY: the places are good.
+    unsafe {
+        let (mut fraction, mut bytes) = (0.0, 0);
+        assert_eq!((C_API.get_memory_fraction)(1, &raw mut fraction), 0);
+        assert_eq!(fraction.to_bits(), 1.0_f64.to_bits());
+        assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
+        assert_eq!(bytes, MEMORY);
+        assert_eq!((C_API.set_memory_fraction)(1, 0.25), 0);
+        assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
+        assert_eq!(bytes, MEMORY / 4);
+        assert_failed(
+            allocate(MEMORY / 2, &stream).unwrap_err(),
+            OUT_OF_MEMORY,
+            &["out of memory on device 1", "fraction"],
+        );
+        let pointer = allocate(MEMORY / 4, &stream).unwrap();
+        assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
+        assert_eq!(bytes, 0);
+        assert_eq!(deallocate(pointer), 0);
+        assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
+        assert_eq!(bytes, MEMORY / 4);
+        assert_eq!((C_API.empty_cache)(0, &raw mut bytes), 0);
+        assert_eq!(bytes, 0, "another device's");
+        assert_eq!((C_API.empty_cache)(-1, &raw mut bytes), 0);
+        assert_eq!(bytes, MEMORY / 4);
+        assert_eq!((C_API.set_memory_fraction)(1, 1.0), 0);
+    }
+}
+
+#[test]
+fn giving_back_waits_for_the_work_that_may_use_the_memory() {
+    host!();
+    let (stream, other) = (stream(0), stream(0));
+    let (freed, recorded) = (allocate(8 * MIB, &stream).unwrap(), allocate(8 * MIB, &stream).unwrap());
+    submit(&stream).unwrap();
+    submit(&other).unwrap();
+    // SAFETY: the streams are alive and of the device.
+    assert_eq!(unsafe { (C_API.record_stream)(recorded, 0, other.raw().as_ptr()) }, 0);
+    assert_eq!((deallocate(freed), deallocate(recorded)), (0, 0));
+    assert_eq!(empty_cache().unwrap(), 0, "that of Rust does not wait");
+    assert!(memory_stats(device(0)).unwrap().total.reserved_bytes >= 16 * MIB);
+    let mut bytes = 0;
+    // SAFETY: the place is one for a number.
+    assert_eq!(unsafe { (C_API.empty_cache)(0, &raw mut bytes) }, 0);
+    assert_eq!((bytes, memory_stats(device(0)).unwrap().total.reserved_bytes), (16 * MIB, 0));
+    complete_all().unwrap();
+}
+
+#[test]
+fn a_device_uses_the_memory_of_its_peer() {
+    host!();
+    let pointer = allocate(MIB, &stream(1)).unwrap();
+    let other = stream(0);
+    // SAFETY: the stream is alive and of the device.
+    unsafe {
+        assert_failed((C_API.record_stream)(pointer, 0, other.raw().as_ptr()), INVALID_VALUE, &["enable_peer_access"]);
+        assert_eq!((C_API.enable_peer_access)(0, 1), 0);
+        assert_eq!((C_API.record_stream)(pointer, 0, other.raw().as_ptr()), 0);
+    }
+    assert_eq!(deallocate(pointer), 0);
+    complete_all().unwrap();
+    empty_cache().unwrap();
+}
+
+unsafe extern "C" fn free_nothing(_context: *mut c_void, _device: c_int, _bytes: u64) -> c_int {
+    0
+}
+
+/// Frees the block whose address the context has.
+unsafe extern "C" fn free_block(context: *mut c_void, device: c_int, bytes: u64) -> c_int {
+    assert_eq!((device, bytes), (0, MEMORY / 2));
+    let held = context.cast::<*mut c_void>();
+    // SAFETY: the test passes the place of a pointer, and waits.
+    let pointer = unsafe { held.replace(ptr::null_mut()) };
+    c_int::from(!pointer.is_null() && deallocate(pointer) == 0)
+}
+
+#[test]
+fn callbacks_are_asked_before_a_request_fails() {
+    host!();
+    let stream = stream(0);
+    empty_cache().unwrap();
+    let mut held = allocate(MEMORY * 3 / 4, &stream).unwrap();
+    let context = (&raw mut held).cast();
+    // SAFETY: the functions and the context stay until they are removed.
+    unsafe {
+        assert_eq!((C_API.add_oom_callback)(Some(free_nothing), ptr::null_mut()), 0);
+        assert_failed(allocate(MEMORY / 2, &stream).unwrap_err(), OUT_OF_MEMORY, &["out of memory on device 0"]);
+        assert_eq!((C_API.add_oom_callback)(Some(free_block), context), 0);
+        let pointer = allocate(MEMORY / 2, &stream).unwrap();
+        assert_eq!(deallocate(pointer), 0);
+        assert_eq!((C_API.remove_oom_callback)(Some(free_block), context), 0);
+        assert_eq!((C_API.remove_oom_callback)(Some(free_nothing), ptr::null_mut()), 0);
+        assert_failed((C_API.remove_oom_callback)(Some(free_block), context), INVALID_VALUE, &["no such callback"]);
+    }
+    empty_cache().unwrap();
+}

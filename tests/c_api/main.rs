@@ -1,0 +1,16 @@
+//! The C interface.
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod calls;
+mod checkpoints;
+mod layout;
+mod pinned;
+mod pools;
+mod recording;
+mod scopes;
+mod segments;
+mod sleep;
+mod stats;

@@ -1,0 +1,84 @@
+//! Pools that sleep, by the C interface.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, options, succeeded, ticket};
+use crate::common::memory::{MIB, assert_all_back, used};
+use gpupool::memory::C_API;
+
+const NONE: c_int = 0;
+const HOST: c_int = 1;
+const OTHER: c_int = 5;
+const ASLEEP: c_int = 6;
+
+fn is_asleep(pool: CPool) -> bool {
+    let mut is_asleep = -1;
+    // SAFETY: the place is one for an int.
+    succeeded(unsafe { (C_API.pool_is_asleep)(pool.0, &raw mut is_asleep) });
+    is_asleep == 1
+}
+
+#[test]
+fn a_pool_sleeps_and_wakes_and_says_why_it_serves_nothing() {
+    host!();
+    let pool = create(options());
+    let (mut block, mut bytes) = (ptr::null_mut::<c_void>(), 0);
+    let allocate = |block: &mut *mut c_void| {
+        // SAFETY: the legacy default stream is always alive.
+        unsafe { (C_API.pool_allocate)(pool.0, ticket(), 5 * MIB, ptr::null_mut(), block) }
+    };
+    succeeded(allocate(&mut block));
+    let number: *mut u64 = block.cast();
+    // SAFETY: the block is 5 MiB.
+    unsafe { number.write(42) };
+    // SAFETY: the place is one for a number.
+    succeeded(unsafe { (C_API.pool_sleep)(pool.0, HOST, &raw mut bytes) });
+    assert_eq!((bytes, used(0), is_asleep(pool)), (6 * MIB, 0, true));
+    let mut other = ptr::null_mut();
+    failed(allocate(&mut other), ASLEEP, &["is asleep", "gpupool.wake(0)"]);
+    assert!(other.is_null());
+    // SAFETY: the place is one for a number.
+    succeeded(unsafe { (C_API.pool_wake)(pool.0, &raw mut bytes) });
+    // SAFETY: the block is there again.
+    assert_eq!((bytes, is_asleep(pool), unsafe { number.read() }), (6 * MIB, false, 42));
+    // SAFETY: null is allowed for what is not asked.
+    succeeded(unsafe { (C_API.pool_sleep)(pool.0, NONE, ptr::null_mut()) });
+    // SAFETY: the place is one for a number.
+    succeeded(unsafe { (C_API.wake_device)(0, &raw mut bytes) });
+    assert_eq!((bytes, is_asleep(pool)), (6 * MIB, false));
+    // SAFETY: the place is one for a number.
+    succeeded(unsafe { (C_API.sleep_device)(0, HOST, &raw mut bytes) });
+    assert_eq!((bytes, is_asleep(pool)), (6 * MIB, true));
+    // SAFETY: the block and the use are this test's, and not used again.
+    unsafe {
+        succeeded((C_API.deallocate)(block));
+        succeeded((C_API.pool_release)(pool.0));
+        succeeded((C_API.wake_device)(0, ptr::null_mut()));
+    }
+    assert_all_back();
+}
+
+#[test]
+fn a_wrong_backup_device_or_pool_is_refused() {
+    host!();
+    let pool = create(options());
+    // SAFETY: the pool is alive, and null is allowed for the bytes.
+    failed(unsafe { (C_API.pool_sleep)(pool.0, 7, ptr::null_mut()) }, INVALID_VALUE, &["7 is not a backup"]);
+    // SAFETY: as above.
+    failed(unsafe { (C_API.sleep_device)(9, HOST, ptr::null_mut()) }, INVALID_VALUE, &["no device 9"]);
+    // SAFETY: a null pointer is refused.
+    failed(unsafe { (C_API.pool_wake)(ptr::null_mut(), ptr::null_mut()) }, INVALID_VALUE, &["null pointer"]);
+    // SAFETY: a null pointer is refused.
+    failed(unsafe { (C_API.pool_is_asleep)(pool.0, ptr::null_mut()) }, INVALID_VALUE, &["is_asleep is a null pointer"]);
+    let mut segments = options();
+    segments.no_split = 1;
+    let whole = create(segments);
+    // SAFETY: the pool is alive.
+    failed(unsafe { (C_API.pool_sleep)(whole.0, HOST, ptr::null_mut()) }, OTHER, &["cannot sleep"]);
+    for pool in [pool, whole] {
+        // SAFETY: the use is this test's, and not used again.
+        succeeded(unsafe { (C_API.pool_release)(pool.0) });
+    }
+    assert_all_back();
+}

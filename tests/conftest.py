@@ -1,0 +1,59 @@
+"""What skips is told: how many tests for which reason, and with ``--skips`` each reason must be on the list in a file."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that CI gives."""
+    parser.addoption("--skips", type=Path, metavar="FILE", help="fail if a test skips for a reason that FILE does not list")
+
+
+def allowed(file: Path) -> list[tuple[str, str]]:
+    """Return the folder or file of tests and the pattern of the reason of each line of a list."""
+    lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
+    return [(place.strip(), reason.strip()) for place, _, reason in (line.partition(":") for line in lines if line)]
+
+
+def skipped(config: pytest.Config) -> Counter[tuple[str, str]]:
+    """Return how many tests of each file skipped for each reason."""
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    return Counter((report.nodeid.split("::")[0], report.longrepr[2].removeprefix("Skipped: ")) for report in reports)
+
+
+def unexpected(config: pytest.Config) -> list[str]:
+    """Return a line for each file and reason that the list does not have."""
+    if config.option.skips is None:
+        return []
+    lines = allowed(config.option.skips)
+    return [
+        f"{file}: {reason} ({count})"
+        for (file, reason), count in sorted(skipped(config).items())
+        if not any(file.startswith(place) and re.fullmatch(pattern, reason) for place, pattern in lines)
+    ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test skipped that should not have."""
+    if not hasattr(session.config, "workerinput") and unexpected(session.config):
+        session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell how many tests skipped and why."""
+    reasons: Counter[str] = Counter()
+    for (_, reason), count in skipped(config).items():
+        reasons[reason] += count
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} skipped")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count:5} {reason}")
+    lines = unexpected(config)
+    if lines:
+        terminalreporter.section(f"not on the list in {config.option.skips}", red=True)
+        for line in lines:
+            terminalreporter.line(line)

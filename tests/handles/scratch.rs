@@ -1,0 +1,122 @@
+//! A library whose handles keep scratch memory, as ROCm's do: a thread has one for each stream, so that the work of one never
+//! meets another's there.
+
+use crate::common::{assert_none_lost, device, on_thread, stream};
+use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
+use gpupool::runtime::host::{begin_capture, complete, complete_all, end_capture, submit};
+use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
+
+fn pool() -> HandlePool {
+    set_keeps_scratch(true);
+    HandlePool::new(HostLibrary).expect("a pool")
+}
+
+fn address(pool: HandlePool, stream: &Stream) -> usize {
+    let handle = pool.handle(stream).expect("a handle").as_ptr();
+    // SAFETY: the pool just gave the handle, and this thread holds it.
+    assert_eq!(unsafe { stream_of(handle) }, stream.raw().address());
+    handle.addr()
+}
+
+/// As many streams as a thread has handles for, and its handles.
+fn full_window(pool: HandlePool) -> (Vec<Stream>, Vec<usize>) {
+    let streams: Vec<_> = (0..8).map(|_| stream(0)).collect();
+    let handles = streams.iter().map(|stream| address(pool, stream)).collect();
+    (streams, handles)
+}
+
+#[test]
+fn a_thread_has_a_handle_for_each_stream() {
+    host!();
+    let pool = pool();
+    let (streams, handles) = full_window(pool);
+    for (index, handle) in handles.iter().enumerate() {
+        assert!(!handles[..index].contains(handle), "two streams share a handle");
+    }
+    // Each again, in another order, without a new one.
+    for (stream, &handle) in streams.iter().zip(&handles).rev() {
+        assert_eq!(address(pool, stream), handle);
+    }
+    let elsewhere = address(pool, &stream(1));
+    assert!(!handles.contains(&elsewhere));
+    let stats = pool.stats(Some(device(0))).unwrap();
+    assert_eq!((stats.created, stats.held, stats.hits, stats.misses, stats.hand_overs), (8, 8, 8, 8, 0));
+}
+
+#[test]
+fn all_of_them_go_back_when_the_thread_ends() {
+    host!();
+    let (pool, streams) = (pool(), [stream(0), stream(0)]);
+    let theirs = streams.clone();
+    let handles = on_thread(move || theirs.each_ref().map(|stream| address(pool, stream)));
+    let stats = pool.stats(None).unwrap();
+    assert_eq!((stats.created, stats.idle, stats.held), (2, 2, 0));
+    // And each serves its stream again.
+    assert_eq!(on_thread(move || streams.each_ref().map(|stream| address(pool, stream))), handles);
+}
+
+#[test]
+fn one_stream_more_takes_the_oldest_streams_handle_and_waits_for_its_work() {
+    host!();
+    let pool = pool();
+    let (streams, handles) = full_window(pool);
+    let before = submit(&streams[0]).unwrap();
+    let ninth = stream(0);
+    // SAFETY: the handle is alive, and this thread's.
+    let resets = || unsafe { resets_of(std::ptr::with_exposed_provenance_mut(handles[0])) };
+    let resets_before = resets();
+    assert_eq!(address(pool, &ninth), handles[0]);
+    assert_eq!(resets(), resets_before + 1, "what the first stream's user changed is set back");
+    let after = submit(&ninth).unwrap();
+    complete(&ninth, after).unwrap();
+    assert!(!ninth.query().unwrap(), "the handle's former work is not done");
+    complete(&streams[0], before).unwrap();
+    complete(&ninth, after).unwrap();
+    assert!(ninth.query().unwrap());
+    // The others keep theirs, and the next to go is the second.
+    for (stream, &handle) in streams[1..].iter().zip(&handles[1..]) {
+        assert_eq!(address(pool, stream), handle);
+    }
+    assert_eq!(address(pool, &streams[0]), handles[1]);
+    let stats = pool.stats(None).unwrap();
+    assert_none_lost(stats);
+    assert_eq!((stats.created, stats.held, stats.hand_overs), (8, 8, 2));
+    complete_all().unwrap();
+}
+
+#[test]
+fn a_captured_stream_takes_no_handle_that_it_would_wait_for() {
+    host!();
+    let pool = pool();
+    let (streams, handles) = full_window(pool);
+    submit(&streams[0]).unwrap();
+    let captured = stream(0);
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    assert!(!handles.contains(&address(pool, &captured)));
+    assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active);
+    end_capture(&captured).unwrap();
+    let stats = pool.stats(None).unwrap();
+    assert_none_lost(stats);
+    assert_eq!((stats.created, stats.held, stats.idle), (9, 8, 1));
+    complete_all().unwrap();
+}
+
+#[test]
+fn a_thread_that_has_all_that_a_limit_allows_does_not_wait_for_itself() {
+    host!();
+    let pool = pool();
+    pool.set_limit(Some(1)).unwrap();
+    let (first, second) = (stream(0), stream(0));
+    assert_eq!(address(pool, &first), address(pool, &second));
+    assert_eq!(address(pool, &second), address(pool, &first));
+    assert_eq!(pool.stats(None).unwrap().created, 1);
+}
+
+#[test]
+fn a_closed_pool_takes_all_of_a_threads_handles_back() {
+    host!();
+    let pool = pool();
+    full_window(pool);
+    assert_eq!(pool.close().unwrap(), 8);
+    assert!(pool.handle(&stream(0)).is_err());
+}

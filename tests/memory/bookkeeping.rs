@@ -1,0 +1,53 @@
+//! What the allocator keeps in host memory for each live block.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpupool::{Device, Stream, memory};
+
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Bytes of bookkeeping for each of so many live blocks.
+fn bytes_a_block(count: usize, size: impl Fn(usize) -> u64) -> usize {
+    let stream = Stream::legacy(Device::from_ordinal(0));
+    let mut addresses = Vec::with_capacity(count);
+    let before = HELD.load(Ordering::Relaxed);
+    addresses.extend((0..count).map(|index| memory::allocate(size(index), &stream).unwrap()));
+    let held = HELD.load(Ordering::Relaxed) - before;
+    addresses.into_iter().for_each(|address| memory::deallocate(address, None).unwrap());
+    memory::empty_cache().unwrap();
+    held / count
+}
+
+#[test]
+fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
+    host!(1, 1500 << 30);
+    drop(gpupool::empty(1, &Stream::legacy(Device::from_ordinal(0))).unwrap());
+    // The first of each kind, so that what it needs is not there already.
+    let large = bytes_a_block(20_000, |_| 2 << 20);
+    let mixed = bytes_a_block(100_000, |index| 1 + (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (1 << 20));
+    let small = bytes_a_block(1_000_000, |_| 512);
+    assert!(mixed <= 100 && small <= 100, "{mixed} {small}");
+    // What the simulated driver keeps for each handle is counted too.
+    assert!(large <= 130, "{large}");
+}

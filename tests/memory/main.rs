@@ -1,0 +1,27 @@
+//! Device memory: blocks, pools, streams and threads, what a full device does, and what is told of all of them.
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bad_input;
+mod bookkeeping;
+mod copies;
+mod faults;
+mod many_streams;
+mod out_of_memory;
+mod peaks;
+mod pinned;
+mod pinned_unknown_graphs;
+mod pools;
+mod recording;
+mod registration;
+mod reserve;
+mod shared_pages;
+mod slabs;
+mod sleep;
+mod sleep_threads;
+mod streams;
+mod summary;
+mod threads;
+mod turnover;

@@ -1,0 +1,709 @@
+//! What a request finds when the device is full, step by step: each test leaves one step only that can serve it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved, used};
+use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
+use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
+use gpupool::{
+    CaptureMode, CaptureStatus, DeviceBuffer, ErrorKind, HostHandles, MemPool, MemPoolBuilder, MemoryUse, PoolId,
+    Pooled, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+};
+
+/// Calls of the driver's memory functions, and pages moved, so far.
+fn work() -> (u64, u64) {
+    let stats = memory_stats(device(0)).unwrap();
+    (stats.driver_calls, stats.moved_pages)
+}
+
+fn builder() -> MemPoolBuilder {
+    MemPool::builder().device(device(0))
+}
+
+fn pool() -> MemPool {
+    builder().build().unwrap()
+}
+
+fn use_on_oom_pool() -> MemPool {
+    builder().use_on_oom(true).build().unwrap()
+}
+
+/// The whole device in blocks of 64 MiB on one stream; every other one is freed, so that half is free in pieces.
+fn scattered(stream: &Stream) -> Vec<DeviceBuffer> {
+    let blocks: Vec<_> = (0..MEMORY / (64 * MIB)).map(|_| empty(64 * MIB, stream).unwrap()).collect();
+    blocks.into_iter().step_by(2).collect()
+}
+
+#[test]
+fn a_block_whose_streams_are_done_serves_without_a_driver_call() {
+    host!();
+    let (own, user) = (stream(0), stream(0));
+    let (freed, held) = (empty(600 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap());
+    let address = freed.address();
+    freed.record_stream(&user).unwrap();
+    let first = submit(&user).unwrap();
+    drop(freed);
+    submit(&user).unwrap();
+    complete(&user, first).unwrap();
+    let before = work();
+    let found = empty(600 * MIB, &own).unwrap();
+    assert_eq!((found.address(), work()), (address, before));
+    assert!(!user.query().unwrap(), "later work was waited for");
+    drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn a_block_that_others_still_use_is_waited_for_and_nothing_else_is() {
+    host!();
+    let (own, user, other) = (stream(0), stream(0), stream(0));
+    let (freed, held) = (empty(600 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap());
+    let address = freed.address();
+    freed.record_stream(&user).unwrap();
+    submit(&user).unwrap();
+    submit(&other).unwrap();
+    drop(freed);
+    submit(&user).unwrap();
+    let before = work().1;
+    let found = empty(600 * MIB, &own).unwrap();
+    // The very block, where it was: no page was moved.
+    assert_eq!((found.address(), work().1), (address, before));
+    assert!(!user.query().unwrap() && !other.query().unwrap(), "more was waited for than needed");
+    drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn free_pages_of_the_same_stream_are_put_together_without_waiting() {
+    host!();
+    let own = stream(0);
+    let held = scattered(&own);
+    submit(&own).unwrap();
+    let before = work().1;
+    let found = empty(512 * MIB, &own).unwrap();
+    assert!((1..=512 * MIB / PAGE).contains(&(work().1 - before)));
+    assert!(!own.query().unwrap());
+    assert_eq!((reserved(), used(0)), (MEMORY, MEMORY));
+    drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn free_pages_of_the_pools_other_streams_are_waited_for() {
+    host!();
+    let (own, asker, bystander) = (stream(0), stream(0), stream(0));
+    let held = scattered(&own);
+    submit(&own).unwrap();
+    submit(&bystander).unwrap();
+    let before = work().1;
+    let found = empty(512 * MIB, &asker).unwrap();
+    assert_eq!(work().1 - before, 512 * MIB / PAGE);
+    assert!(own.query().unwrap(), "pages were moved that the GPU still used");
+    assert!(!bystander.query().unwrap());
+    drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn other_pools_are_left_alone_where_this_one_has_enough() {
+    host!();
+    let (own, user, theirs) = (stream(0), stream(0), stream(0));
+    let pool = pool();
+    let (freed, other) = (empty(600 * MIB, &own).unwrap(), empty_in(&pool, 400 * MIB, &own).unwrap());
+    for (block, stream) in [(freed, &user), (other, &theirs)] {
+        submit(stream).unwrap();
+        block.free_on(stream).unwrap();
+    }
+    drop(empty(600 * MIB, &own).unwrap());
+    assert!(user.query().unwrap() && !theirs.query().unwrap());
+    assert_eq!((pool.stats().unwrap().waiting_blocks, pool.stats().unwrap().reserved_bytes), (1, 400 * MIB));
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn free_pages_of_a_use_on_oom_pool_are_moved_not_given_back() {
+    host!();
+    let stream = stream(0);
+    let pool = use_on_oom_pool();
+    let in_pool = empty_in(&pool, 600 * MIB, &stream).unwrap();
+    let held = empty(400 * MIB, &stream).unwrap();
+    drop(in_pool);
+    assert_eq!(pool.stats().unwrap().reserved_bytes, 600 * MIB);
+    let before = work().1;
+    let found = empty(500 * MIB, &stream).unwrap();
+    assert_eq!(found.pool_id(), PoolId::NONE);
+    assert!(work().1 - before >= (500 - 24) * MIB / PAGE);
+    assert!(pool.stats().unwrap().reserved_bytes <= 124 * MIB, "{:?}", pool.stats().unwrap());
+    drop((found, held, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_private_pool_takes_free_pages_of_the_default_pool() {
+    host!();
+    let stream = stream(0);
+    let pool = pool();
+    drop(empty(MEMORY, &stream).unwrap());
+    let found = empty_in(&pool, 900 * MIB, &stream).unwrap();
+    assert_eq!(found.pool_id(), pool.id());
+    assert!(pool.stats().unwrap().reserved_bytes >= 900 * MIB);
+    drop((found, pool));
+    assert_all_back();
+}
+
+#[test]
+fn memory_of_a_graph_is_nobody_elses_until_it_is_reset() {
+    host!();
+    let (captured, other) = (stream(0), stream(0));
+    let pool = use_on_oom_pool();
+    let scope = pool.capture(&captured).unwrap();
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    drop(empty(900 * MIB, &captured).unwrap());
+    end_capture(&captured).unwrap();
+    let graph = scope.end().unwrap();
+    for stream in [&captured, &other] {
+        out_of_memory(empty(500 * MIB, stream));
+        out_of_memory(empty_in(&pool, 500 * MIB, stream));
+    }
+    graph.reset();
+    drop(empty(500 * MIB, &other).unwrap());
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn where_pages_may_not_move_in_free_ones_are_given_back_to_the_driver() {
+    host!();
+    let stream = stream(0);
+    let helper = use_on_oom_pool();
+    for pool in [builder().segments(true).build().unwrap(), builder().no_split(true).build().unwrap()] {
+        drop(empty_in(&helper, 900 * MIB, &stream).unwrap());
+        assert_eq!(helper.stats().unwrap().reserved_bytes, 900 * MIB);
+        let before = work().1;
+        let found = empty_in(&pool, 900 * MIB, &stream).unwrap();
+        assert_eq!((work().1, helper.stats().unwrap().reserved_bytes), (before, 0));
+        drop((found, pool));
+    }
+    drop(helper);
+    assert_all_back();
+}
+
+/// A full device whose only free memory is beside a live block of a segment, which can neither move nor go.
+fn full_but_for_a_segment(pool: &MemPool, stream: &Stream) -> [DeviceBuffer; 2] {
+    drop(empty_in(pool, 600 * MIB, stream).unwrap());
+    [empty_in(pool, MIB, stream).unwrap(), empty(MEMORY - 600 * MIB, stream).unwrap()]
+}
+
+#[test]
+fn a_use_on_oom_pool_stands_in_for_the_default_pool() {
+    host!();
+    let stream = stream(0);
+    let pool = builder().segments(true).use_on_oom(true).build().unwrap();
+    let held = full_but_for_a_segment(&pool, &stream);
+    let found = empty(500 * MIB, &stream).unwrap();
+    assert_eq!((found.pool_id(), pool.stats().unwrap().live_blocks), (pool.id(), 2));
+    drop(found);
+    assert_eq!(pool.stats().unwrap().live_blocks, 1);
+    drop((held, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_use_on_oom_pool_stands_in_for_every_pool_on_every_stream_in_their_order() {
+    host!();
+    let (own, other, bystander) = (stream(0), stream(0), stream(0));
+    let helper = builder().segments(true).use_on_oom(true).build().unwrap();
+    let asker = pool();
+    let held = full_but_for_a_segment(&helper, &own);
+    let found = empty_in(&asker, 500 * MIB, &own).unwrap();
+    assert_eq!(found.pool_id(), helper.id());
+    drop(found);
+    submit(&bystander).unwrap();
+    for is_private in [false, true] {
+        // What the pool's own stream has yet to do is done before another stream gets the block.
+        submit(&own).unwrap();
+        let found = if is_private { empty_in(&asker, 500 * MIB, &other) } else { empty(500 * MIB, &other) }.unwrap();
+        assert_eq!(found.pool_id(), helper.id());
+        assert!(own.query().unwrap() && !bystander.query().unwrap());
+        // And the other way round.
+        submit(&other).unwrap();
+        drop(found);
+        assert_eq!(helper.stats().unwrap().waiting_blocks, 1);
+        let again = empty_in(&helper, 500 * MIB, &own).unwrap();
+        assert!(other.query().unwrap() && !bystander.query().unwrap());
+        drop(again);
+    }
+    drop((held, helper, asker));
+    assert_all_back();
+}
+
+/// The default pool and every private one go without what a live pool keeps free, in pieces or whole, however it got it.
+#[test]
+fn a_live_pool_keeps_its_memory_when_others_have_none() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    for builder in [builder(), builder().no_split(true), builder().segments(true)] {
+        let (keeper, asker) = (builder.build().unwrap(), pool());
+        drop(empty_in(&keeper, 600 * MIB, &own).unwrap());
+        let held = empty(400 * MIB, &own).unwrap();
+        for stream in [&own, &other] {
+            out_of_memory(empty(100 * MIB, stream));
+            out_of_memory(empty_in(&asker, 100 * MIB, stream));
+        }
+        assert_eq!(keeper.stats().unwrap().reserved_bytes, 600 * MIB);
+        let before = work().0;
+        drop(empty_in(&keeper, 600 * MIB, &own).unwrap());
+        assert_eq!(work().0, before, "its own requests are served by it");
+        // With its last use all of it is everybody's.
+        drop(keeper);
+        drop(empty_in(&asker, 600 * MIB, &other).unwrap());
+        drop((held, asker));
+        assert_all_back();
+    }
+}
+
+#[test]
+fn the_pool_made_to_help_is_asked_and_no_other() {
+    host!();
+    let stream = stream(0);
+    let (keeper, helper) = (pool(), use_on_oom_pool());
+    let freed = [empty_in(&keeper, 500 * MIB, &stream).unwrap(), empty_in(&helper, 500 * MIB, &stream).unwrap()];
+    drop(freed);
+    let found = empty(300 * MIB, &stream).unwrap();
+    let reserved = |pool: &MemPool| pool.stats().unwrap().reserved_bytes;
+    assert_eq!(reserved(&keeper), 500 * MIB);
+    assert!(reserved(&helper) <= 224 * MIB, "{}", reserved(&helper));
+    drop((found, keeper, helper));
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_with_a_limit_gets_pages_of_others_within_it_and_no_blocks() {
+    host!();
+    let stream = stream(0);
+    let helper = builder().segments(true).use_on_oom(true).build().unwrap();
+    let limited = builder().limit(100 * MIB).build().unwrap();
+    let held = full_but_for_a_segment(&helper, &stream);
+    out_of_memory(empty_in(&limited, 50 * MIB, &stream));
+    drop((held, helper));
+    drop(empty(MEMORY, &stream).unwrap());
+    let found = empty_in(&limited, 96 * MIB, &stream).unwrap();
+    assert_eq!((found.pool_id(), limited.stats().unwrap().reserved_bytes), (limited.id(), 96 * MIB));
+    out_of_memory(empty_in(&limited, 50 * MIB, &stream));
+    drop((found, limited));
+    assert_all_back();
+}
+
+/// Segments that may be registered: neither another's lack of memory nor `empty_cache` gives them back.
+#[test]
+fn segments_that_may_be_registered_go_by_their_pools_trim_alone() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    for builder in [builder().no_split(true), builder().segments(true)] {
+        for builder in [builder.clone(), builder.use_on_oom(true)] {
+            let pool = builder.build().unwrap();
+            let block = empty_in(&pool, 600 * MIB, &own).unwrap();
+            let address = block.address();
+            drop(block);
+            assert_eq!(empty_cache().unwrap(), 0);
+            out_of_memory(empty(900 * MIB, &own));
+            assert_eq!(pool.stats().unwrap().reserved_bytes, 600 * MIB);
+            // The pool's own streams share them, where they are.
+            submit(&own).unwrap();
+            drop(empty(MEMORY - 600 * MIB, &other).unwrap());
+            let limit = Some(600 * MIB);
+            pool.set_limit(limit);
+            let again = empty_in(&pool, 500 * MIB, &other).unwrap();
+            assert_eq!((again.address(), own.query().unwrap()), (address, true));
+            drop(again);
+            complete_all().unwrap();
+            assert_eq!(pool.trim().unwrap(), 600 * MIB);
+            drop(pool);
+            assert_all_back();
+        }
+    }
+}
+
+/// A callback's name, and the device and bytes that it was asked for.
+type Asked = (&'static str, u32, u64);
+
+#[test]
+fn callbacks_are_asked_one_after_another_until_one_helps() {
+    host!();
+    let stream = stream(0);
+    let slot = Arc::new(Mutex::new(Some(empty(900 * MIB, &stream).unwrap())));
+    let calls: Arc<Mutex<Vec<Asked>>> = Arc::default();
+    let note = |name: &'static str| {
+        let calls = Arc::clone(&calls);
+        move |device: gpupool::Device, bytes| {
+            let mut calls = calls.lock().unwrap();
+            calls.push((name, device.ordinal() as u32, bytes));
+        }
+    };
+    let (idle, boaster, gone, helper, last) =
+        (note("idle"), note("boaster"), note("gone"), note("helper"), note("last"));
+    let theirs = Arc::clone(&slot);
+    let _guards = [
+        on_oom(move |device, bytes| {
+            idle(device, bytes);
+            false
+        }),
+        on_oom(move |device, bytes| {
+            boaster(device, bytes);
+            true
+        }),
+    ];
+    let dropped = on_oom(move |device, bytes| {
+        gone(device, bytes);
+        true
+    });
+    let _more = [
+        on_oom(move |device, bytes| {
+            helper(device, bytes);
+            theirs.lock().unwrap().take().is_some()
+        }),
+        on_oom(move |device, bytes| {
+            last(device, bytes);
+            true
+        }),
+    ];
+    drop(dropped);
+    let found = empty(800 * MIB, &stream).unwrap();
+    let asked = |names: &[&'static str]| names.iter().map(|&name| (name, 0, 800 * MIB)).collect::<Vec<_>>();
+    assert_eq!(std::mem::take(&mut *calls.lock().unwrap()), asked(&["idle", "boaster", "helper"]));
+    // Where none helps all are asked, once each.
+    out_of_memory(empty(800 * MIB, &stream));
+    assert_eq!(std::mem::take(&mut *calls.lock().unwrap()), asked(&["idle", "boaster", "helper", "last"]));
+    // Not where there is memory.
+    drop(found);
+    drop(empty(800 * MIB, &stream).unwrap());
+    assert!(calls.lock().unwrap().is_empty() && slot.lock().unwrap().is_none());
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_frees_nothing_costs_no_driver_call() {
+    host!();
+    let stream = stream(0);
+    let held = empty(900 * MIB, &stream).unwrap();
+    let calls = Arc::new(AtomicU64::new(0));
+    let theirs = Arc::clone(&calls);
+    let guard = on_oom(move |_, _| {
+        theirs.store(work().0, Ordering::Relaxed);
+        false
+    });
+    out_of_memory(empty(800 * MIB, &stream));
+    assert_eq!(work().0, calls.load(Ordering::Relaxed));
+    drop((guard, held));
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_may_free_and_register_and_ask() {
+    host!();
+    let stream = stream(0);
+    let slot = Arc::new(Mutex::new(Some(empty(900 * MIB, &stream).unwrap())));
+    let (theirs, seen) = (Arc::clone(&slot), Arc::new(AtomicU64::new(0)));
+    let live = Arc::clone(&seen);
+    let _guard = on_oom(move |device, _| {
+        live.store(memory_stats(device).unwrap().total.live_bytes, Ordering::Relaxed);
+        drop(on_oom(|_, _| true));
+        drop(theirs.lock().unwrap().take());
+        empty_cache().is_ok()
+    });
+    drop(empty(800 * MIB, &stream).unwrap());
+    assert_eq!(seen.load(Ordering::Relaxed), 900 * MIB);
+    assert_all_back();
+}
+
+#[test]
+fn the_error_says_what_was_asked_for_and_who_holds_what() {
+    host!();
+    let stream = stream(0);
+    let (pool, limited) = (pool(), builder().limit(100 * MIB).build().unwrap());
+    let held = [
+        empty(300 * MIB, &stream).unwrap(),
+        empty(100 * MIB, &stream).unwrap(),
+        empty_in(&pool, 200 * MIB, &stream).unwrap(),
+    ];
+    let theirs = stream.clone();
+    on_thread(move || gpupool::handle::<HostHandles>(&theirs).map(drop).unwrap());
+    let error = out_of_memory(empty(700 * MIB, &stream));
+    let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
+    assert_eq!(out.wanted, Wanted::Memory { bytes: 700 * MIB, pool: PoolId::NONE.to_string(), limit: None });
+    assert_eq!((out.device, out.total), (device(0), MEMORY));
+    // A handle is 1 MiB here.
+    assert_eq!(out.free, MEMORY - 601 * MIB);
+    let mut users = out.users.clone();
+    users.sort_by(|one, other| one.pool.cmp(&other.pool));
+    let name = |pool: &MemPool| format!("memory pool {}", pool.id());
+    let wanted = [
+        ("default memory pool", 2, 400 * MIB, Some(400 * MIB)),
+        ("host", 1, MIB, None),
+        (&name(&pool), 1, 200 * MIB, Some(200 * MIB)),
+    ];
+    assert_eq!(
+        users,
+        wanted.map(|(name, count, bytes, live_bytes)| MemoryUse { pool: name.to_owned(), count, bytes, live_bytes })
+    );
+    assert_eq!(out.refused.function, "extent_create");
+    for word in [
+        "device 0",
+        "700.0 MiB (734003200 bytes)",
+        "pool (0, 0)",
+        "default memory pool 400.0 MiB (2 live blocks, 400.0 MiB)",
+        &format!("{} 200.0 MiB (1 live block, 200.0 MiB)", name(&pool)),
+        "host 1.0 MiB (1 handle)",
+        "Free: 423.0 MiB of 1.0 GiB",
+    ] {
+        assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+    }
+    let error = out_of_memory(empty_in(&limited, 101 * MIB, &stream));
+    let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
+    let limit = Some(100 * MIB);
+    assert_eq!(out.wanted, Wanted::Memory { bytes: 101 * MIB, pool: limited.id().to_string(), limit });
+    assert!(error.to_string().contains("whose limit is 100.0 MiB"), "{error}");
+    drop((held, pool, limited));
+    HostHandles::pool().trim(None).unwrap();
+    assert_all_back();
+}
+
+/// pytorch#71745: the events of a stream were asked in order, and the first one not done kept the rest.
+#[test]
+fn work_that_is_not_done_keeps_only_its_own_block() {
+    host!();
+    let (own, slow, quick) = (stream(0), stream(0), stream(0));
+    let (first, second, held) =
+        (empty(300 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap(), empty(300 * MIB, &own).unwrap());
+    let address = second.address();
+    first.record_stream(&slow).unwrap();
+    second.record_stream(&quick).unwrap();
+    submit(&slow).unwrap();
+    let done = submit(&quick).unwrap();
+    drop((first, second));
+    complete(&quick, done).unwrap();
+    let before = work();
+    let found = empty(400 * MIB, &own).unwrap();
+    assert_eq!((found.address(), work()), (address, before));
+    assert!(!slow.query().unwrap());
+    assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 1);
+    drop((found, held));
+    assert_all_back();
+}
+
+#[test]
+fn what_another_thread_keeps_free_is_found() {
+    host!();
+    let shared = stream(0);
+    for theirs in [shared.clone(), stream(0)] {
+        let (kept, is_kept) = mpsc::channel();
+        let (end, wait) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            drop(empty(700 * MIB, &theirs).unwrap());
+            let freed_elsewhere = empty(200 * MIB, &theirs).unwrap();
+            kept.send(freed_elsewhere).unwrap();
+            wait.recv().unwrap();
+        });
+        // Freed here, it lies in that thread's inbox, and the thread never looks again.
+        drop(is_kept.recv().unwrap());
+        assert!(reserved() >= 700 * MIB);
+        let found = empty(1000 * MIB, &shared).unwrap();
+        drop(found);
+        end.send(()).unwrap();
+        thread.join().unwrap();
+    }
+    assert_all_back();
+}
+
+#[test]
+fn threads_that_fill_the_device_together_each_get_an_answer() {
+    host!();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let stream = stream(0);
+            std::thread::spawn(move || {
+                for _ in 0..20 {
+                    // Each alone fits four times; others may hold at most three.
+                    drop(empty(240 * MIB, &stream).unwrap());
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_all_back();
+}
+
+#[test]
+fn a_request_succeeds_once_somebody_freed() {
+    host!();
+    let stream = stream(0);
+    let pool = use_on_oom_pool();
+    let held = empty_in(&pool, 900 * MIB, &stream).unwrap();
+    for _ in 0..3 {
+        let before = (reserved(), used(0), pool.use_count());
+        out_of_memory(empty(500 * MIB, &stream));
+        assert_eq!((reserved(), used(0), pool.use_count()), before, "a refusal keeps nothing");
+    }
+    drop(held);
+    let found = empty(500 * MIB, &stream).unwrap();
+    drop((found, pool));
+    assert_all_back();
+}
+
+/// Sets the fraction for as long as it lives.
+struct Fraction;
+
+impl Fraction {
+    fn new(fraction: f64) -> Self {
+        set_per_process_memory_fraction(fraction, device(0)).unwrap();
+        Self
+    }
+}
+
+impl Drop for Fraction {
+    fn drop(&mut self) {
+        let _ = set_per_process_memory_fraction(1.0, device(0));
+    }
+}
+
+#[test]
+fn a_fraction_bounds_what_is_reserved_but_not_by_what_is_only_cached() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let fraction = Fraction::new(0.5);
+    assert_eq!(get_per_process_memory_fraction(device(0)).unwrap(), 0.5);
+    let (pool, segments) = (use_on_oom_pool(), builder().segments(true).build().unwrap());
+    // Each of these is cached when the next is asked for, and must not count.
+    for stream in [&own, &other] {
+        drop(empty_in(&pool, 500 * MIB, stream).unwrap());
+        drop(empty_in(&segments, 500 * MIB, stream).unwrap());
+        segments.trim().unwrap();
+        drop(empty(500 * MIB, stream).unwrap());
+        assert!(reserved() <= 512 * MIB);
+    }
+    // So that what is held next shares no extent with what is free.
+    empty_cache().unwrap();
+    let held = empty(400 * MIB, &own).unwrap();
+    for pool in [&pool, &segments] {
+        let error = out_of_memory(empty_in(pool, 200 * MIB, &own));
+        assert!(error.to_string().contains("memory fraction"), "{error}");
+    }
+    out_of_memory(empty(200 * MIB, &other));
+    assert!(reserved() <= 512 * MIB && used(0) <= 512 * MIB);
+    let found = empty(112 * MIB, &other).unwrap();
+    // A fraction below what is held already takes nothing away.
+    let smaller = Fraction::new(0.1);
+    out_of_memory(empty(2 * MIB, &own));
+    drop(found);
+    out_of_memory(empty(200 * MIB, &own));
+    drop((smaller, fraction));
+    drop(empty(500 * MIB, &own).unwrap());
+    drop((held, pool, segments));
+    assert_all_back();
+}
+
+#[test]
+fn a_pools_limit_is_not_reached_by_what_it_only_caches() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    for builder in [builder(), builder().segments(true)] {
+        let pool = builder.limit(100 * MIB).build().unwrap();
+        for (bytes, stream) in [(96 * MIB, &own), (64 * MIB, &other), (100 * MIB, &own)] {
+            drop(empty_in(&pool, bytes, stream).unwrap());
+            assert!(pool.stats().unwrap().reserved_bytes <= 100 * MIB);
+        }
+        out_of_memory(empty_in(&pool, 101 * MIB, &own));
+    }
+    assert_all_back();
+}
+
+/// pytorch#175015: a capture in one thread made the retry of another fail, or the retry spoiled the capture.
+#[test]
+fn a_capture_in_one_thread_leaves_the_others_their_memory() {
+    host!();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let (captured, held_stream) = (stream(0), stream(0));
+        let pool = pool();
+        // Cached before the capture begins, on the captured stream and on another.
+        drop(empty(200 * MIB, &captured).unwrap());
+        drop(empty(200 * MIB, &held_stream).unwrap());
+        let scope = pool.capture(&captured).unwrap();
+        begin_capture(&captured, mode).unwrap();
+        let in_graph = empty(100 * MIB, &captured).unwrap();
+        on_thread(|| {
+            let (own, other) = (stream(0), stream(0));
+            drop(empty(100 * MIB, &own).unwrap());
+            assert!(empty_cache().unwrap() >= 100 * MIB);
+            // Once more with the whole ladder: waiting, moving, giving back, and the error.
+            let (freed, held) = (empty(300 * MIB, &own).unwrap(), empty(200 * MIB, &own).unwrap());
+            freed.record_stream(&other).unwrap();
+            submit(&other).unwrap();
+            drop(freed);
+            let found = empty(400 * MIB, &other).unwrap();
+            out_of_memory(empty(900 * MIB, &own));
+            drop((found, held));
+            drop(empty(600 * MIB, &own).unwrap());
+            assert!(empty_cache().unwrap() > 0);
+        });
+        // The capturing thread may ask too.
+        assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active, "{mode:?}");
+        empty_cache().unwrap();
+        assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active, "{mode:?}");
+        end_capture(&captured).unwrap();
+        let graph = scope.end().unwrap();
+        drop(in_graph);
+        graph.reset();
+        drop(pool);
+        assert_all_back();
+    }
+}
+
+#[test]
+fn a_capture_itself_gets_what_others_keep_free() {
+    host!();
+    let (captured, other) = (stream(0), stream(0));
+    let (pool, idle) = (pool(), use_on_oom_pool());
+    drop(empty_in(&idle, 500 * MIB, &other).unwrap());
+    drop(empty(500 * MIB, &other).unwrap());
+    let scope = pool.capture(&captured).unwrap();
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    let in_graph = empty(900 * MIB, &captured).unwrap();
+    out_of_memory(empty(500 * MIB, &captured));
+    end_capture(&captured).unwrap();
+    drop(in_graph);
+    scope.end().unwrap().reset();
+    drop((pool, idle));
+    assert_all_back();
+}
+
+/// Nothing takes a peer's access back: this changes the device for the tests after it, none of which asks about peers.
+#[test]
+fn peers_reach_memory_that_was_moved_or_made_after_a_refusal() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let reach = |block: &DeviceBuffer| {
+        let pages = (block.address()..block.address() + block.nbytes()).step_by(PAGE as usize);
+        pages.map(|at| accessible(at, device(1))).collect::<Vec<_>>()
+    };
+    let early = empty(64 * MIB, &own).unwrap();
+    enable_peer_access(device(0), device(1)).unwrap();
+    enable_peer_access(device(0), device(1)).unwrap();
+    enable_peer_access(device(0), device(0)).unwrap();
+    assert!(reach(&early).into_iter().all(|is| is));
+    drop(early);
+    let held = scattered(&own);
+    submit(&own).unwrap();
+    let moved = empty(512 * MIB, &other).unwrap();
+    out_of_memory(empty(64 * MIB, &other));
+    assert!(reach(&moved).into_iter().all(|is| is));
+    assert!(held.iter().flat_map(reach).all(|is| is));
+    assert!((moved.address()..moved.address() + moved.nbytes()).step_by(1 << 21).all(|at| accessible(at, device(0))));
+    // The other way was not asked for.
+    let theirs = empty(PAGE, &stream(1)).unwrap();
+    assert!(!accessible(theirs.address(), device(0)));
+    drop((moved, held, theirs));
+    assert_all_back();
+}

@@ -1,0 +1,172 @@
+//! The peak of live memory, where several threads and streams have part in it: never less than callers held at once, and
+//! never more than was reserved.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use crate::common::{device, on_thread, stream};
+use gpupool::memory::{empty_cache, memory_stats, reset_peak_memory_stats};
+use gpupool::{DeviceBuffer, MemPool, PoolStats, empty};
+
+const MIB: u64 = 1 << 20;
+
+fn pool() -> MemPool {
+    MemPool::builder().device(device(0)).build().unwrap()
+}
+
+/// The statistics of the pool, and of all of the device, whose peaks began anew with the pool.
+fn both(pool: &MemPool) -> [PoolStats; 2] {
+    [pool.stats().unwrap(), memory_stats(device(0)).unwrap().total]
+}
+
+#[test]
+fn no_more_was_live_than_reserved_where_another_thread_frees() {
+    host!();
+    empty_cache().unwrap();
+    reset_peak_memory_stats(device(0)).unwrap();
+    let (pool, stream) = (pool(), stream(0));
+    // Threads that stay, each with a cache of its own that was full once.
+    let end = Arc::new(Barrier::new(9));
+    let mut threads = Vec::new();
+    for _ in 0..8 {
+        let (token, stream, end) = (pool.token(), stream.clone(), Arc::clone(&end));
+        let (sender, receiver) = channel();
+        threads.push(thread::spawn(move || {
+            let _scope = token.enter().unwrap();
+            let buffers: Vec<DeviceBuffer> = (0..10).map(|_| empty(MIB, &stream).unwrap()).collect();
+            sender.send(buffers).unwrap();
+            end.wait();
+        }));
+        drop(receiver.recv().unwrap());
+    }
+    for stats in both(&pool) {
+        assert!(stats.peak_live_bytes >= 10 * MIB, "{stats:?}");
+        assert!(stats.peak_live_bytes <= stats.peak_reserved_bytes, "{stats:?}");
+    }
+    end.wait();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    drop(pool);
+    empty_cache().unwrap();
+}
+
+#[test]
+fn the_peak_of_threads_that_free_each_others_blocks_is_between_what_they_held_and_what_was_reserved() {
+    host!();
+    empty_cache().unwrap();
+    reset_peak_memory_stats(device(0)).unwrap();
+    let pool = pool();
+    static HELD: AtomicU64 = AtomicU64::new(0);
+    static MOST_HELD: AtomicU64 = AtomicU64::new(0);
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..8).map(|_| channel::<DeviceBuffer>()).unzip();
+    let threads: Vec<_> = receivers
+        .into_iter()
+        .enumerate()
+        .map(|(number, receiver)| {
+            let (token, stream) = (pool.token(), stream(0));
+            let next = senders[(number + 1) % senders.len()].clone();
+            thread::spawn(move || {
+                let _scope = token.enter().unwrap();
+                let free = |buffer: DeviceBuffer| {
+                    HELD.fetch_sub(buffer.nbytes(), Ordering::SeqCst);
+                    drop(buffer);
+                };
+                for turn in 0..2000_u64 {
+                    let bytes = ((turn * 7919 + number as u64 * 104_729) % 256 + 1) * 512;
+                    let buffer = empty(bytes, &stream).unwrap();
+                    let held = HELD.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                    MOST_HELD.fetch_max(held, Ordering::SeqCst);
+                    next.send(buffer).unwrap();
+                    if turn % 50 == 49 {
+                        receiver.try_iter().for_each(free);
+                    }
+                }
+                drop(next);
+                receiver.iter().for_each(free);
+            })
+        })
+        .collect();
+    drop(senders);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    for stats in both(&pool) {
+        assert!(stats.peak_live_bytes >= MOST_HELD.load(Ordering::SeqCst), "{stats:?} {MOST_HELD:?}");
+        assert!(stats.peak_live_bytes <= stats.peak_reserved_bytes, "{stats:?}");
+        assert_eq!(stats.live_bytes, 0, "{stats:?}");
+    }
+    drop(pool);
+    empty_cache().unwrap();
+}
+
+#[test]
+fn the_peak_of_one_thread_on_one_stream_is_exact() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let scope = pool.enter().unwrap();
+    let mut peak = 0;
+    for turn in 0..3000_u64 {
+        // Rises and falls, by small and large blocks.
+        let buffers: Vec<_> = (0..turn % 40).map(|n| empty(512 * (1 + n * turn % 300), &stream).unwrap()).collect();
+        peak = peak.max(pool.stats().unwrap().live_bytes);
+        drop(buffers);
+        assert_eq!(pool.stats().unwrap().peak_live_bytes, peak);
+    }
+    drop((scope, pool));
+    empty_cache().unwrap();
+}
+
+#[test]
+fn the_peak_is_not_the_sum_of_what_streams_held_one_after_the_other() {
+    host!();
+    empty_cache().unwrap();
+    reset_peak_memory_stats(device(0)).unwrap();
+    let pool = pool();
+    let scope = pool.enter().unwrap();
+    let streams: Vec<_> = (0..20).map(|_| stream(0)).collect();
+    for stream in &streams {
+        drop(empty(10 * MIB, stream).unwrap());
+    }
+    for stats in both(&pool) {
+        assert_eq!(stats.peak_live_bytes, 10 * MIB, "{stats:?}");
+    }
+    drop((scope, pool));
+    empty_cache().unwrap();
+}
+
+#[test]
+fn the_peak_of_a_device_is_not_the_sum_of_pools_that_followed_each_other() {
+    host!();
+    empty_cache().unwrap();
+    reset_peak_memory_stats(device(0)).unwrap();
+    let stream = stream(0);
+    for _ in 0..10 {
+        let pool = pool();
+        let _scope = pool.enter().unwrap();
+        drop(empty(10 * MIB, &stream).unwrap());
+    }
+    let total = memory_stats(device(0)).unwrap().total;
+    assert_eq!(total.peak_live_bytes, 10 * MIB, "{total:?}");
+    empty_cache().unwrap();
+}
+
+#[test]
+fn peaks_begin_anew_from_what_every_thread_holds() {
+    host!();
+    empty_cache().unwrap();
+    let (pool, stream) = (pool(), stream(0));
+    let scope = pool.enter().unwrap();
+    let kept = empty(3 * MIB, &stream).unwrap();
+    let (token, other) = (pool.token(), stream.clone());
+    let sent = on_thread(move || {
+        let _scope = token.enter().unwrap();
+        drop(empty(30 * MIB, &other).unwrap());
+        empty(2 * MIB, &other).unwrap()
+    });
+    drop(empty(20 * MIB, &stream).unwrap());
+    reset_peak_memory_stats(device(0)).unwrap();
+    for stats in both(&pool) {
+        assert_eq!(stats.peak_live_bytes, 5 * MIB, "{stats:?}");
+    }
+    drop((kept, sent, scope, pool));
+    empty_cache().unwrap();
+}

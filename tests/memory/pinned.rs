@@ -1,0 +1,170 @@
+//! Pinned memory on simulated devices: what the host may write at once, and what waits for streams and graphs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use crate::common::wait_until;
+use gpupool::runtime::host::{self, Call, Fault};
+use gpupool::{
+    CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_stats, set_pinned_limit,
+};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn device(ordinal: i64) -> Device {
+    gpupool::device(ordinal).unwrap()
+}
+
+fn fill(buffer: &mut PinnedBuffer, byte: u8) {
+    // SAFETY: no device uses the memory.
+    unsafe { buffer.as_mut_slice() }.fill(byte);
+}
+
+#[test]
+fn the_host_writes_and_reads_what_every_device_has_access_to() {
+    host!(2, 8 * GIB);
+    let mut buffer = empty_pinned(3 * MIB, None).unwrap();
+    fill(&mut buffer, 7);
+    // SAFETY: no device uses the memory.
+    assert!(unsafe { buffer.as_slice() }.iter().all(|&byte| byte == 7));
+    assert!(host::accessible(buffer.address(), device(0)) && host::accessible(buffer.address(), device(1)));
+    assert_eq!((buffer.nbytes(), buffer.numa(), buffer.address() % 512), (3 * MIB, 0, 0));
+}
+
+#[test]
+fn memory_is_on_the_node_of_the_device_unless_another_is_named() {
+    host!(2, 8 * GIB);
+    let stream = Stream::new(device(1)).unwrap();
+    assert_eq!(empty_pinned(4096, Some(&stream)).unwrap().numa(), 1);
+    assert_eq!(empty_pinned(4096, None).unwrap().numa(), 0);
+    assert_eq!(gpupool::empty_pinned_on_node(4096, 1, None).unwrap().numa(), 1);
+    let refused = gpupool::empty_pinned_on_node(4096, 2, None).unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::InvalidValue(_)) && refused.to_string().contains("no NUMA node 2"));
+}
+
+#[test]
+fn other_nodes_help_one_that_has_no_more() {
+    host!(2, 8 * GIB);
+    host::inject(Fault { call: Call::ExtentCreate, kind: StatusKind::OutOfMemory, after: 0, times: u32::MAX });
+    let buffers = [4096, 3 * MIB, 40 * MIB].map(|bytes| empty_pinned(bytes, None));
+    host::clear_faults();
+    for buffer in buffers {
+        let mut buffer = buffer.unwrap();
+        fill(&mut buffer, 5);
+        assert_eq!(buffer.numa(), 0);
+    }
+}
+
+#[test]
+fn with_no_stream_recorded_it_is_used_again_at_once() {
+    host!(2, 8 * GIB);
+    let first = empty_pinned(5 * MIB, None).unwrap();
+    let address = first.address();
+    drop(first);
+    assert_eq!(empty_pinned(5 * MIB, None).unwrap().address(), address);
+}
+
+#[test]
+fn it_waits_for_the_work_of_every_stream_that_was_named() {
+    host!(2, 8 * GIB);
+    let streams = [0, 1, 0].map(|ordinal| Stream::new(device(ordinal)).unwrap());
+    let works = streams.each_ref().map(|stream| host::submit(stream).unwrap());
+    let buffer = empty_pinned(32 * MIB, Some(&streams[0])).unwrap();
+    buffer.record_stream(&streams[1]).unwrap();
+    let address = buffer.address();
+    buffer.free(Some(&streams[2])).unwrap();
+    let mut others = Vec::new();
+    for (stream, work) in streams.iter().zip(works) {
+        let other = empty_pinned(32 * MIB, None).unwrap();
+        assert_ne!(other.address(), address, "before the work of {stream:?} is done");
+        others.push(other);
+        host::complete(stream, work).unwrap();
+    }
+    assert_eq!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+}
+
+#[test]
+fn a_captured_block_is_the_graphs_until_that_is_gone() {
+    host!(2, 8 * GIB);
+    let stream = Stream::new(device(0)).unwrap();
+    host::begin_capture(&stream, CaptureMode::Global).unwrap();
+    let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
+    let address = buffer.address();
+    drop(buffer);
+    let mut others = Vec::new();
+    let mut again = || {
+        others.push(empty_pinned(32 * MIB, None).unwrap());
+        others.last().unwrap().address() == address
+    };
+    assert!(!again(), "while the stream is captured");
+    let graph = host::end_capture(&stream).unwrap();
+    assert!(!again(), "while the graph may run");
+    drop(graph);
+    assert!(again());
+}
+
+#[test]
+fn a_block_used_before_a_capture_and_freed_in_it_is_the_graphs_too() {
+    host!(2, 8 * GIB);
+    let stream = Stream::new(device(0)).unwrap();
+    let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
+    let address = buffer.address();
+    host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+    buffer.free(None).unwrap();
+    let graph = host::end_capture(&stream).unwrap();
+    let other = empty_pinned(32 * MIB, None).unwrap();
+    assert_ne!(other.address(), address);
+    drop((graph, other));
+}
+
+#[test]
+fn large_needs_are_segments_that_go_when_asked() {
+    host!(2, 8 * GIB);
+    let calls = host::driver_calls();
+    let buffer = empty_pinned(GIB, None).unwrap();
+    assert_eq!(host::driver_calls() - calls, 1, "one registration");
+    drop(buffer);
+    assert_eq!(pinned_stats(None).unwrap().total.cached_bytes, GIB);
+    gpupool::empty_cache().unwrap();
+    wait_until("the segment has gone", || pinned_stats(None).unwrap().total.reserved_bytes == 0);
+}
+
+#[test]
+fn warmed_memory_serves_every_thread() {
+    host!(2, 8 * GIB);
+    gpupool::warm_pinned(GIB, None, true).unwrap();
+    wait_until("the memory is made", || pinned_stats(None).unwrap().total.cached_bytes == GIB);
+    let calls = host::driver_calls();
+    let own = empty_pinned(300 * MIB, None).unwrap();
+    let other = std::thread::spawn(|| empty_pinned(300 * MIB, None).unwrap()).join().unwrap();
+    assert_eq!((host::driver_calls(), pinned_stats(None).unwrap().total.reserved_bytes), (calls, GIB));
+    drop((own, other));
+    gpupool::warm_pinned(GIB, None, false).unwrap();
+    assert_eq!(pinned_stats(None).unwrap().total.reserved_bytes, GIB);
+}
+
+#[test]
+fn a_limit_is_of_all_nodes_and_what_is_free_gives_way() {
+    host!(2, 8 * GIB);
+    set_pinned_limit(Some(GIB)).unwrap();
+    let held = empty_pinned(700 * MIB, None).unwrap();
+    let refused = gpupool::empty_pinned_on_node(500 * MIB, 1, None).unwrap_err().to_string();
+    assert!(refused.contains("out of pinned memory on NUMA node 1 of the host"), "{refused}");
+    assert!(refused.contains("set_pinned_limit"), "{refused}");
+    drop(held);
+    assert_eq!(gpupool::empty_pinned_on_node(500 * MIB, 1, None).unwrap().numa(), 1);
+    assert_eq!(empty_pinned(GIB, None).unwrap().nbytes(), GIB);
+}
+
+#[test]
+fn it_is_freed_and_recorded_by_its_address_alone() {
+    host!(2, 8 * GIB);
+    let stream = Stream::new(device(0)).unwrap();
+    let address = empty_pinned(32 * MIB, None).unwrap().into_address();
+    let work = host::submit(&stream).unwrap();
+    gpupool::memory::record_stream(address, &stream).unwrap();
+    gpupool::memory::deallocate(address, None).unwrap();
+    assert!(gpupool::memory::deallocate(address, None).unwrap_err().to_string().contains("freed before"));
+    assert_ne!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+    host::complete(&stream, work).unwrap();
+}

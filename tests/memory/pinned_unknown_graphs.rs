@@ -1,0 +1,23 @@
+//! Graphs that the driver does not tell of keep their pinned memory, which never comes back.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, end_capture, inject};
+use gpupool::{CaptureMode, StatusKind, empty_pinned, pinned_stats};
+
+#[test]
+fn a_graph_that_the_driver_does_not_tell_of_keeps_its_blocks() {
+    host!();
+    for (count, call) in (1..).zip([Call::StreamCapture, Call::GraphRetain]) {
+        let stream = crate::common::stream(0);
+        begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+        inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
+        drop(empty_pinned(1 << 20, Some(&stream)).unwrap());
+        drop(end_capture(&stream).unwrap());
+        complete_all().unwrap();
+        // Looks at what waits.
+        drop(empty_pinned(5 << 20, None).unwrap());
+        gpupool::empty_cache().unwrap();
+        assert_eq!(pinned_stats(None).unwrap().total.waiting_blocks, count, "{call:?}");
+    }
+}

@@ -1,0 +1,468 @@
+//! Segments that libraries register by their address: each is one piece that stays where it is, and callbacks are told of it
+//! before anything uses it and before it goes.
+
+use std::collections::BTreeMap;
+use std::panic;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::thread;
+
+use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
+use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::memory::{SegmentGuard, SegmentSource};
+use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
+use gpupool::{
+    Backup, ErrorKind, MemPool, MemPoolBuilder, Result, SegmentEvent, SegmentEventKind, StatusKind, Stream, empty,
+    empty_cache, memory_stats,
+};
+
+fn builder() -> MemPoolBuilder {
+    MemPool::builder().device(device(0))
+}
+
+fn whole() -> MemPool {
+    builder().no_split(true).build().unwrap()
+}
+
+/// Calls of the driver's memory functions so far.
+fn driver_calls() -> u64 {
+    memory_stats(device(0)).unwrap().driver_calls
+}
+
+/// What a callback registers: bytes by address.
+#[derive(Clone, Debug, Default)]
+struct Registered(Arc<Mutex<BTreeMap<u64, u64>>>);
+
+impl Registered {
+    /// Keeps what is registered as the pool's callback.
+    fn of(pool: &MemPool) -> (Self, SegmentGuard) {
+        let registered = Self::default();
+        let (id, table) = (pool.id(), registered.clone());
+        let guard = pool.on_segment(move |event| {
+            assert_eq!((event.pool, event.device), (id, device(0)));
+            table.change(event);
+        });
+        (registered, guard.unwrap())
+    }
+
+    /// Each is added once, and removed once it was added; its memory is there both times.
+    fn change(&self, event: &SegmentEvent) {
+        let SegmentEvent { kind, address, nbytes, .. } = *event;
+        assert!(accessible(address, device(0)) && accessible(address + nbytes - 1, device(0)), "{event:?}");
+        let before = match kind {
+            SegmentEventKind::Added => self.0.lock().unwrap().insert(address, nbytes),
+            _ => self.0.lock().unwrap().remove(&address),
+        };
+        assert_eq!(before, (kind == SegmentEventKind::Removed).then_some(nbytes), "{event:?}");
+    }
+
+    fn all(&self) -> Vec<(u64, u64)> {
+        self.0.lock().unwrap().iter().map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    fn has(&self, address: u64, bytes: u64) -> bool {
+        let table = self.0.lock().unwrap();
+        table.range(..=address).next_back().is_some_and(|(start, size)| address + bytes <= start + size)
+    }
+}
+
+#[test]
+fn each_segment_is_one_extent_as_large_as_its_block() {
+    host!();
+    let stream = stream(0);
+    let pool = whole();
+    drop(empty_in(&pool, 2 * MIB, &stream).unwrap());
+    for bytes in [600 * MIB, 3 * MIB + 1, 1000] {
+        let before = (driver_calls(), reserved());
+        let buffer = if bytes > MIB { pool.empty(bytes, &stream) } else { pool.empty(PAGE + bytes, &stream) }.unwrap();
+        // Created, mapped and opened, once each.
+        assert_eq!(driver_calls() - before.0, 3, "{bytes}");
+        assert_eq!(reserved() - before.1, buffer.nbytes().next_multiple_of(PAGE), "{bytes}");
+        drop(buffer);
+        pool.trim().unwrap();
+    }
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn segments_are_no_larger_where_threads_grow_at_once() {
+    host!();
+    let own = stream(0);
+    let pool = whole();
+    let (registered, _guard) = Registered::of(&pool);
+    let large = pool.empty(400 * MIB, &own).unwrap();
+    thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
+        let pool = &pool;
+        scope.spawn(move || {
+            let held = pool.empty(100 * MIB, &stream(0)).unwrap();
+            ready.send(()).unwrap();
+            is_done.recv().unwrap();
+            drop(held);
+        });
+        is_ready.recv().unwrap();
+        let small = pool.empty(3 * MIB, &own).unwrap();
+        assert!(registered.all().contains(&(small.address(), 4 * MIB)), "{registered:?}");
+        done.send(()).unwrap();
+    });
+    drop((large, pool));
+    assert_all_back();
+}
+
+#[test]
+fn nothing_but_the_pools_trim_gives_its_segments_back() {
+    host!();
+    let own = stream(0);
+    let pool = whole();
+    let (registered, _guard) = Registered::of(&pool);
+    let buffer = empty_in(&pool, 600 * MIB, &own).unwrap();
+    let segments = registered.all();
+    assert_eq!(segments, [(buffer.address(), 600 * MIB)]);
+    drop(buffer);
+    assert_eq!(empty_cache().unwrap(), 0);
+    out_of_memory(empty(900 * MIB, &own));
+    // Nor a larger request of its own.
+    let error = out_of_memory(empty_in(&pool, 900 * MIB, &own));
+    assert!(error.to_string().contains("until its trim()"), "{error}");
+    gpupool::sleep(device(0), Backup::None).unwrap();
+    gpupool::wake(device(0)).unwrap();
+    assert_eq!((registered.all(), pool.stats().unwrap().reserved_bytes), (segments, 600 * MIB));
+    assert_eq!(pool.trim().unwrap(), 600 * MIB);
+    assert!(registered.all().is_empty());
+    drop(empty_in(&pool, 900 * MIB, &own).unwrap());
+    drop(pool);
+    assert!(registered.all().is_empty());
+    assert_all_back();
+}
+
+#[test]
+fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
+    host!();
+    let stream = stream(0);
+    for closes in [false, true] {
+        let pool = whole();
+        let (registered, guard) = Registered::of(&pool);
+        let (first, second) = (pool.empty(8 * MIB, &stream).unwrap(), pool.empty(8 * MIB, &stream).unwrap());
+        drop(first);
+        guard.keep();
+        let pool = if closes {
+            assert_eq!(pool.close().unwrap(), 8 * MIB);
+            let error = pool.sleep(Backup::Host).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
+            Some(pool)
+        } else {
+            drop(pool);
+            None
+        };
+        assert_eq!(registered.all(), [(second.address(), 8 * MIB)]);
+        gpupool::sleep(device(0), Backup::None).unwrap();
+        assert!(accessible(second.address(), device(0)));
+        gpupool::wake(device(0)).unwrap();
+        drop(second);
+        assert!(registered.all().is_empty());
+        drop(pool);
+        assert_all_back();
+    }
+}
+
+/// Memory of the simulated driver's plain allocation, as a user's own.
+#[derive(Debug)]
+struct Own;
+
+impl SegmentSource for Own {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        let runtime = gpupool::runtime::get()?;
+        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
+        runtime.memory_allocate(bytes)
+    }
+
+    fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
+        let runtime = gpupool::runtime::get()?;
+        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
+        // SAFETY: `allocate` returned it, and nothing uses it any more.
+        unsafe { runtime.memory_free(address) }
+    }
+}
+
+#[test]
+fn pools_with_segments_of_their_own_tell_of_them_too() {
+    host!();
+    let stream = stream(0);
+    for builder in [builder().segments(true), builder().allocator(Arc::new(Own))] {
+        for builder in [builder.clone(), builder.no_split(true)] {
+            let pool = builder.build().unwrap();
+            let early = pool.empty(4 * MIB, &stream).unwrap();
+            let (registered, _guard) = Registered::of(&pool);
+            assert!(registered.has(early.address(), early.nbytes()), "those that are there are told at once");
+            let late = pool.empty(64 * MIB, &stream).unwrap();
+            assert!(registered.has(late.address(), late.nbytes()));
+            drop((early, late));
+            pool.trim().unwrap();
+            assert!(registered.all().is_empty());
+            drop(pool);
+            assert_all_back();
+        }
+    }
+}
+
+#[test]
+fn pools_that_move_their_memory_refuse_callbacks_by_name() {
+    host!();
+    for builder in [builder(), builder().use_on_oom(true), builder().reserve(8 * MIB)] {
+        let pool = builder.build().unwrap();
+        let error = pool.on_segment(|_| panic!("it is told of nothing")).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&pool.id().to_string()) && text.contains("no_split"), "{text}");
+    }
+    let pool = whole();
+    pool.close().unwrap();
+    let error = pool.on_segment(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("closed"), "{error}");
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_with_callbacks_does_not_sleep() {
+    host!();
+    let stream = stream(0);
+    for builder in [builder().no_split(true), builder().segments(true)] {
+        let pool = builder.build().unwrap();
+        let buffer = pool.empty(8 * MIB, &stream).unwrap();
+        let (registered, guard) = Registered::of(&pool);
+        let before = (registered.all(), driver_calls());
+        let error = pool.sleep(Backup::Host).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
+        assert!(error.to_string().contains("on_segment"), "{error}");
+        assert_eq!((registered.all(), driver_calls(), pool.is_asleep()), (before.0, before.1, false));
+        drop((guard, buffer, pool));
+        assert_all_back();
+    }
+}
+
+#[test]
+fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
+    host!();
+    let stream = stream(0);
+    let pool = whole();
+    let buffer = pool.empty(8 * MIB, &stream).unwrap();
+    pool.close().unwrap();
+    let error = pool.sleep(Backup::Host).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
+    gpupool::sleep(device(0), Backup::Host).unwrap();
+    assert!(accessible(buffer.address(), device(0)));
+    gpupool::wake(device(0)).unwrap();
+    drop((buffer, pool));
+    assert_all_back();
+}
+
+#[test]
+fn the_end_of_a_segment_is_told_once_the_work_on_its_streams_is_done() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let pool = whole();
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let (seen, streams) = (Arc::clone(&done), [own.clone(), other.clone()]);
+    let guard = pool.on_segment(move |event| {
+        if event.kind == SegmentEventKind::Removed {
+            seen.lock().unwrap().push(streams.iter().all(|stream| stream.query().unwrap()));
+        }
+    });
+    let buffer = pool.empty(8 * MIB, &own).unwrap();
+    submit(&own).unwrap();
+    submit(&other).unwrap();
+    buffer.record_stream(&other).unwrap();
+    drop(buffer);
+    // Its block waits for the other stream, and is no free segment before that is done.
+    assert_eq!(pool.trim().unwrap(), 0);
+    gpupool::runtime::host::complete(&other, 1).unwrap();
+    assert_eq!(pool.trim().unwrap(), 8 * MIB);
+    assert_eq!(*done.lock().unwrap(), [true]);
+    drop((guard, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_was_removed_is_told_nothing_more() {
+    host!();
+    let stream = stream(0);
+    let pool = whole();
+    let (first, first_guard) = Registered::of(&pool);
+    let (second, _second_guard) = Registered::of(&pool);
+    let buffer = pool.empty(8 * MIB, &stream).unwrap();
+    let registered = first.all();
+    assert_eq!(registered, second.all());
+    drop(first_guard);
+    drop(buffer);
+    let other = pool.empty(16 * MIB, &stream).unwrap();
+    pool.trim().unwrap();
+    assert_eq!((first.all(), second.all()), (registered, vec![(other.address(), 16 * MIB)]));
+    drop((other, pool));
+    assert!(second.all().is_empty());
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_may_allocate_free_and_trim() {
+    host!();
+    let own = stream(0);
+    let pool = Arc::new(whole());
+    let depth = AtomicU64::new(0);
+    let (inner, own_stream, count) = (Arc::downgrade(&pool), own.clone(), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&count);
+    let guard = pool.on_segment(move |event| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let Some(pool) = inner.upgrade() else { return };
+        if depth.fetch_add(1, Ordering::Relaxed) < 2 {
+            drop(pool.empty(event.nbytes / 2, &own_stream).unwrap());
+            pool.trim().unwrap();
+        }
+        depth.fetch_sub(1, Ordering::Relaxed);
+    });
+    drop(pool.empty(64 * MIB, &own).unwrap());
+    pool.trim().unwrap();
+    let told = count.load(Ordering::Relaxed);
+    assert!(told >= 6 && told.is_multiple_of(2), "{told}");
+    drop((guard, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_panics_fails_no_request() {
+    host!();
+    let stream = stream(0);
+    let pool = whole();
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| ()));
+    let guard = pool.on_segment(|_| panic!("it cannot register"));
+    let (registered, _guard) = Registered::of(&pool);
+    let buffer = pool.empty(8 * MIB, &stream).unwrap();
+    assert_eq!(registered.all(), [(buffer.address(), 8 * MIB)]);
+    drop(buffer);
+    assert_eq!(pool.trim().unwrap(), 8 * MIB);
+    assert!(registered.all().is_empty());
+    drop((guard, pool));
+    panic::set_hook(hook);
+    assert_all_back();
+}
+
+/// The callback that is just being told of a segment does not learn of its end before, and no thread waits for it.
+#[test]
+fn a_segment_that_goes_while_a_new_callback_is_told_of_it_goes_after_that() {
+    host!();
+    let stream = stream(0);
+    let pool = Arc::new(whole());
+    drop(pool.empty(8 * MIB, &stream).unwrap());
+    let (told, events) = mpsc::channel();
+    let trimming = Arc::clone(&pool);
+    let guard = pool.on_segment(move |event| {
+        told.send(event.kind).unwrap();
+        if event.kind == SegmentEventKind::Added {
+            let pool = Arc::clone(&trimming);
+            assert_eq!(on_thread(move || pool.trim().unwrap()), 0);
+            assert!(accessible(event.address, event.device), "it is there as long as it is being registered");
+            told.send(event.kind).unwrap();
+        }
+    });
+    let guard = guard.unwrap();
+    assert_eq!(
+        events.try_iter().collect::<Vec<_>>(),
+        [SegmentEventKind::Added, SegmentEventKind::Added, SegmentEventKind::Removed]
+    );
+    complete_all().unwrap();
+    pool.trim().unwrap();
+    assert_eq!(reserved(), 0);
+    drop((guard, pool));
+    assert_all_back();
+}
+
+#[test]
+fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
+    host!();
+    let stream = stream(0);
+    for call in [Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap, Call::ExtentRelease] {
+        for (kind, after) in [(StatusKind::Other, 0), (StatusKind::OutOfMemory, 0), (StatusKind::Other, 1)] {
+            let pool = whole();
+            let (registered, _guard) = Registered::of(&pool);
+            inject(Fault { call, kind, after, times: 1 });
+            let mut held = Vec::new();
+            for bytes in [8 * MIB, 3 * MIB] {
+                held.extend(pool.empty(bytes, &stream));
+                assert!(held.iter().all(|buffer| registered.has(buffer.address(), buffer.nbytes())), "{call:?}");
+            }
+            let live = held.len();
+            assert_eq!(registered.all().len(), live, "{call:?} {kind:?} {after}");
+            drop(held);
+            let _ = pool.trim();
+            clear_faults();
+            // What is told to be gone is gone from the pool, though the driver has yet to take it back.
+            assert!(registered.all().is_empty());
+            let again = pool.empty(8 * MIB, &stream).unwrap();
+            assert!(registered.has(again.address(), again.nbytes()));
+            drop((again, pool));
+            assert!(registered.all().is_empty());
+            assert_all_back();
+        }
+    }
+}
+
+#[test]
+fn threads_find_every_block_registered_while_others_trim_and_register() {
+    host!();
+    let pool = Arc::new(whole());
+    let (registered, _guard) = Registered::of(&pool);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..4_u64)
+            .map(|number| {
+                let (pool, registered) = (&pool, &registered);
+                scope.spawn(move || {
+                    let own = stream(0);
+                    for step in 0..200_u64 {
+                        let bytes = (1 + (step * 7 + number * 3) % 24) * MIB;
+                        let buffer = pool.empty(bytes, &own).unwrap();
+                        assert!(registered.has(buffer.address(), buffer.nbytes()));
+                        drop(buffer);
+                        if step % 5 == number {
+                            pool.trim().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let registrar = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // Its own assertions hold from the first segment that it is told of to the last.
+                drop(Registered::of(&pool));
+            }
+        });
+        let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        is_over.store(true, Ordering::Relaxed);
+        registrar.join().unwrap();
+        outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+    });
+    complete_all().unwrap();
+    pool.trim().unwrap();
+    assert!(registered.all().is_empty());
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn the_callbacks_of_a_pool_end_with_it() {
+    host!();
+    static ALIVE: OnceLock<Arc<()>> = OnceLock::new();
+    let alive = Arc::clone(ALIVE.get_or_init(Arc::default));
+    let stream = stream(0);
+    let pool = whole();
+    pool.on_segment(move |_| assert!(Arc::strong_count(&alive) > 1)).unwrap().keep();
+    let buffer = pool.empty(MEMORY / 2, &stream).unwrap();
+    drop(pool);
+    assert_eq!(Arc::strong_count(ALIVE.get().unwrap()), 2);
+    drop(buffer);
+    assert_eq!(Arc::strong_count(ALIVE.get().unwrap()), 1);
+    assert_all_back();
+}

@@ -1,0 +1,862 @@
+//! Random programs against a naive model: whatever happens, no block overlaps another, no bytes change hands before the
+//! GPU is done with them, every count is right, and at the end everything comes back.
+//!
+//! The simulated memory has real bytes. Every block is marked with its number, so that a new block shows which blocks its
+//! memory was part of before, wherever their pages stood then.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use gpupool::memory::deallocate;
+use gpupool::runtime::host::{
+    Call, Fault, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream, end_capture,
+    inject, submit,
+};
+use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
+use gpupool::{
+    Backup, CaptureMode, CaptureScope, Device, DeviceBuffer, ErrorKind, Event, GraphMemory, MemPool, PoolId, PoolScope,
+    SegmentEventKind, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_stats, memory_summary,
+    pinned_stats,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const MEMORY: u64 = 256 << 20;
+/// The last two are not gpupool's, and may be gone at any time.
+const STREAMS: usize = 4;
+const OWN_STREAMS: usize = 2;
+const POOLS: usize = 2;
+const RESERVE: u64 = 32 << 20;
+/// Marks stand at the start and the end of a block, and at every multiple of this, so that each page has some.
+const STRIDE: u64 = 512 << 10;
+/// In a block of at most this size every old mark is looked for.
+const SMALL: u64 = 64 << 10;
+const MARK: u64 = 0x6770_7570 << 32;
+
+const DEVICE: Device = Device::from_ordinal(0);
+
+#[derive(Clone, Debug)]
+enum Op {
+    Allocate {
+        bytes: u64,
+        stream: usize,
+    },
+    Free {
+        which: usize,
+        by: By,
+    },
+    Use {
+        which: usize,
+        stream: usize,
+    },
+    Complete {
+        stream: usize,
+        part: u64,
+    },
+    Enter {
+        pool: usize,
+    },
+    Leave {
+        which: usize,
+    },
+    Capture {
+        pool: usize,
+        stream: usize,
+    },
+    EndCapture {
+        fails: bool,
+    },
+    Reset {
+        which: usize,
+    },
+    Trim {
+        pool: usize,
+    },
+    EmptyCache,
+    Replace {
+        stream: usize,
+    },
+    DropPool {
+        pool: usize,
+    },
+    /// A pool in a place, or all of the device.
+    Sleep {
+        pool: Option<usize>,
+        backup: Backup,
+    },
+    Wake {
+        pool: Option<usize>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Drop,
+    Address,
+    Stream(usize),
+}
+
+/// Calls that the allocator makes.
+const CALLS: [Call; 23] = [
+    Call::Bind,
+    Call::ContextSynchronize,
+    Call::CopyToDevice,
+    Call::CopyToHost,
+    Call::HostAllocate,
+    Call::HostFree,
+    Call::NearestHostNode,
+    Call::StreamCreate,
+    Call::StreamSynchronize,
+    Call::MemoryInfo,
+    Call::ExchangeCaptureMode,
+    Call::StreamQuery,
+    Call::StreamCaptureStatus,
+    Call::EventCreate,
+    Call::EventRecord,
+    Call::EventQuery,
+    Call::EventSynchronize,
+    Call::EventDestroy,
+    Call::ExtentCreate,
+    Call::ExtentRelease,
+    Call::MemoryMap,
+    Call::MemorySetAccess,
+    Call::MemoryUnmap,
+];
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let kinds = prop_oneof![Just(StatusKind::Other), Just(StatusKind::OutOfMemory)];
+    let calls = proptest::sample::select(&CALLS[..]);
+    (calls, kinds, 0..6_u32, 1..4_u32).prop_map(|(call, kind, after, times)| Fault { call, kind, after, times })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let bytes = prop_oneof![
+        4 => 1..=8192_u64,
+        3 => 1..=(128_u64 << 10),
+        3 => 1..=(3_u64 << 20),
+        3 => 1..=(24_u64 << 20),
+    ];
+    let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..STREAMS).prop_map(By::Stream)];
+    let (stream, pool, which) = (0..STREAMS, 0..POOLS, 0..1000_usize);
+    let backup = prop_oneof![3 => Just(Backup::Host), 1 => Just(Backup::None)];
+    prop_oneof![
+        30 => (bytes, stream.clone()).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
+        22 => (which.clone(), by).prop_map(|(which, by)| Op::Free { which, by }),
+        12 => (which.clone(), stream.clone()).prop_map(|(which, stream)| Op::Use { which, stream }),
+        8 => (stream.clone(), 1..=4_u64).prop_map(|(stream, part)| Op::Complete { stream, part }),
+        4 => pool.clone().prop_map(|pool| Op::Enter { pool }),
+        4 => which.clone().prop_map(|which| Op::Leave { which }),
+        3 => (pool.clone(), stream).prop_map(|(pool, stream)| Op::Capture { pool, stream }),
+        4 => any::<bool>().prop_map(|fails| Op::EndCapture { fails }),
+        3 => which.prop_map(|which| Op::Reset { which }),
+        2 => pool.clone().prop_map(|pool| Op::Trim { pool }),
+        2 => Just(Op::EmptyCache),
+        4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
+        2 => pool.clone().prop_map(|pool| Op::DropPool { pool }),
+        4 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
+        5 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
+    ]
+}
+
+/// What must be over before a block's memory serves another stream: events, by the streams' names.
+type Uses = Vec<(u64, Event)>;
+
+#[derive(Debug)]
+struct Block {
+    /// None once it is freed.
+    buffer: Option<DeviceBuffer>,
+    bytes: u64,
+    pool: PoolId,
+    uses: Uses,
+    /// The places of streams that were recorded of it.
+    recorded: Vec<usize>,
+    /// For memory of a capture: how often the pool's graphs had all been reset.
+    captured: Option<u64>,
+    /// Whether its content was given up.
+    is_lost: bool,
+}
+
+#[derive(Debug)]
+enum Scope {
+    Pool(#[allow(dead_code, reason = "held for its drop")] PoolScope, PoolId),
+    /// The pools that the graph uses, its own first, and the captured stream.
+    Capture(CaptureScope, Vec<PoolId>, usize),
+}
+
+impl Scope {
+    fn pool(&self) -> PoolId {
+        match self {
+            Self::Pool(_, pool) => *pool,
+            Self::Capture(_, pools, _) => pools[0],
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Model {
+    streams: Vec<Stream>,
+    /// A number for each stream that there was in a place.
+    names: [u64; STREAMS],
+    submitted: [u64; STREAMS],
+    completed: [u64; STREAMS],
+    pools: [Option<MemPool>; POOLS],
+    /// Whether calls fail. Then no pool has segments: one whose source does not take it back counts as returned all the
+    /// same.
+    has_faults: bool,
+    /// Pools with `use_on_oom`.
+    helpers: BTreeSet<PoolId>,
+    /// By pool: how many hold it, captures whose graphs live, and how often those fell to none.
+    uses: BTreeMap<PoolId, u32>,
+    captures: BTreeMap<PoolId, (u32, u64)>,
+    scopes: Vec<Scope>,
+    graphs: Vec<(GraphMemory, Vec<PoolId>)>,
+    /// By number.
+    blocks: Vec<Block>,
+    /// The pools that are asleep.
+    asleep: BTreeSet<PoolId>,
+    /// What callbacks registered of pools with `no_split`: bytes by address, each with its pool.
+    registered: Registered,
+    /// What earlier programs lost, so that a program that fails for it is told from one that does not.
+    lost: u64,
+}
+
+type Registered = Arc<Mutex<BTreeMap<u64, (PoolId, u64)>>>;
+
+/// Registers the segments of a pool as they come and go, for as long as it has any.
+fn register(pool: &MemPool, registered: &Registered) {
+    let (id, registered) = (pool.id(), Arc::clone(registered));
+    let guard = pool.on_segment(move |event| {
+        let (segment, mut registered) = ((id, event.nbytes), registered.lock().unwrap());
+        let before = match event.kind {
+            SegmentEventKind::Added => registered.insert(event.address, segment),
+            _ => registered.remove(&event.address),
+        };
+        assert_eq!(before, (event.kind == SegmentEventKind::Removed).then_some(segment), "{event:?}");
+    });
+    guard.unwrap().keep();
+}
+
+fn foreign() -> Stream {
+    let raw = create_stream(DEVICE).unwrap();
+    // SAFETY: nothing but the model destroys it, and a simulated stream can be asked for even then.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }
+}
+
+fn info() -> MemoryInfo {
+    let runtime = runtime::get().unwrap();
+    let _bound = BoundDevice::new(runtime, DEVICE).unwrap();
+    runtime.memory_info().unwrap()
+}
+
+fn places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
+    let inner = (address + 1).next_multiple_of(STRIDE);
+    let last = (address + bytes.saturating_sub(8)) & !7;
+    std::iter::once(address).chain((inner..(address + bytes.saturating_sub(7))).step_by(STRIDE as usize)).chain([last])
+}
+
+/// Every place in a block where an older one may have left a mark.
+fn old_places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
+    let step = if bytes <= SMALL { 512 } else { STRIDE };
+    let inner = (address + 1).next_multiple_of(step);
+    std::iter::once(address).chain((inner..(address + bytes)).step_by(step as usize))
+}
+
+fn write(address: u64, value: u64) {
+    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
+    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address as usize).write_volatile(value) }
+}
+
+fn read(address: u64) -> u64 {
+    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
+    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
+}
+
+impl Model {
+    fn new(has_faults: bool) -> Self {
+        Self {
+            streams: (0..STREAMS)
+                .map(|place| if place < OWN_STREAMS { Stream::new(DEVICE).unwrap() } else { foreign() })
+                .collect(),
+            names: std::array::from_fn(|place| place as u64),
+            submitted: [0; STREAMS],
+            completed: [0; STREAMS],
+            pools: [None, None],
+            has_faults,
+            helpers: BTreeSet::new(),
+            uses: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            scopes: Vec::new(),
+            graphs: Vec::new(),
+            blocks: Vec::new(),
+            asleep: BTreeSet::new(),
+            registered: Registered::default(),
+            lost: memory_stats(DEVICE).unwrap().total.reserved_bytes,
+        }
+    }
+
+    fn live(&self) -> impl Iterator<Item = usize> {
+        (0..self.blocks.len()).filter(|&number| self.blocks[number].buffer.is_some())
+    }
+
+    fn pick(&self, which: usize) -> Option<usize> {
+        let live: Vec<_> = self.live().collect();
+        (!live.is_empty()).then(|| live[which % live.len()])
+    }
+
+    fn is_captured(&self, stream: usize) -> bool {
+        self.scopes.iter().any(|scope| matches!(scope, Scope::Capture(_, _, captured) if *captured == stream))
+    }
+
+    /// A pool that others may use or not in the first place, of several kinds in the second.
+    fn pool(&mut self, place: usize) -> &MemPool {
+        let (turn, segments) = (self.uses.len(), !self.has_faults);
+        let (uses, helpers, registered) = (&mut self.uses, &mut self.helpers, &self.registered);
+        self.pools[place].get_or_insert_with(|| {
+            let builder = MemPool::builder().device(DEVICE);
+            let builder = match (place, turn % 4) {
+                (0, 0 | 2) => builder,
+                (0, _) => builder.use_on_oom(true),
+                (_, 0) => builder.segments(segments),
+                (_, 1) => builder.no_split(true),
+                (_, 2) => builder.limit(48 << 20),
+                _ => builder.reserve(RESERVE).limit(2 * RESERVE),
+            };
+            // Where there is not enough for a reserve it gets none.
+            let pool = builder.build().or_else(|_| MemPool::builder().device(DEVICE).build()).unwrap();
+            uses.insert(pool.id(), 1);
+            helpers.extend(Some(pool.id()).filter(|_| pool.use_on_oom()));
+            if pool.no_split() {
+                register(&pool, registered);
+            }
+            pool
+        })
+    }
+
+    fn hold(&mut self, pool: PoolId, change: i32) {
+        let uses = self.uses.get_mut(&pool).unwrap();
+        *uses = uses.checked_add_signed(change).unwrap();
+    }
+
+    fn begin_capture_of(&mut self, pool: PoolId) {
+        self.hold(pool, 1);
+        self.captures.entry(pool).or_default().0 += 1;
+    }
+
+    fn end_capture_of(&mut self, pools: Vec<PoolId>) {
+        for pool in pools {
+            self.hold(pool, -1);
+            let (captures, resets) = self.captures.get_mut(&pool).unwrap();
+            *captures -= 1;
+            *resets += u64::from(*captures == 0);
+        }
+    }
+
+    /// Notes that a graph uses the pool of a scope inside its capture. Whether what is allocated now is a graph's.
+    fn note_allocation(&mut self, stream: usize) -> bool {
+        let capturing = self.scopes.iter_mut().find_map(|scope| match scope {
+            Scope::Capture(_, pools, captured) => Some((pools, *captured == stream)),
+            Scope::Pool(..) => None,
+        });
+        let Some((mut pools, is_captured)) = capturing.map(|(pools, is)| (std::mem::take(pools), is)) else {
+            return false;
+        };
+        let innermost = self.scopes.last().map(|scope| match scope {
+            Scope::Pool(_, pool) => Some(*pool),
+            Scope::Capture(..) => None,
+        });
+        let inner = innermost.flatten();
+        if let Some(pool) = inner.filter(|pool| is_captured && !pools.contains(pool)) {
+            self.begin_capture_of(pool);
+            pools.push(pool);
+        }
+        for scope in &mut self.scopes {
+            if let Scope::Capture(_, place, _) = scope {
+                *place = std::mem::take(&mut pools);
+            }
+        }
+        is_captured || inner.is_none()
+    }
+
+    /// Returns what each pool holds for its own requests alone, and would lose if this program took it for another.
+    fn kept(&self, op: &Op) -> Vec<(PoolId, u64)> {
+        let destination = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
+        let is_kept = |pool: &&MemPool| match op {
+            Op::Allocate { .. } => pool.id() != destination && !pool.use_on_oom() && pool.reserve() == 0,
+            Op::EmptyCache => pool.no_split(),
+            _ => false,
+        };
+        let held = |pool: &MemPool| {
+            let stats = pool.stats().unwrap();
+            (pool.id(), stats.live_bytes + stats.cached_bytes)
+        };
+        self.pools.iter().flatten().filter(is_kept).map(held).collect()
+    }
+
+    /// Returns the segments that the operation must leave registered, as no trim and no end of their pool.
+    fn kept_registered(&self, op: &Op) -> BTreeMap<u64, (PoolId, u64)> {
+        let registered = self.registered.lock().unwrap().clone();
+        let trimmed = match op {
+            Op::Trim { pool } => self.pools[*pool].as_ref().map(MemPool::id),
+            _ => None,
+        };
+        let alive: BTreeSet<_> = self.pools.iter().flatten().map(MemPool::id).collect();
+        let ends = matches!(op, Op::DropPool { .. });
+        let is_kept = |pool: &PoolId| !ends && Some(*pool) != trimmed && alive.contains(pool);
+        registered.into_iter().filter(|(_, (pool, _))| is_kept(pool)).collect()
+    }
+
+    /// What is registered are the segments of those pools, each a piece of its own, and nothing else.
+    fn check_registered(&self, registered: &BTreeMap<u64, (PoolId, u64)>) {
+        let whole: BTreeSet<_> = registered.values().map(|(pool, _)| *pool).collect();
+        let alive: BTreeSet<_> =
+            self.pools.iter().flatten().filter(|pool| pool.no_split()).map(MemPool::id).chain(whole).collect();
+        let segments = memory_snapshot().unwrap().into_iter().filter(|segment| alive.contains(&segment.pool));
+        let there: BTreeMap<_, _> = segments.map(|segment| (segment.address, (segment.pool, segment.bytes))).collect();
+        assert_eq!(&there, registered);
+    }
+
+    fn run_and_check(&mut self, op: &Op, fault: Option<Fault>) {
+        let before = self.kept(op);
+        let registered = self.kept_registered(op);
+        self.run(op, fault);
+        assert_eq!(self.kept(op), before, "{op:?} took memory of a pool that keeps it");
+        let now = self.registered.lock().unwrap().clone();
+        let kept = |(address, segment): (&u64, &(PoolId, u64))| now.get(address) == Some(segment);
+        assert!(registered.iter().all(kept), "{op:?} took segments that are registered: {registered:?}, now {now:?}");
+        self.check_registered(&now);
+        self.check_counts();
+    }
+
+    fn run(&mut self, op: &Op, fault: Option<Fault>) {
+        let arm = || fault.into_iter().for_each(inject);
+        match *op {
+            Op::Allocate { bytes, stream } => {
+                let is_captured = self.note_allocation(stream);
+                arm();
+                let outcome = empty(bytes, &self.streams[stream]);
+                clear_faults();
+                let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
+                match outcome {
+                    Ok(buffer) => {
+                        assert!(!self.asleep.contains(&asked), "a block of a pool that is asleep");
+                        self.take(buffer, stream, is_captured);
+                    }
+                    Err(error) if matches!(error.kind(), ErrorKind::Asleep(_)) => {
+                        assert!(self.asleep.contains(&asked), "{error}");
+                    }
+                    Err(error) => self.check_refusal(&error, fault.is_some()),
+                }
+            }
+            Op::Free { which, by } => {
+                let Some(number) = self.pick(which) else { return };
+                let by = match by {
+                    By::Stream(stream) if self.is_captured(stream) => By::Drop,
+                    by => by,
+                };
+                if let By::Stream(stream) = by
+                    && !self.asleep.contains(&self.blocks[number].pool)
+                {
+                    self.submit(number, stream);
+                }
+                self.check_marks(number);
+                let buffer = self.blocks[number].buffer.take().unwrap();
+                arm();
+                let outcome = match by {
+                    By::Drop => {
+                        drop(buffer);
+                        Ok(())
+                    }
+                    By::Address => deallocate(buffer.into_address(), None),
+                    By::Stream(stream) => buffer.free_on(&self.streams[stream]),
+                };
+                clear_faults();
+                if let Err(error) = outcome {
+                    assert!(fault.is_some() && matches!(error.kind(), ErrorKind::Library(_)), "{error}");
+                }
+            }
+            Op::Use { which, stream } => {
+                let Some(number) = self.pick(which) else { return };
+                // Work on what is asleep would be the program's fault.
+                if !self.is_captured(stream) && !self.asleep.contains(&self.blocks[number].pool) {
+                    let buffer = self.blocks[number].buffer.as_ref().unwrap();
+                    buffer.record_stream(&self.streams[stream]).unwrap();
+                    self.blocks[number].recorded.push(stream);
+                    self.submit(number, stream);
+                }
+            }
+            Op::Complete { stream, part } => {
+                let left = self.submitted[stream] - self.completed[stream];
+                self.completed[stream] += left.div_ceil(part);
+                complete(&self.streams[stream], self.completed[stream]).unwrap();
+            }
+            Op::Enter { pool } => {
+                let pool = self.pool(pool);
+                let (id, scope) = (pool.id(), pool.enter().unwrap());
+                self.hold(id, 1);
+                self.scopes.push(Scope::Pool(scope, id));
+            }
+            Op::Leave { which } => {
+                let scopes: Vec<_> =
+                    (0..self.scopes.len()).filter(|&i| matches!(self.scopes[i], Scope::Pool(..))).collect();
+                if !scopes.is_empty() {
+                    let scope = self.scopes.remove(scopes[which % scopes.len()]);
+                    let id = scope.pool();
+                    arm();
+                    drop(scope);
+                    clear_faults();
+                    self.hold(id, -1);
+                }
+            }
+            Op::Capture { pool, stream } => {
+                if self.scopes.iter().any(|scope| matches!(scope, Scope::Capture(..))) {
+                    return;
+                }
+                let view = self.streams[stream].clone();
+                let pool = self.pool(pool);
+                let (id, scope) = (pool.id(), pool.capture(&view).unwrap());
+                begin_capture(&view, CaptureMode::Global).unwrap();
+                self.begin_capture_of(id);
+                self.scopes.push(Scope::Capture(scope, vec![id], stream));
+            }
+            Op::EndCapture { fails } => {
+                let Some(place) = self.scopes.iter().position(|scope| matches!(scope, Scope::Capture(..))) else {
+                    return;
+                };
+                let Scope::Capture(scope, pools, stream) = self.scopes.remove(place) else { unreachable!() };
+                end_capture(&self.streams[stream]).expect("nothing spoils a capture");
+                arm();
+                if fails {
+                    drop(scope);
+                    self.end_capture_of(pools);
+                } else {
+                    self.graphs.push((scope.end().unwrap(), pools));
+                }
+                clear_faults();
+            }
+            Op::Reset { which } => {
+                if !self.graphs.is_empty() {
+                    let (graph, pools) = self.graphs.remove(which % self.graphs.len());
+                    arm();
+                    graph.reset();
+                    clear_faults();
+                    self.end_capture_of(pools);
+                }
+            }
+            Op::Trim { pool } => {
+                let pool = self.pool(pool);
+                arm();
+                let outcome = pool.trim();
+                clear_faults();
+                assert!(outcome.is_ok() || fault.is_some(), "{outcome:?}");
+            }
+            Op::EmptyCache => {
+                arm();
+                let outcome = empty_cache();
+                clear_faults();
+                assert!(outcome.is_ok() || fault.is_some(), "{outcome:?}");
+            }
+            Op::Replace { stream } => {
+                // A stream that was recorded of a block lives until that is freed.
+                let is_recorded = self.live().any(|number| self.blocks[number].recorded.contains(&stream));
+                if is_recorded || self.is_captured(stream) {
+                    return;
+                }
+                // It ends once its work is done.
+                self.completed[stream] = self.submitted[stream];
+                complete(&self.streams[stream], self.completed[stream]).unwrap();
+                destroy_stream(self.streams[stream].raw(), DEVICE).unwrap();
+                self.streams[stream] = foreign();
+                self.names[stream] = self.names.iter().max().unwrap() + 1;
+                (self.submitted[stream], self.completed[stream]) = (0, 0);
+            }
+            Op::Sleep { pool, backup } => {
+                let pool = pool.map(|place| {
+                    let pool = self.pool(place);
+                    (place, pool.id())
+                });
+                let is_meant = |id| pool.is_none_or(|(_, pool)| pool == id);
+                arm();
+                let outcome = match pool {
+                    Some((place, _)) => self.pools[place].as_ref().unwrap().sleep(backup),
+                    None => gpupool::sleep(DEVICE, backup),
+                };
+                clear_faults();
+                let is_capturing = self.scopes.iter().any(|scope| matches!(scope, Scope::Capture(..)));
+                if let Err(error) = &outcome {
+                    match error.kind() {
+                        ErrorKind::InvalidValue(_) => assert!(is_capturing, "{error}"),
+                        ErrorKind::Unavailable(_) => assert!(pool.is_some_and(|(place, _)| place == 1), "{error}"),
+                        _ => assert!(fault.is_some(), "{error}"),
+                    }
+                }
+                let is_refused = |error: &gpupool::Error| {
+                    matches!(error.kind(), ErrorKind::InvalidValue(_) | ErrorKind::Unavailable(_))
+                };
+                if backup == Backup::None && !outcome.is_err_and(|error| is_refused(&error)) {
+                    let asleep = &self.asleep;
+                    let lost =
+                        self.blocks.iter_mut().filter(|block| is_meant(block.pool) && !asleep.contains(&block.pool));
+                    lost.for_each(|block| block.is_lost = true);
+                }
+                self.note_sleep();
+            }
+            Op::Wake { pool } => {
+                let before = self.asleep.clone();
+                let id = pool.map(|place| self.pool(place).id());
+                arm();
+                let outcome = match pool {
+                    Some(place) => self.pools[place].as_ref().unwrap().wake(),
+                    None => gpupool::wake(DEVICE),
+                };
+                clear_faults();
+                self.note_sleep();
+                let meant = |id: Option<PoolId>, other: &PoolId| id.is_none_or(|id| id == *other);
+                let left = self.asleep.iter().any(|other| meant(id, other));
+                assert_eq!(outcome.is_err(), left, "{outcome:?}");
+                assert!(self.asleep.is_subset(&before));
+                if let Err(error) = outcome {
+                    let is_short = matches!(error.kind(), ErrorKind::OutOfMemory(_));
+                    assert!(is_short || fault.is_some(), "{error}");
+                }
+            }
+            Op::DropPool { pool } => {
+                if let Some(pool) = self.pools[pool].take() {
+                    let id = pool.id();
+                    arm();
+                    drop(pool);
+                    clear_faults();
+                    self.hold(id, -1);
+                }
+            }
+        }
+    }
+
+    /// Notes which pools are asleep. What has come back holds what it held, unless that was given up.
+    fn note_sleep(&mut self) {
+        let before = std::mem::take(&mut self.asleep);
+        let pools = memory_summary(DEVICE).unwrap().pools;
+        self.asleep = pools.iter().filter(|pool| pool.is_asleep).map(|pool| pool.id).collect();
+        for number in self.live().collect::<Vec<_>>() {
+            let block = &mut self.blocks[number];
+            if self.asleep.contains(&block.pool) {
+                continue;
+            }
+            if std::mem::take(&mut block.is_lost) {
+                let (address, bytes) = (block.buffer.as_ref().unwrap().address(), block.bytes);
+                places(address, bytes).for_each(|place| write(place, MARK | number as u64));
+            }
+            let pool = block.pool;
+            if before.contains(&pool) {
+                self.check_marks(number);
+            }
+        }
+    }
+
+    fn submit(&mut self, number: usize, stream: usize) {
+        submit(&self.streams[stream]).unwrap();
+        self.submitted[stream] += 1;
+        let event = Event::new(DEVICE).unwrap();
+        event.record(&self.streams[stream]).unwrap();
+        self.blocks[number].uses.push((self.names[stream], event));
+    }
+
+    /// A new block: marked, once it is clear that its memory is nobody's.
+    fn take(&mut self, buffer: DeviceBuffer, stream: usize, is_captured: bool) {
+        let (address, bytes) = (buffer.address(), buffer.nbytes());
+        assert_eq!(address % 512, 0);
+        let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
+        let pool = buffer.pool_id();
+        // The default pool and one with `use_on_oom` help others out, but for graphs; also one that only a scope has.
+        let is_of_helper = pool == PoolId::NONE || self.helpers.contains(&pool) && self.uses[&pool] > 0;
+        assert!(pool == asked || is_of_helper && !is_captured, "a block of pool {pool} for pool {asked}");
+        let captured = is_captured.then(|| self.captures[&pool].1);
+        for number in self.live() {
+            let other = &self.blocks[number];
+            let start = other.buffer.as_ref().unwrap().address();
+            assert!(address + bytes <= start || start + other.bytes <= address, "{address:#x} overlaps {number}");
+        }
+        let run = self.blocks.len();
+        let _relaxed = RelaxedCapture::new(runtime::get().unwrap()).unwrap();
+        for place in old_places(address, bytes) {
+            let found = read(place);
+            if found & !u64::from(u32::MAX) != MARK {
+                continue;
+            }
+            let number = (found & u64::from(u32::MAX)) as usize;
+            // Marks of earlier programs are gone with their memory.
+            let former = &self.blocks[number];
+            assert!(former.buffer.is_none(), "block {run} has memory of live block {number}");
+            for (user, event) in &former.uses {
+                assert!(
+                    *user == self.names[stream] || event.query().unwrap(),
+                    "block {run} of stream {stream} has memory of block {number}, which stream {user} still uses"
+                );
+            }
+            if let (Some(resets), None) = (former.captured, captured) {
+                let (captures, now) = self.captures[&former.pool];
+                assert!(captures == 0 || now > resets, "block {run} has memory of a graph, {number}");
+            }
+        }
+        for place in places(address, bytes) {
+            write(place, MARK | run as u64);
+        }
+        self.blocks.push(Block {
+            buffer: Some(buffer),
+            bytes,
+            pool,
+            uses: Vec::new(),
+            recorded: Vec::new(),
+            captured,
+            is_lost: false,
+        });
+        // The caller's own first work.
+        if !self.is_captured(stream) {
+            self.submit(run, stream);
+        }
+    }
+
+    fn check_marks(&self, number: usize) {
+        let block = &self.blocks[number];
+        if self.asleep.contains(&block.pool) {
+            return;
+        }
+        for place in places(block.buffer.as_ref().unwrap().address(), block.bytes) {
+            assert_eq!(read(place), MARK | number as u64, "block {number} at {place:#x}");
+        }
+    }
+
+    fn check_refusal(&self, error: &gpupool::Error, has_fault: bool) {
+        match error.kind() {
+            ErrorKind::OutOfMemory(_) => {
+                // Nothing is in the way of any request where nobody holds anything.
+                let is_held = self.live().next().is_some() || !self.graphs.is_empty() || !self.scopes.is_empty();
+                assert!(has_fault || is_held, "{error}");
+            }
+            ErrorKind::Library(_) => assert!(has_fault, "{error}"),
+            _ => panic!("{error}"),
+        }
+    }
+
+    /// Every count of gpupool's is the model's.
+    fn check_counts(&self) {
+        let total = memory_stats(DEVICE).unwrap().total;
+        assert_eq!(total.live_blocks - total.waiting_blocks, self.live().count() as u64);
+        let used = info();
+        let used = used.total - used.free;
+        // Where a question is refused, pages that were moved and then given back stay mapped at the old place for a while.
+        assert!(
+            total.reserved_bytes == used || self.has_faults && total.reserved_bytes < used,
+            "{total:?}, {used} used"
+        );
+        for pool in self.pools.iter().flatten() {
+            let (stats, id) = (pool.stats().unwrap(), pool.id());
+            let live = || self.live().map(|number| &self.blocks[number]).filter(|block| block.pool == id);
+            assert_eq!(stats.live_blocks - stats.waiting_blocks, live().count() as u64);
+            let requested: u64 = live().map(|block| block.bytes).sum();
+            assert!(
+                stats.requested_bytes == requested || stats.waiting_blocks > 0 && stats.requested_bytes > requested
+            );
+            assert!(stats.requested_bytes <= stats.live_bytes);
+            assert!(stats.live_bytes - stats.asleep_bytes <= stats.reserved_bytes);
+            assert_eq!(pool.is_asleep(), self.asleep.contains(&id));
+            // What could not be given back is there still.
+            assert!(!pool.is_asleep() || stats.reserved_bytes == 0 || self.has_faults, "{stats:?}");
+            assert!(stats.reserved_bytes >= pool.reserve() || pool.is_asleep());
+            assert_eq!(stats.asleep_bytes, if pool.is_asleep() { stats.live_bytes } else { 0 });
+            assert!(pool.limit().is_none_or(|limit| stats.reserved_bytes <= limit), "{stats:?}");
+            assert_eq!(pool.use_count(), self.uses[&id]);
+        }
+    }
+
+    /// Ends everything, and all memory is back.
+    fn finish(mut self) {
+        // Where there is not enough some are freed asleep.
+        let woken = gpupool::wake(DEVICE);
+        assert!(woken.is_ok() || !self.asleep.is_empty(), "{woken:?}");
+        self.note_sleep();
+        for number in self.live().collect::<Vec<_>>() {
+            self.check_marks(number);
+            self.blocks[number].buffer = None;
+        }
+        for scope in self.scopes.drain(..) {
+            if let Scope::Capture(_, _, stream) = scope {
+                end_capture(&self.streams[stream]).expect("nothing spoils a capture");
+            }
+        }
+        self.graphs.clear();
+        self.pools = [None, None];
+        gpupool::wake(DEVICE).unwrap();
+        complete_all().unwrap();
+        empty_cache().unwrap();
+        let stats = memory_stats(DEVICE).unwrap();
+        assert_eq!((stats.total.live_blocks, stats.total.live_bytes, stats.total.requested_bytes), (0, 0, 0));
+        assert_eq!((stats.total.reserved_bytes, stats.pools), (self.lost, 1), "{stats:?}");
+        assert_eq!(info().free, MEMORY - self.lost);
+        assert_eq!(pinned_stats(None).unwrap().total.live_bytes, 0);
+        assert!(self.registered.lock().unwrap().is_empty());
+    }
+}
+
+impl Drop for Model {
+    /// A program that failed leaves nothing to the next, or to a smaller one.
+    fn drop(&mut self) {
+        clear_faults();
+        for scope in self.scopes.drain(..) {
+            if let Scope::Capture(_, _, stream) = scope {
+                let _ = end_capture(&self.streams[stream]);
+            }
+        }
+        self.blocks.clear();
+        self.graphs.clear();
+        self.pools = [None, None];
+        let _ = gpupool::wake(DEVICE);
+        let _ = complete_all();
+        let _ = empty_cache();
+        for stream in &self.streams[OWN_STREAMS..] {
+            let _ = destroy_stream(stream.raw(), DEVICE);
+        }
+    }
+}
+
+fn check(program: &[(Op, Option<Fault>)]) {
+    clear_faults();
+    let mut model = Model::new(program.iter().any(|(_, fault)| fault.is_some()));
+    for (op, fault) in program {
+        model.run_and_check(op, *fault);
+    }
+    model.finish();
+}
+
+/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations.
+fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
+    let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
+    let operations: u64 = setting.map_or(25_000, |setting| setting.parse().expect("a number of operations"));
+    let cases = u32::try_from(operations * 2 / longest as u64).expect("fewer operations");
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
+    let done = Cell::new(0);
+    let outcome = TestRunner::new(config).run(&programs, |program| {
+        let program = faults_of(program);
+        done.set(done.get() + program.len());
+        check(&program);
+        Ok(())
+    });
+    println!("{} operations in {cases} programs", done.get());
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn any_program_keeps_its_bytes_and_counts() {
+    host!(1, MEMORY);
+    let without = |program: Vec<Op>| program.into_iter().map(|op| (op, None)).collect();
+    check_all(200, prop::collection::vec(op(), 1..200), without);
+}
+
+#[test]
+fn whatever_the_driver_refuses_nothing_is_lost() {
+    host!(1, MEMORY);
+    let step = (op(), prop::option::weighted(0.3, fault()));
+    check_all(150, prop::collection::vec(step, 1..150), |program| program);
+}
