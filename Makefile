@@ -49,32 +49,64 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-conda.txt
 	@touch $@
 
+# In a folder of its own, for Cargo calls it and the library for C both libgpupool.so.
 .venv/built: .venv/ready $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --features $(TEST_FEATURES) > /dev/null
+	@rm -f .venv/optimised
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --quiet --target-dir target/python --features $(TEST_FEATURES) > /dev/null
 	@touch $@
 
-# The library for C and C++: the same crate, in a folder of its own, for Cargo calls both libgpupool.so.
+# The module as it is published, in the same place: what it prints of times is what a user would see.
+.venv/optimised: .venv/ready $(SOURCES)
+	@rm -f .venv/built
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --target-dir target/python > /dev/null
+	@touch $@
+
+# The library for C and C++: with the features of Cargo.toml's dev-dependencies it is the crate that Rust's tests use.
 .venv/library: .venv/ready $(SOURCES)
-	cargo build --quiet --release --features c-api,fault-injection --target-dir target/c
-	install -D -s target/c/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+	cargo build --quiet --features c-api,cudarc,fault-injection
+	install -D -s target/debug/libgpupool.so python/gpupool/lib/libgpupool.so.0
 	@touch $@
 
 .PHONY: demo
-demo: .venv/built ## threads share handles and trace files are replayed, on a GPU if there is one
+demo: .venv/optimised ## threads share handles and trace files are replayed, on a GPU if there is one
 	@$(BIN)/gpupool demo
 	@echo
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
 
+# How many processes Python's tests run in, and what pytest is told besides, as SKIPS=tests/skips.txt of CI.
+PROCESSES ?= auto
+SKIPS ?=
+PYTEST := $(BIN)/python -m pytest --quiet -r fE --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
+
 .PHONY: test
-test: .venv/built .venv/library .venv/frameworks ## all tests; those that need a GPU skip without one
-	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet
-	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --quiet --release --lib models
-	@echo "tests that need a GPU:"
+test: announce .venv/ready rust-tests .venv/built .venv/library .venv/frameworks ## all tests but the thorough ones; those that need a GPU skip without one
+	$(PYTEST) tests/gpu
+	$(PYTEST) -m "not thorough" tests/python
+
+.PHONY: test-all
+test-all: announce .venv/ready rust-tests models user-crate .venv/built .venv/library .venv/frameworks ## what `make test` does, the thorough tests, and the models of the lock-free parts
+	$(PYTEST) tests/gpu
+	$(PYTEST) tests/python
+
+.PHONY: announce
+announce:
+	@echo "Builds the crate, the Python module and the C library, then runs Rust's tests (about 480) and Python's (about 3,200)."
+	@echo "On two cores: 5 minutes; the first time 8, for packages are fetched."
+
+.PHONY: rust-tests
+rust-tests: .venv/frameworks
+	cargo test --quiet
+	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet --test handles -- --ignored real_library
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
 	cargo run --quiet --example cudarc_training
-	$(BIN)/python -m pytest --quiet -r '' tests/gpu
-	$(BIN)/python -m pytest tests/python
+
+.PHONY: models
+models: ## every interleaving of the lock-free parts, by loom
+	RUSTFLAGS="--cfg loom" cargo test --quiet --target-dir target/loom --lib models
+
+.PHONY: user-crate
+user-crate: ## a program that depends on gpupool, with its default features alone
+	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
 
 .PHONY: fuzz
 fuzz: .venv/built .venv/frameworks .venv/fuzz ## for FUZZ_SECONDS trace files that are made to break their readers
@@ -146,10 +178,10 @@ bench: ## the Rust benches, on whatever runtime is here
 .PHONY: soak
 soak: OPERATIONS ?= 100000000
 soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults, against the naive model
-	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test memory_model)" $(OPERATIONS)
+	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS)
 
 .PHONY: gpu
-gpu: .venv/ready .venv/library .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
+gpu: .venv/ready .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
 	bash tests/gpu/build.sh build/gpu
 
 .PHONY: clean

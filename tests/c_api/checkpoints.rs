@@ -13,7 +13,7 @@ use crate::common::c_pools::{
     ticket, try_free,
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back};
-use crate::common::{MEMORY, device, stream};
+use crate::common::{device, stream};
 use gpupool::memory::c_api::{Event, PoolOptions};
 use gpupool::memory::{C_API, MemoryAction};
 use gpupool::runtime::host::{

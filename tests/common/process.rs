@@ -26,7 +26,7 @@ pub(crate) fn ran(here: &str) -> bool {
     }
     let test = here.split_once("::").and_then(|(_, path)| path.rsplit_once("::")).expect("a path in this program").0;
     let ended = Command::new(std::env::current_exe().expect("the path of this program"))
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(OWN, "1")
         .output()
         .expect("another process");

@@ -1,4 +1,4 @@
-//! The same promises on a real GPU; without one every test says so and passes.
+//! The same promises on a real GPU, which every test here needs: `cargo test --test cuda -- --ignored`.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -22,9 +22,9 @@ use gpupool::{
 };
 
 /// The GPU's turn for this test, with the kernels, and no memory cached.
-macro_rules! gpu_or_skip {
+macro_rules! gpu {
     () => {{
-        let Some(turn) = crate::driver::turn() else { return };
+        let turn = crate::driver::turn();
         let bound = bind(DEVICE);
         let kernels = Kernels::of(DEVICE);
         give_all_back();
@@ -196,8 +196,9 @@ impl Worker<'_> {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn every_word_is_right_while_threads_and_streams_share_the_memory() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
     let operations = setting("GPUPOOL_SOAK_OPERATIONS", 20_000);
     // Half as much again as may be live at once, so that pages must move, also from thread to thread.
@@ -287,8 +288,9 @@ fn filled_in(
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_live_pool_keeps_what_it_has_freed_and_one_made_to_help_gives_it_in_order() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let (a, b) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
     let _most = Most::new(768 * MIB);
     let builder = || MemPool::builder().device(DEVICE);
@@ -318,8 +320,9 @@ fn a_live_pool_keeps_what_it_has_freed_and_one_made_to_help_gives_it_in_order() 
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn segments_that_may_be_registered_stay_where_they_are() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let (a, b) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
     let _most = Most::new(512 * MIB);
     for builder in [MemPool::builder().no_split(true), MemPool::builder().segments(true)] {
@@ -341,8 +344,9 @@ fn segments_that_may_be_registered_stay_where_they_are() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     const RESERVE: u64 = 1024 * MIB;
     let streams: Vec<_> = (0..4).map(|_| Stream::new(DEVICE).unwrap()).collect();
     let start = Instant::now();
@@ -382,8 +386,9 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_reserve_that_is_not_there_is_refused_at_once_and_leaves_nothing() {
-    let (_kernels, _bound, _turn) = gpu_or_skip!();
+    let (_kernels, _bound, _turn) = gpu!();
     let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
     let start = Instant::now();
     let refused = MemPool::builder().device(DEVICE).reserve(total - 64 * MIB).build().map(drop).unwrap_err();
@@ -412,8 +417,9 @@ fn without_waiting<R>(kernels: &Kernels, stream: &Stream, what: &str, run: impl 
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn growing_moving_and_giving_back_do_not_wait_for_a_kernel() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let (a, b) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
     let pool = MemPool::builder().device(DEVICE).build().unwrap();
     let grown = without_waiting(kernels, &a, "growing on its stream", || empty(64 * MIB, &a).unwrap());
@@ -504,8 +510,9 @@ fn churn(kernels: &Kernels, index: u64, stop: &AtomicBool) {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_graphs_memory_is_its_own_until_it_is_reset() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     for mode in MODES {
         let pool = MemPool::builder().device(DEVICE).build().unwrap();
         let stream = Stream::new(DEVICE).unwrap();
@@ -588,8 +595,9 @@ fn a_graphs_memory_is_its_own_until_it_is_reset() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_spoiled_capture_releases_everything() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     for mode in MODES {
         let pool = MemPool::builder().device(DEVICE).build().unwrap();
         let stream = Stream::new(DEVICE).unwrap();
@@ -620,8 +628,9 @@ fn a_spoiled_capture_releases_everything() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn other_threads_use_memory_during_a_capture() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     for mode in MODES {
         let pool = MemPool::builder().device(DEVICE).build().unwrap();
         let (stream, busy) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
@@ -683,8 +692,9 @@ fn other_threads_use_memory_during_a_capture() {
 // ---- the rest ----
 
 #[test]
+#[ignore = "needs a GPU"]
 fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let builder = || MemPool::builder().device(DEVICE);
     for (segments, no_split) in [(true, false), (false, true), (true, true)] {
         let pool = builder().segments(segments).no_split(no_split).build().unwrap();
@@ -720,8 +730,9 @@ fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn a_request_that_cannot_be_met_says_who_holds_the_memory() {
-    let (_kernels, _bound, _turn) = gpu_or_skip!();
+    let (_kernels, _bound, _turn) = gpu!();
     let stream = Stream::new(DEVICE).unwrap();
     let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
     let held = empty(64 * MIB, &stream).unwrap();
@@ -736,8 +747,9 @@ fn a_request_that_cannot_be_met_says_who_holds_the_memory() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn another_gpu_reads_memory_once_it_may() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let driver = runtime::get().unwrap();
     let peer = Device::from_ordinal(1);
     if driver.device_count() < 2 || !driver.can_access_peer(peer, DEVICE).unwrap() {
@@ -766,8 +778,9 @@ fn another_gpu_reads_memory_once_it_may() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn one_call_unmaps_adjacent_mappings() {
-    let (_kernels, _bound, _turn) = gpu_or_skip!();
+    let (_kernels, _bound, _turn) = gpu!();
     let driver = runtime::get().unwrap();
     if !driver.supports_virtual_memory(DEVICE).unwrap() {
         eprintln!("skipped: needs virtual memory");
@@ -809,8 +822,9 @@ fn one_call_unmaps_adjacent_mappings() {
 
 /// Blocks outlive their thread and its streams, and go back from another one.
 #[test]
+#[ignore = "needs a GPU"]
 fn blocks_outlive_the_thread_that_allocated_them() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let kept: Vec<Filled> = (0..8)
         .map(|seed| {
             thread::spawn(move || {

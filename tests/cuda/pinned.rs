@@ -24,9 +24,9 @@ const UNDER_WAY: usize = 8;
 const LIMIT: u64 = 1024 * MIB;
 
 /// The GPU's turn for this test, with the kernels, and no pinned memory cached.
-macro_rules! gpu_or_skip {
+macro_rules! gpu {
     () => {{
-        let Some(turn) = crate::driver::turn() else { return };
+        let turn = crate::driver::turn();
         let bound = bind(DEVICE);
         let kernels = Kernels::of(DEVICE);
         crate::driver::synchronize();
@@ -93,8 +93,9 @@ fn copy_both_ways(kernels: &Kernels, thread: u64, operations: u64) -> u64 {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn every_word_is_right_while_threads_copy_both_ways_through_reused_blocks() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let operations = setting("GPUPOOL_SOAK_OPERATIONS", 20_000);
     set_pinned_limit(Some(LIMIT)).unwrap();
     let (before, wrong) = (pinned_stats(None).unwrap(), AtomicU64::new(0));
@@ -122,8 +123,9 @@ fn every_word_is_right_while_threads_copy_both_ways_through_reused_blocks() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn growing_and_giving_back_do_not_wait_for_a_kernel() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let stream = Stream::new(DEVICE).unwrap();
     // The first of all asks the driver what it can.
     let node = empty_pinned(4096, None).unwrap().numa();
@@ -140,8 +142,9 @@ fn growing_and_giving_back_do_not_wait_for_a_kernel() {
 }
 
 #[test]
+#[ignore = "needs a GPU"]
 fn what_a_kernel_uses_is_not_given_out_before_it_is_done() {
-    let (kernels, _bound, _turn) = gpu_or_skip!();
+    let (kernels, _bound, _turn) = gpu!();
     let stream = Stream::new(DEVICE).unwrap();
     kernels.spin(&stream, 500_000_000);
     let buffer = empty_pinned(MIB, Some(&stream)).unwrap();

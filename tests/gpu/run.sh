@@ -96,7 +96,7 @@ run_memory() {
   fi
   [ -z "${SKIP_BENCHES:-}" ] || return 0
   if tests; then
-    GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda_memory --nocapture every_word
+    GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
   fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
   for work in pair c_abi "mix 1 2 4 8 16" random "recording 1 16"; do
@@ -115,15 +115,15 @@ run_memory() {
 
 test_memory() {
   local sanitizer
-  step memory-tests timeout 300 bin/test_cuda_memory --nocapture --test-threads 1
-  step pinned-tests timeout 200 bin/test_cuda_pinned --nocapture --test-threads 1
-  step dead-streams timeout 120 bin/test_cuda_dead_stream --nocapture
-  step slices timeout 120 bin/test_cuda_slices --nocapture --test-threads 1
+  step memory-tests timeout 300 bin/test_cuda --include-ignored --nocapture --test-threads 1 memory::
+  step pinned-tests timeout 200 bin/test_cuda --include-ignored --nocapture --test-threads 1 pinned::
+  step dead-streams timeout 120 bin/test_cuda --include-ignored --nocapture dead_stream::
+  step slices timeout 120 bin/test_cuda --include-ignored --nocapture --test-threads 1 slices::
   sanitizer=$(find_sanitizer)
   if [ -n "$sanitizer" ]; then
     # Some virtual machines do not let it reach the device; then it says so and nothing is learnt.
     GPUPOOL_SOAK_OPERATIONS=2000 step sanitizer timeout 240 "$sanitizer" --tool memcheck --error-exitcode 9 \
-      bin/test_cuda_memory --nocapture --test-threads 1 every_word
+      bin/test_cuda --include-ignored --nocapture --test-threads 1 memory::every_word
   else
     echo "no compute-sanitizer here"
   fi
@@ -132,7 +132,7 @@ test_memory() {
 run_tests() {
   local parallel example
   parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
-  step rust-tests bin/test_cuda
+  step rust-tests bin/test_cuda --include-ignored --test-threads 1 handles::
   step cudarc_stream bin/cudarc_stream
   step cudarc_training bin/cudarc_training
   # shellcheck disable=SC2086 # several words, or none

@@ -16,15 +16,14 @@ pub const MIB: u64 = 1 << 20;
 const DEVICES: usize = 16;
 
 /// A test's turn: they run one at a time, since a capture in global mode forbids some calls to every other thread.
-/// None, and a line that says so, without a GPU.
-pub fn turn() -> Option<MutexGuard<'static, ()>> {
+///
+/// # Panics
+/// Without a GPU.
+pub fn turn() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    if runtime::get().expect("a runtime").kind() == Kind::Cuda {
-        return Some(guard);
-    }
-    eprintln!("skipped: no GPU");
-    None
+    assert_eq!(runtime::get().expect("a runtime").kind(), Kind::Cuda, "needs a GPU");
+    guard
 }
 
 /// Makes the device current for this thread until dropped.
