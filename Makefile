@@ -79,19 +79,21 @@ SKIPS ?=
 PYTEST := $(BIN)/python -m pytest --quiet -r fE --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
 
 .PHONY: test
-test: announce .venv/ready rust-tests .venv/built .venv/library .venv/frameworks ## all tests but the thorough ones; those that need a GPU skip without one
+test: announce rust-tests .venv/built .venv/library ## all tests but the thorough ones; those that need a GPU skip without one
 	$(PYTEST) tests/gpu
 	$(PYTEST) -m "not thorough" tests/python
 
+.PHONY: thorough
+thorough: models user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
+	$(PYTEST) -m thorough tests/python
+
 .PHONY: test-all
-test-all: announce .venv/ready rust-tests models user-crate .venv/built .venv/library .venv/frameworks ## what `make test` does, the thorough tests, and the models of the lock-free parts
-	$(PYTEST) tests/gpu
-	$(PYTEST) tests/python
+test-all: test thorough ## `make test` and `make thorough`
 
 .PHONY: announce
 announce:
-	@echo "Builds the crate, the Python module and the C library, then runs Rust's tests (about 480) and Python's (about 3,200)."
-	@echo "On two cores: 5 minutes; the first time 8, for packages are fetched."
+	@echo "Fetches what is missing (0.5 GB at first), builds the crate, the Python module and the C library, then runs"
+	@echo "Rust's tests (some 500) and Python's (some 3,000). On two cores: about 5 minutes, in a fresh clone 8."
 
 .PHONY: rust-tests
 rust-tests: .venv/frameworks
@@ -107,6 +109,14 @@ models: ## every interleaving of the lock-free parts, by loom
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone
 	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
+
+.PHONY: oldest
+oldest: ## the Python module on the oldest Rust that Cargo.toml promises, fetched by rustup
+	bash tests/package/oldest_rust.sh
+
+.PHONY: pythons
+pythons: .venv/built ## Python's tests that need no framework, on each other Python that is promised and is here
+	bash tests/package/pythons.sh build/pythons
 
 .PHONY: fuzz
 fuzz: .venv/built .venv/frameworks .venv/fuzz ## for FUZZ_SECONDS trace files that are made to break their readers
@@ -130,7 +140,7 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 .PHONY: docs
 docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a name that its search does not find, and a page that does not fit a phone fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/python -m pytest --quiet tests/site
+	$(BIN)/python -m pytest --quiet $(if $(SKIPS),--skips $(SKIPS)) tests/site
 
 .PHONY: pictures
 pictures: .venv/built .venv/docs ## the pictures in docs/pictures and what the notebooks print, made anew; no GPU is needed

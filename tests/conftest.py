@@ -1,4 +1,4 @@
-"""What skips is told: how many tests for which reason, and with ``--skips`` each reason must be on the list in a file."""
+"""What skips is told: how many tests for which reason. With ``--skips`` each reason must be on the list in a file."""
 
 import re
 from collections import Counter
@@ -9,7 +9,8 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that CI gives."""
-    parser.addoption("--skips", type=Path, metavar="FILE", help="fail if a test skips for a reason that FILE does not list")
+    text = "fail if a test skips for a reason that FILE does not list"
+    parser.addoption("--skips", type=Path, metavar="FILE", help=text)
 
 
 def allowed(file: Path) -> list[tuple[str, str]]:

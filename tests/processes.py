@@ -21,12 +21,17 @@ def start_python(
 
     It can import what is where PYTHONPATH says, then what is in the folders.
     """
+    command = [sys.executable, *map(str, arguments)]
+    environment = environment_with(folders, **variables)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def environment_with(folders: Iterable[Path], **variables: str | None) -> dict[str, str]:
+    """Return this process's environment with variables added, for one that can import what is in the folders too."""
     changed = {**os.environ, **variables}
     places = [changed.get("PYTHONPATH"), *map(str, folders), str(HERE)]
     changed["PYTHONPATH"] = os.pathsep.join(place for place in places if place)
-    environment = {name: value for name, value in changed.items() if value is not None}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:

@@ -16,9 +16,7 @@ use crate::common::memory::{MIB, PAGE, assert_all_back};
 use crate::common::{device, stream};
 use gpupool::memory::c_api::{Event, PoolOptions};
 use gpupool::memory::{C_API, MemoryAction};
-use gpupool::runtime::host::{
-    Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit,
-};
+use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
 use gpupool::{CaptureMode, PoolId, Recording, StatusKind, Stream, memory_snapshot, memory_stats, snapshot};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -211,7 +209,12 @@ fn what_restoring_does_is_told_with_no_lock_held() {
     unsafe {
         assert_eq!((C_API.observe)(Some(hear_event), context), 0);
         let status = (C_API.pool_restore)(pool.0, checkpoint.0, context, Some(hear_freed), Some(hear_allocated));
-        assert_eq!(((C_API.observe)(None, ptr::null_mut()), status), (0, 0), "{}", crate::common::c_pools::last_error());
+        assert_eq!(
+            ((C_API.observe)(None, ptr::null_mut()), status),
+            (0, 0),
+            "{}",
+            crate::common::c_pools::last_error()
+        );
     }
     let events = [("free_requested", dropped), ("free_completed", dropped), ("alloc", kept)];
     let expected = events.into_iter().chain([("freed", dropped), ("allocated", kept)]);

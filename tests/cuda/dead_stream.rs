@@ -5,8 +5,8 @@ use std::env;
 use std::process::Command;
 use std::ptr;
 
-use cudarc::driver::sys;
 use crate::driver::{DEVICE, Filled, Kernels, MIB, bind, ok, raw, synchronize};
+use cudarc::driver::sys;
 use gpupool::memory::set_per_process_memory_fraction;
 use gpupool::{MemPool, Stream, empty, empty_cache, memory_snapshot, memory_stats, runtime};
 
@@ -106,7 +106,14 @@ fn memory_of_a_destroyed_stream_crashes_nothing() {
     let mut failed = Vec::new();
     for case in CASES {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", "dead_stream::memory_of_a_destroyed_stream_crashes_nothing", "--nocapture", "--include-ignored"]).env(CASE, case);
+        command
+            .args([
+                "--exact",
+                "dead_stream::memory_of_a_destroyed_stream_crashes_nothing",
+                "--nocapture",
+                "--include-ignored",
+            ])
+            .env(CASE, case);
         let done = command.output().unwrap();
         let text = [done.stdout, done.stderr].concat();
         let text = String::from_utf8_lossy(&text);

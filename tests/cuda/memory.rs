@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Instant;
 
 use crate::common::wait_until;
-use cudarc::driver::sys;
 use crate::driver::{
     DEVICE, Filled, Kernels, MIB, Random, bind, instantiate, ok, raw, read, setting, synchronize, word, write,
 };
+use cudarc::driver::sys;
 use gpupool::memory::{get_per_process_memory_fraction, reset_peak_memory_stats, set_per_process_memory_fraction};
 use gpupool::runtime::{self, BoundDevice, RelaxedCapture};
 use gpupool::{

@@ -10,8 +10,8 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use cudarc::driver::sys;
 use crate::driver::{DEVICE, Kernels, MIB, Random, bind, ok, raw, setting, word};
+use cudarc::driver::sys;
 use gpupool::{
     PinnedBuffer, Stream, empty, empty_cache, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit,
 };

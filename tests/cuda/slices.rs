@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::driver::DEVICE;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DeviceSlice, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
-use crate::driver::DEVICE;
 use gpupool::{MemPool, PooledSlice, Stream, memory_stats};
 
 const WORDS: usize = 1 << 20;

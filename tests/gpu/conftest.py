@@ -1,5 +1,6 @@
 """Tests that need a GPU and CuPy; without them the whole folder is skipped."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -26,6 +27,13 @@ def gpu():
         pytest.skip(f"needs a GPU; the runtime here is {runtime}")
     if cupy is None:
         pytest.skip("needs CuPy")
+
+
+@pytest.fixture(autouse=True)
+def alone(request, gpu):
+    """Skip what wants the device for itself where tests run in several processes."""
+    if "PYTEST_XDIST_WORKER" in os.environ and request.node.get_closest_marker("alone"):
+        pytest.skip("wants the device for itself: run it with -m alone, in one process")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from prepared import prepared
 from processes import start_python, succeeded
 from waiting import LONG, PATIENCE, wait_until
 
@@ -110,6 +111,11 @@ def run_python(*arguments, **variables):
 def run_program(name, *arguments, **variables):
     """Run one of the programs of this folder, as `run_python` does."""
     return run_python(PROGRAMS / name, *arguments, **variables)
+
+
+def run_prepared_program(name, *arguments):
+    """Run one of the programs of this folder in a fork of a process that has imported PyTorch. Return its result."""
+    return prepared(HERE, EXAMPLES).run(PROGRAMS / name, *arguments, timeout=110 * PATIENCE)
 
 
 def run_loud_program(name, *arguments, **variables):

@@ -113,6 +113,7 @@ def test_runs_as_a_script(name, examples):
         assert "threads served" in output
 
 
+@pytest.mark.thorough
 def test_training_with_and_without():
     import_or_skip("torch")
     torch_training = importlib.import_module("torch_training")

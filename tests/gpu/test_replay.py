@@ -51,6 +51,7 @@ def test_a_snapshot_that_pytorch_wrote_is_replayed(tmp_path):
     assert result["peak_live"] >= 64 << 20
 
 
+@pytest.mark.thorough
 def test_allocators_are_compared_and_drawn(tmp_path):
     output = tmp_path / "compared.html"
     rows = replay("--compare", str(DATA / "two_streams-1.csv.gz"), "-o", str(output))

@@ -1,12 +1,8 @@
 """The summary against the driver's own numbers: what gpupool, other processes and frameworks hold of a GPU."""
 
-import subprocess
-import sys
-
 import gpupool
 import pytest
-from gpu_helpers import PROGRAMS, cupy, import_or_skip, pool_or_skip, run_program
-from waiting import PATIENCE
+from gpu_helpers import cupy, import_or_skip, pool_or_skip, run_program
 
 MIB = 1 << 20
 # What the driver may take or give back by itself meanwhile.
@@ -64,18 +60,7 @@ def test_what_gpupool_takes_and_gives_back_is_not_the_others():
 
 @pytest.mark.alone
 def test_another_processs_memory_is_the_others():
-    gpupool.empty(1)
-    before = summary()
-    command = [sys.executable, "-W", "ignore", str(PROGRAMS / "telling" / "other_process.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "ready\n"
-        during = summary()
-        other.communicate("\n", timeout=60 * PATIENCE)
-    assert_adds_up(during)
-    # With its context and kernels.
-    assert 512 * MIB <= during.other_bytes - before.other_bytes <= 4096 * MIB
-    assert during.reserved_bytes == before.reserved_bytes
-    assert abs(summary().other_bytes - before.other_bytes) <= SLACK
+    run_program("telling/summary_beside_another_process.py")
 
 
 @pytest.mark.alone

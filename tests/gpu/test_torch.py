@@ -9,7 +9,8 @@ import threading
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program, stream_of
+from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_prepared_program, run_program, stream_of
+from processes import succeeded
 
 MIB = 1 << 20
 # About 20 ms of an H200.
@@ -268,7 +269,7 @@ def test_the_device_gets_the_memory_back(torch):
 )
 @pytest.mark.usefixtures("torch")
 def test_the_whole_process(what):
-    print(run_program("pytorch/whole_process.py", what))
+    print(succeeded(run_prepared_program("pytorch/whole_process.py", what)))
 
 
 @pytest.mark.usefixtures("torch")

@@ -4,7 +4,8 @@ Each test has a process of its own, since an allocator is a process's.
 """
 
 import pytest
-from gpu_helpers import import_or_skip, run_loud_program, run_program
+from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program, run_program
+from processes import succeeded
 
 PROGRAMS = {
     "memory_statistics": [
@@ -99,7 +100,7 @@ def torch():
 
 @pytest.mark.parametrize(("program", "what"), [(program, what) for program, all in PROGRAMS.items() for what in all])
 def test_with_gpupool_enabled(program, what):
-    print(run_program(f"pytorch/{program}.py", what))
+    print(succeeded(run_prepared_program(f"pytorch/{program}.py", what)))
 
 
 @pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_touched_by_workers"])
@@ -112,11 +113,13 @@ def test_pinned_memory_of_a_data_loader_with_workers():
     print(run_loud_program("pytorch/pinned.py", "is_a_data_loaders_of_workers"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["train", "infer", "keeps_outputs_that_live_on", "outlives_disable"])
 def test_graph_trees(what):
     print(run_loud_program("pytorch/recompiled.py", what))
 
 
+@pytest.mark.thorough
 def test_the_library_is_compiled_at_first_use(tmp_path):
     print(run_program("pytorch/compiled.py", XDG_CACHE_HOME=str(tmp_path)))
 
@@ -136,6 +139,7 @@ def test_settings_of_pytorchs_own_allocator_do_no_harm():
     run_program("pytorch/captured.py", "shares_a_pool", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "packages"),
     [
@@ -150,6 +154,7 @@ def test_packages_on_top_of_pytorch(program, packages):
     print(run_loud_program(f"pytorch/{program}.py"))
 
 
+@pytest.mark.thorough
 def test_lightning(torch):
     for package in ("lightning", "pytorch_lightning"):
         try:
@@ -161,6 +166,7 @@ def test_lightning(torch):
     pytest.skip("needs lightning")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("registers", [None, "1"], ids=["", "registered"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])

@@ -6,9 +6,7 @@ use crate::common::{device, stream};
 use gpupool::memory::{
     begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
 };
-use gpupool::runtime::host::{
-    Call, Fault, clear_faults, create_stream, destroy_stream, driver_calls, inject, submit,
-};
+use gpupool::runtime::host::{Call, Fault, clear_faults, create_stream, destroy_stream, driver_calls, inject, submit};
 use gpupool::{MemPool, StatusKind, Stream, empty};
 
 /// What a page costs: an extent is created, mapped, and made accessible.

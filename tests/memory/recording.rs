@@ -303,7 +303,11 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
     let seen = seen.lock().unwrap();
     let oom = seen.iter().find(|event| event.action == MemoryAction::Oom).expect("it is there");
     assert_eq!(oom.bytes, 500 << 20);
-    assert!(oom.address > 0 && oom.address <= crate::common::MEMORY - (900 << 20), "what the driver has: {}", oom.address);
+    assert!(
+        oom.address > 0 && oom.address <= crate::common::MEMORY - (900 << 20),
+        "what the driver has: {}",
+        oom.address
+    );
     assert_eq!(actions(&taken().events).iter().filter(|&&action| action == MemoryAction::Oom).count(), 1);
     drop(held);
 }

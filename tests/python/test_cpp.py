@@ -92,6 +92,7 @@ def test_resources_serve_cccl_and_rmm(library, tmp_path, standard, rmm):
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["25.12", "26.4"])
 def test_older_rmms_headers_take_the_resource(tmp_path, version):
     folder = ROOT / "build" / "rmm" / f"headers-{version}"

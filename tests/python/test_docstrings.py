@@ -55,8 +55,8 @@ def public_objects():
         if isinstance(value, type):
             # A field's default stands where its docstring would be: the class's tells of fields.
             fields = getattr(value, "__dataclass_fields__", {})
-            # A compiled class's have another order in each process.
-            members = {member: held for member, held in sorted(vars(value).items()) if member not in {*ORDINARY, *fields}}
+            # A compiled class's members have another order in each process.
+            members = {name: held for name, held in sorted(vars(value).items()) if name not in {*ORDINARY, *fields}}
             own = {member: held for member, held in members.items() if not member.startswith("_") or "__" in member}
             found |= {f"{name}.{member}": held for member, held in own.items()}
     return found

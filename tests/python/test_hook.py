@@ -98,6 +98,7 @@ def test_a_limit_of_cupys_is_read_when_it_first_asks_for_memory(tmp_path):
 
 
 # The first of a version may fetch and compile.
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_pytorch_is_enabled_without_a_start_of_the_driver(tmp_path, version):

@@ -80,6 +80,7 @@ def kill(actor):
     wait_until(lambda: is_dead(actor), "the killed actor is dead")
 
 
+@pytest.mark.thorough
 def test_workers_have_what_they_are_to_have():
     settings = Settings(memory_bytes=8 * MIB, handle_limits={"host": 3}, warm={"host": 2})
     with cluster(worker_process_setup_hook=gpupool.ray.setup(settings)):
@@ -116,6 +117,7 @@ def test_workers_have_what_they_are_to_have():
         assert answer["settings"]["handle_limits"] == {"host": 3}
 
 
+@pytest.mark.thorough
 def test_a_worker_that_fails_is_named_with_what_failed_and_the_cluster_works_on():
     # What is wrong with it is known in the worker alone.
     environment = {"GPUPOOL_WORKER": '{"warn": {}}'}
@@ -132,6 +134,7 @@ def test_a_worker_that_fails_is_named_with_what_failed_and_the_cluster_works_on(
         assert ray.nodes()[0]["Alive"]
 
 
+@pytest.mark.thorough
 def test_the_environment_alone_can_say_what_workers_have():
     # A runtime that cannot be had shows that the hook asks for none.
     environment = {
@@ -147,6 +150,7 @@ def test_the_environment_alone_can_say_what_workers_have():
         assert "InvalidValue" in gpupool.ray.stats([actor])[actor._actor_id.hex()]["failure"]
 
 
+@pytest.mark.thorough
 def test_the_example_runs_without_a_gpu():
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr

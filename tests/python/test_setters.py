@@ -1,16 +1,17 @@
 """Each library's file names every function of the vendor's headers that sets something of a handle or of the process.
 
 A name stands there in the list of what hand-over sets back, or in the comment that says why it is not in that list.
-The headers are those of installed wheels, or of the folders that GPUPOOL_HEADERS names, parted by colons. Those have to
-be the newest, so every function that hand-over calls must be in them too. Where there are none, this skips.
+The headers are those of NVIDIA's newest wheels, of which nothing else is transferred, or of the folders that
+GPUPOOL_HEADERS names, parted by colons. Every function that hand-over calls must be in them too. AMD's are in no wheel
+of the index: without GPUPOOL_HEADERS those skip.
 """
 
 import os
 import re
-import site
 from pathlib import Path
 
 import pytest
+from pytorch.fetch import CannotFetch, extract
 
 VENDORS = Path(__file__).parents[2] / "src/library/vendors"
 
@@ -29,15 +30,41 @@ LIBRARIES = {
     "hipsparse": (["hipsparse-auxiliary.h"], "hipsparseHandle_t"),
 }
 
+# What has them.
+WHEELS = {
+    "cublas": "nvidia-cublas==13.10.0.20",
+    "cublaslt": "nvidia-cublas==13.10.0.20",
+    "cudnn": "nvidia-cudnn-cu13==9.28.1.4",
+    "cudss": "nvidia-cudss-cu13==1.0.0.35",
+    "cusolver": "nvidia-cusolver==12.4.1.2",
+    "cusparse": "nvidia-cusparse==12.9.4.2",
+}
+FETCHED = Path(__file__).parents[2] / "build" / "headers"
+
 SETS = re.compile("Set|Enable|Disable|Register|Configure")
 OF_THE_PROCESS = re.compile("Logger|Callback|Capacity|Mask")
 
 
-def headers_of(patterns: list[str]) -> str:
-    """Return the text of all headers, without comments."""
+def folders_of(name: str) -> list[Path]:
+    """Return the folders that have a library's headers, or skip the test."""
     named = os.environ.get("GPUPOOL_HEADERS")
-    folders = named.split(":") if named else [f"{folder}/nvidia" for folder in site.getsitepackages()]
-    files = [file for folder in folders for pattern in patterns for file in Path(folder).rglob(pattern)]
+    if named:
+        return list(map(Path, named.split(":")))
+    if name not in WHEELS:
+        pytest.skip(f"needs the headers of {name}")
+    # Two libraries of one wheel may be fetched at once.
+    folder = FETCHED / f"{name}-{WHEELS[name]}"
+    if not folder.exists():
+        try:
+            extract(WHEELS[name], re.compile(r"nvidia/.*include/.*\.h$"), folder)
+        except CannotFetch as error:
+            pytest.skip(str(error))
+    return [folder]
+
+
+def headers_of(name: str, patterns: list[str]) -> str:
+    """Return the text of all headers, without comments."""
+    files = [file for folder in folders_of(name) for pattern in patterns for file in folder.rglob(pattern)]
     text = "\n".join(file.read_text(errors="replace") for file in files)
     return re.sub(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*", "", text, flags=re.DOTALL | re.MULTILINE)
 
@@ -45,7 +72,7 @@ def headers_of(patterns: list[str]) -> str:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_every_setter_is_set_back_or_named_with_the_reason_why_not(name):
     patterns, handle = LIBRARIES[name]
-    functions = re.findall(r"\b(\w+)\s*\(([^(){};]*)\)\s*;", headers_of(patterns))
+    functions = re.findall(r"\b(\w+)\s*\(([^(){};]*)\)\s*;", headers_of(name, patterns))
     if not functions:
         pytest.skip(f"needs the headers of {name}")
     setters = {
@@ -58,7 +85,6 @@ def test_every_setter_is_set_back_or_named_with_the_reason_why_not(name):
     source = (VENDORS / f"{name}.rs").read_text()
     missing = {setter for setter in setters if not re.search(rf"\b{setter}\b", source)}
     assert not missing, f"{name}.rs says nothing of {sorted(missing)}"
-    if "GPUPOOL_HEADERS" in os.environ:
-        called = set(re.findall(r'c"(\w+)"', source[source.index("resets:") : source.index("workspace:")]))
-        unknown = called - {function for function, _ in functions}
-        assert not unknown, f"{name}.rs calls what no header has: {sorted(unknown)}"
+    called = set(re.findall(r'c"(\w+)"', source[source.index("resets:") : source.index("workspace:")]))
+    unknown = called - {function for function, _ in functions}
+    assert not unknown, f"{name}.rs calls what no header has: {sorted(unknown)}"

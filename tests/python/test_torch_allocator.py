@@ -25,6 +25,7 @@ def machine(request):
 
 
 # The first of a version may fetch and compile.
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("program", "function"), FUNCTIONS)
 def test_gpupool_does_what_pytorchs_own_allocator_does(machine, program, function):

@@ -16,6 +16,7 @@ def machine(request):
 
 
 # The first of a version may fetch and compile.
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "what",

@@ -1,5 +1,6 @@
 """PyTorch's own libc10_cuda.so over doubles of the driver and the CUDA runtime, and what calls allocators by it."""
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -29,6 +30,13 @@ class TorchMachine:
 
     def build(self) -> None:
         """Fetch and compile what is not there yet; skip the test where that cannot be."""
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        # Tests of other processes may want the same.
+        with open(COMPILED / f"{self.version}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._build()
+
+    def _build(self) -> None:
         try:
             self._fetched: Fetched = fetch(self.version, FETCHED)
         except CannotFetch as error:

@@ -321,8 +321,9 @@ impl<'py> Machine<'py> {
                 return Err(named(&start_of(&self.pop()?), &name));
             }
             opcode => {
-                let what = format_args!("opcode {opcode:#04x}, which no snapshot has and which could run code,");
-                return Err(self.here(what));
+                return Err(
+                    self.here(format_args!("opcode {opcode:#04x}, which no snapshot has and which could run code,"))
+                );
             }
         }
         Ok(None)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs Python's tests on each other Python that pyproject.toml promises: with the module that is built, which is for all of
+# them, and without frameworks, whose tests skip. A Python is found on PATH, among pyenv's, and in ~/.cache/gpupool, where
+# build_python.sh puts one that a machine lacks: PYTHON_SOURCES=ARCHIVE builds the newest. Usage: tests/package/pythons.sh FOLDER
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=${1:?usage: tests/package/pythons.sh FOLDER}
+mkdir -p "$out"
+out=$(realpath "$out")
+built=${XDG_CACHE_HOME:-$HOME/.cache}/gpupool/python
+ours=$(.venv/bin/python -c 'import sys; print(*sys.version_info[:2], sep=".")')
+promised=$(sed -n 's/^  "Programming Language :: Python :: \(3\.[0-9]*\)",$/\1/p' pyproject.toml)
+newest=$(tail -n 1 <<<"$promised")
+if [ -n "${PYTHON_SOURCES:-}" ] && [ ! -x "$built/bin/python$newest" ]; then
+  GIL=1 bash tests/package/build_python.sh "$PYTHON_SOURCES" "$built"
+fi
+grep -E '^(numpy|pytest|pytest-timeout|pytest-xdist)==' requirements-dev.txt >"$out/requirements.txt"
+
+# find VERSION: prints the path of that Python, if it is anywhere.
+find_python() {
+  local place
+  for place in "$(command -v "python$1" || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/"python$1" "$built/bin/python$1"; do
+    [ -x "$place" ] && "$place" -c '' 2>/dev/null && echo "$place" && return
+  done
+}
+
+missing=()
+for version in $promised; do
+  [ "$version" = "$ours" ] && continue
+  python=$(find_python "$version")
+  [ -n "$python" ] || { missing+=("$version") && continue; }
+  "$python" -m venv --without-pip --clear "$out/$version"
+  .venv/bin/python -m pip --python "$out/$version" install --quiet --disable-pip-version-check -r "$out/requirements.txt"
+  realpath python >"$out/$version/lib/python$version/site-packages/gpupool.pth"
+  echo "Python $version: $python"
+  "$out/$version/bin/python" -m pytest -q -r fE -p no:cacheprovider -n auto --dist worksteal -m "not thorough" tests/python
+done
+for version in "${missing[@]}"; do echo "no Python $version here: its tests did not run"; done
