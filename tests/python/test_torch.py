@@ -19,6 +19,7 @@ from gpupool._torch import library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
+from waiting import in_thread
 
 pytestmark = pytest.mark.filterwarnings("ignore:gpupool has no library for PyTorch:RuntimeWarning")
 
@@ -352,13 +353,18 @@ def test_a_recorded_stream_keeps_the_memory(allocator):
 def test_streams_of_pytorchs_own_share_memory_and_external_ones_may_be_gone(allocator, torch, is_pytorchs):
     set_current = torch.library.torch_set_current
     set_current.argtypes = [ctypes.c_void_p, ctypes.c_bool]
-    streams = [_native.host_create_stream(0) for _ in range(2)]
-    for stream in streams:
-        set_current(stream, is_pytorchs)
-        allocator.free(allocator.allocate(40 * MIB, 0, stream), 40 * MIB, 0, stream)
-        if not is_pytorchs:
-            _native.host_destroy_stream(stream)
-    reserved = gpupool.memory_stats().reserved_bytes
+
+    def take_and_give_back():
+        for _ in range(2):
+            stream = _native.host_create_stream(0)
+            set_current(stream, is_pytorchs)
+            allocator.free(allocator.allocate(40 * MIB, 0, stream), 40 * MIB, 0, stream)
+            if not is_pytorchs:
+                _native.host_destroy_stream(stream)
+        return gpupool.memory_stats().reserved_bytes
+
+    # In a thread whose caches know of nothing before.
+    reserved = in_thread(take_and_give_back)
     assert reserved < 50 * MIB if is_pytorchs else reserved >= 80 * MIB
     gpupool.empty_cache()
     assert gpupool.memory_stats().reserved_bytes == 0
