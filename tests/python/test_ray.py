@@ -36,7 +36,7 @@ def cluster(**runtime_env):
         ray.shutdown()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _quiet():
     """Let Ray tell nobody that it is used, and leave no token in the user's home."""
     with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,6 @@ from gpupool._torch import library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
-from waiting import in_thread
 
 pytestmark = pytest.mark.filterwarnings("ignore:gpupool has no library for PyTorch:RuntimeWarning")
 
@@ -27,7 +26,8 @@ MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctype
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
 
-@pytest.fixture(scope="module")
+# Of the session, since gpupool stays with the library that it has found.
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Return where the stand-in is installed."""
     folder = tmp_path_factory.mktemp("site") / "torch"
@@ -353,18 +353,13 @@ def test_a_recorded_stream_keeps_the_memory(allocator):
 def test_streams_of_pytorchs_own_share_memory_and_external_ones_may_be_gone(allocator, torch, is_pytorchs):
     set_current = torch.library.torch_set_current
     set_current.argtypes = [ctypes.c_void_p, ctypes.c_bool]
-
-    def take_and_give_back():
-        for _ in range(2):
-            stream = _native.host_create_stream(0)
-            set_current(stream, is_pytorchs)
-            allocator.free(allocator.allocate(40 * MIB, 0, stream), 40 * MIB, 0, stream)
-            if not is_pytorchs:
-                _native.host_destroy_stream(stream)
-        return gpupool.memory_stats().reserved_bytes
-
-    # In a thread whose caches know of nothing before.
-    reserved = in_thread(take_and_give_back)
+    streams = [_native.host_create_stream(0) for _ in range(2)]
+    for stream in streams:
+        set_current(stream, is_pytorchs)
+        allocator.free(allocator.allocate(40 * MIB, 0, stream), 40 * MIB, 0, stream)
+        if not is_pytorchs:
+            _native.host_destroy_stream(stream)
+    reserved = gpupool.memory_stats().reserved_bytes
     assert reserved < 50 * MIB if is_pytorchs else reserved >= 80 * MIB
     gpupool.empty_cache()
     assert gpupool.memory_stats().reserved_bytes == 0
