@@ -1,5 +1,6 @@
 """Programs of this folder, run in new interpreters: with all that is installed here, or with gpupool alone."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,16 @@ PROGRAMS = Path(__file__).parent / "programs"
 SHARED = PROGRAMS / "shared"
 # What could lead the loader to libraries of this machine.
 PLACES = ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")
+
+
+def functions_of(name: str, *left_out: str) -> list[str]:
+    """Return what a program is run for: its functions that take no argument and that it does not call itself."""
+    module = ast.parse((PROGRAMS / name).read_text())
+    called = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef) and not ast.unparse(node.args)]
+    names = [node.name for node in functions if node.name not in called]
+    assert set(left_out) <= set(names), f"{name} has no {set(left_out) - set(names)}"
+    return [function for function in names if function not in left_out]
 
 
 def start_program(name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:

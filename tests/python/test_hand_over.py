@@ -4,6 +4,7 @@ import pytest
 from abi import build_library
 from machines import Machine
 from programs.shared.libraries import CUDA_LIBRARIES, LIBRARIES
+from running import functions_of
 
 WITH_SETTINGS = [name for name, library in LIBRARIES.items() if library.settings]
 
@@ -71,9 +72,6 @@ def test_a_handle_whose_owner_left_memory_by_a_handler_of_his_own_is_given_up(ma
     run("platforms/settings.py", "a_handler_that_is_in_use_ends_the_handle", what, limit, FAKE_VMM="1")
 
 
-def test_a_handler_that_has_no_memory_is_taken_off(machine_of):
-    machine_of("cudss").run("platforms/settings.py", "a_handler_that_is_not_in_use_is_taken_off")
-
-
-def test_a_creation_that_is_refused_leaves_no_handle(machine_of):
-    machine_of("cudss").run("platforms/settings.py", "a_refused_creation_leaves_nothing")
+@pytest.mark.parametrize("function", functions_of("platforms/settings.py", "the_library_s_own_workspace_comes_back"))
+def test_handlers_of_cudss(machine_of, function):
+    machine_of("cudss").run("platforms/settings.py", function)

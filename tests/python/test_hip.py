@@ -3,7 +3,7 @@
 import pytest
 from abi import build_driver, build_hip
 from machines import Machine
-from running import run_bare_program
+from running import functions_of, run_bare_program
 
 
 @pytest.fixture
@@ -88,32 +88,18 @@ def test_a_machine_without_a_device(machine, variables):
     machine.run("platforms/hip.py", "without_a_device_they_are_simulated", **variables)
 
 
-def test_an_error_that_was_told_is_not_left_to_others(machine):
-    machine.run("platforms/hip.py", "an_error_that_was_told_is_not_left_to_others")
-
-
-def test_work_that_is_under_way_is_no_error(machine):
-    machine.run("platforms/hip.py", "work_that_is_under_way_is_no_error")
-
-
-def test_the_current_device_is_the_callers_again(machine):
-    machine.run("platforms/hip.py", "the_current_device_is_the_callers_again")
-
-
-def test_default_streams_are_given_as_every_hip_knows_them(machine):
-    machine.run("platforms/hip.py", "default_streams_are_given_as_every_version_knows_them")
-
-
-def test_a_stream_that_is_gone_is_refused(machine):
-    machine.run("platforms/hip.py", "a_stream_that_is_gone_is_refused")
-
-
-def test_a_capture_on_a_blocking_stream_is_seen(machine):
-    machine.run("platforms/hip.py", "a_capture_on_a_blocking_stream_is_seen")
-
-
-def test_buffers_tell_other_libraries_where_they_are(machine):
-    machine.run("platforms/hip.py", "buffers_tell_other_libraries_where_they_are")
+@pytest.mark.parametrize(
+    "function",
+    functions_of(
+        "platforms/hip.py",
+        "a_copy_that_is_loaded_is_taken_and_no_other",
+        "without_a_device_they_are_simulated",
+        "a_switch_that_is_neither_on_nor_off_is_refused",
+        "nothing_is_called_when_the_process_ends",
+    ),
+)
+def test_on_hip(machine, function):
+    machine.run("platforms/hip.py", function)
 
 
 @pytest.mark.parametrize("refused", ["AddressReserve", "Create", "Map", "SetAccess", "Unmap", "Release", "AddressFree"])
@@ -130,10 +116,6 @@ def test_virtual_memory_can_be_turned_off(machine):
 def test_a_switch_that_is_neither_on_nor_off_is_refused(machine):
     program = ("platforms/hip.py", "a_switch_that_is_neither_on_nor_off_is_refused")
     machine.run(*program, FAKE_VMM="1", GPUPOOL_HIP_VIRTUAL_MEMORY="off")
-
-
-def test_a_forked_child_is_refused(machine):
-    machine.run("platforms/hip.py", "a_forked_child_is_refused")
 
 
 def test_nothing_is_called_on_the_driver_when_the_process_ends(machine):

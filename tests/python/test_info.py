@@ -17,7 +17,7 @@ from gpupool._report import info as _info
 from gpupool._report.info import frameworks, libraries, text, variables
 from gpupool._torch import place, pools
 from machines import Machine
-from running import run_bare_program, run_program, start_bare_command, start_program
+from running import functions_of, run_bare_program, run_program, start_bare_command, start_program
 
 ROOT = Path(__file__).parents[2]
 # What leads gpupool elsewhere on the machine that the tests run on.
@@ -106,8 +106,9 @@ def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
     assert found["host"]["handles"] == {}
 
 
-def test_an_answer_in_a_program_imports_and_loads_nothing():
-    run_program("telling/info.py", "imports_and_loads_nothing")
+@pytest.mark.parametrize("function", functions_of("telling/info.py"))
+def test_an_answer_in_a_program(function):
+    run_program("telling/info.py", function)
 
 
 # What is broken.
@@ -179,10 +180,6 @@ def test_a_library_whose_own_needs_are_missing_is_a_failure(command, tmp_path):
     code, info = command(LD_LIBRARY_PATH=str(tmp_path / "linker"))
     assert (code, by_name(info["libraries"])["cudss"]["state"]) == (1, "broken")
     assert "libcublas.so.13: cannot open shared object file" in errors(info)[0]
-
-
-def test_a_forked_child_says_so():
-    run_program("telling/info.py", "says_that_a_child_is_forked")
 
 
 # Environment variables.
@@ -346,12 +343,9 @@ def test_a_mig_instance(cuda):
     assert (device["is_mig"], device["uuid"]) == (True, "MIG-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0")
 
 
-def test_an_answer_in_a_program_makes_no_context_and_leaves_the_threads_own(cuda):
-    cuda.run("telling/info_on_a_driver.py", "makes_no_context_and_leaves_the_threads_own")
-
-
-def test_an_answer_spoils_no_capture(cuda):
-    cuda.run("telling/info_on_a_driver.py", "spoils_no_capture")
+@pytest.mark.parametrize("function", functions_of("telling/info_on_a_driver.py", "leaves_hips_current_device"))
+def test_an_answer_on_a_driver(cuda, function):
+    cuda.run("telling/info_on_a_driver.py", function)
 
 
 @pytest.mark.parametrize("function", ["cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2"])

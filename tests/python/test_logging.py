@@ -4,7 +4,7 @@ import re
 
 import pytest
 from machines import Machine
-from running import run_program, start_bare_program, start_program
+from running import functions_of, run_program, start_bare_program, start_program
 
 TIME = r"\d+(?:\.\d)? (?:us|ms|s)"
 
@@ -82,33 +82,23 @@ def test_why_the_runtime_is_simulated_is_told():
     assert re.search(r"gpupool\.runtime runtime cuda was passed over: .*\n.*runtime hip was passed over: ", told)
 
 
-def test_a_hit_is_not_told():
-    run_program("telling/log_levels.py", "a_hit_is_not_told")
-
-
-def test_levels_follow_whoever_sets_them_at_any_time():
-    run_program("telling/log_levels.py", "levels_count_whoever_sets_them_at_any_time")
-
-
-def test_each_logger_has_a_level_of_its_own():
-    run_program("telling/log_levels.py", "each_logger_has_its_own")
+@pytest.mark.parametrize("function", functions_of("telling/log_levels.py"))
+def test_levels(function):
+    run_program("telling/log_levels.py", function)
 
 
 def test_levels_set_before_the_import_count():
     assert "handle 1 created" in run_program("telling/logs_of_an_import.py")
 
 
-def test_a_record_tells_when_and_on_which_thread_it_was_made():
-    run_program("telling/log_handlers.py", "a_record_tells_when_and_on_which_thread_it_was_made")
+@pytest.mark.parametrize("function", functions_of("telling/log_handlers.py", "one_that_raises_stops_nothing"))
+def test_handlers(function):
+    run_program("telling/log_handlers.py", function)
 
 
 @pytest.mark.parametrize("interface", ["without the GIL", "with the GIL"])
 def test_a_c_caller_never_waits_for_a_handler(interface):
     run_program("telling/log_handlers.py", "a_c_caller_never_waits_for_one", interface)
-
-
-def test_handlers_may_use_gpupool():
-    run_program("telling/log_handlers.py", "one_may_use_gpupool")
 
 
 def test_a_handler_that_raises_stops_nothing():
@@ -122,21 +112,6 @@ def test_none_is_lost_at_the_end_of_the_process():
     assert re.findall(r"own: handle (\d+) created", told) == [str(number) for number in range(1, 3001)]
 
 
-def test_more_than_a_handler_can_take_are_lost_and_counted():
-    run_program("telling/log_handlers.py", "more_than_one_can_take_are_lost_and_counted")
-
-
-def test_a_child_forked_before_the_first_use_logs_its_own():
-    run_program("telling/log_forks.py", "before_the_first_use_each_logs_its_own")
-
-
-def test_a_forked_childs_refusal_is_told_once():
-    run_program("telling/log_forks.py", "a_refusal_is_told_once")
-
-
-def test_a_forked_child_does_not_log_what_its_parent_did():
-    run_program("telling/log_forks.py", "what_the_parent_did_is_not_told")
-
-
-def test_the_end_is_quiet_with_threads_at_work():
-    run_program("telling/log_handlers.py", "the_end_is_quiet_with_threads_at_work")
+@pytest.mark.parametrize("function", functions_of("telling/log_forks.py"))
+def test_forked_children(function):
+    run_program("telling/log_forks.py", function)

@@ -7,7 +7,7 @@ import gpupool
 import pytest
 from framework_machine import framework_machine
 from gpupool import _native
-from running import run_program
+from running import functions_of, run_program
 
 MIB = 1 << 20
 
@@ -19,48 +19,22 @@ def run(tmp_path):
     return framework_machine(tmp_path)
 
 
-def test_arrays_are_gpupools_memory_until_they_and_their_views_die(run):
-    run("numba/arrays.py", "live_until_they_and_their_views_die")
+@pytest.mark.parametrize("function", functions_of("numba/arrays.py"))
+def test_arrays(run, function):
+    run("numba/arrays.py", function)
 
 
 def test_it_is_found_by_its_name_in_the_environment(run):
     run("numba/found.py", "by_its_name_in_the_environment", NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
 
 
-def test_scopes_of_pools_are_honoured(run):
-    run("numba/arrays.py", "are_of_the_pool_in_scope")
-
-
 def test_using_enables_first(run):
     run("numba/found.py", "by_using")
 
 
-def test_pinned_arrays_are_gpupools_where_that_is_chosen(run):
-    run("numba/pinned.py", "are_gpupools_where_that_is_chosen")
-
-
-def test_pinned_arrays_of_a_thread_alone(run):
-    run("numba/pinned.py", "are_gpupools_in_a_block_alone")
-
-
-def test_mapped_arrays_have_one_address(run):
-    run("numba/pinned.py", "have_the_hosts_address_on_every_device")
-
-
-def test_memory_of_gpupools_is_not_pinned_twice(run):
-    run("numba/pinned.py", "are_not_pinned_twice")
-
-
-def test_pinned_memory_waits_for_the_work_of_all_devices(run):
-    run("numba/pinned.py", "wait_for_the_work_of_all_devices")
-
-
-def test_pinned_memory_that_is_not_to_be_had_is_numbas_error(run):
-    run("numba/pinned.py", "that_are_not_to_be_had_are_numbas_error")
-
-
-def test_pinned_arrays_that_die_in_a_capture_wait_for_its_end(run):
-    run("numba/pinned.py", "that_die_in_a_capture_wait_for_its_end")
+@pytest.mark.parametrize("function", functions_of("numba/pinned.py"))
+def test_pinned_arrays(run, function):
+    run("numba/pinned.py", function)
 
 
 def test_it_is_chosen_before_the_first_use_and_may_be_chosen_again(run):
@@ -77,18 +51,6 @@ def test_what_died_is_freed_behind_one_fence_when_there_is_enough_of_it(run):
     run("numba/freeing.py", "comes_behind_one_fence_when_there_is_enough_of_it")
 
 
-def test_a_loop_takes_no_more_memory_than_it_needs(run):
-    run("numba/arrays.py", "in_a_loop_take_no_more_memory_than_they_need")
-
-
-def test_captures_are_left_alone(run):
-    run("numba/arrays.py", "leave_captures_alone")
-
-
-def test_memory_info_counts_what_is_cached_as_free(run):
-    run("numba/arrays.py", "that_are_cached_count_as_free")
-
-
 @pytest.mark.parametrize("how", ["by_every_way", "stay_while_they_are_open", "of_other_memory"])
 def test_arrays_go_to_other_processes(run, how):
     run("numba/shared.py", how)
@@ -96,14 +58,6 @@ def test_arrays_go_to_other_processes(run, how):
 
 def test_contexts_that_others_made_have_gpupools_memory(run):
     run("numba/shared.py", "of_a_context_that_others_made")
-
-
-def test_threads(run):
-    run("numba/arrays.py", "of_threads_do_not_mix")
-
-
-def test_devices_have_memory_of_their_own(run):
-    run("numba/arrays.py", "are_of_the_current_device")
 
 
 @pytest.mark.parametrize("first", ["gpupool", "numba"])

@@ -10,7 +10,7 @@ import gpupool
 import pytest
 from abi import build_library
 from machines import Machine
-from running import run_bare_program, run_program
+from running import functions_of, run_bare_program, run_program
 
 nvmath = pytest.importorskip("nvmath")
 LOGGER = logging.getLogger("test_nvmath")
@@ -144,12 +144,11 @@ def test_options_lend_a_handle_and_take_it_back(run):
     run("nvmath_handles.py", "come_with_gpupool_s_memory")
 
 
-def test_a_process_may_end_within_the_block(run):
-    run("nvmath_handles.py", "may_be_lent_as_the_process_ends")
-
-
-def test_nvmath_leaves_the_pool_s_memory_alone_and_its_own_goes_with_the_lease(run):
-    run("nvmath_handles.py", "keep_the_pool_s_memory_and_lose_nvmath_s_own")
+@pytest.mark.parametrize(
+    "function", functions_of("frameworks/nvmath_handles.py", "are_lent_and_taken_back", "come_with_gpupool_s_memory")
+)
+def test_handles_for_nvmath(run, function):
+    run("nvmath_handles.py", function)
 
 
 def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
@@ -166,10 +165,6 @@ def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
     are_retired(0, "cudss", "none", "nothing")
     are_retired(0, "cudss", "none", None)
     are_retired(0, "cublaslt", "none", str(layer))
-
-
-def test_threads_share_handles(run):
-    run("nvmath_handles.py", "are_shared_by_threads")
 
 
 def test_two_copies_of_a_library_are_refused(run, tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 from machines import Machine
+from running import functions_of
 
 
 @pytest.fixture(params=["cuda", "hip"])
@@ -69,12 +70,17 @@ def test_memory_that_cannot_be_locked_is_told_with_the_limit(machine, extents):
     machine.run(*program, *functions[machine.platform], **variables(extents))
 
 
-def test_a_node_that_is_full_is_helped_by_others(cuda):
-    cuda.run("platforms/pinned.py", "a_full_node_is_helped_by_others", **variables("1"))
-
-
-def test_a_graph_keeps_it_until_it_is_gone(cuda):
-    cuda.run("platforms/pinned.py", "a_graph_keeps_it", **variables("1"))
+@pytest.mark.parametrize(
+    "function",
+    functions_of(
+        "platforms/pinned.py",
+        "it_can_be_written_and_comes_back",
+        "no_context_is_made_where_none_is_used",
+        "without_word_of_graphs_it_is_not_used_again",
+    ),
+)
+def test_extents_of_the_host(cuda, function):
+    cuda.run("platforms/pinned.py", function, **variables("1"))
 
 
 def test_where_graphs_are_not_told_of_their_memory_is_not_used_again(machine):

@@ -1,6 +1,7 @@
 """What happens at the end of threads, interpreters and processes, and after a fork."""
 
-from running import run_program, start_program
+import pytest
+from running import functions_of, run_program, start_program
 
 
 def test_exit_is_clean_with_handles_everywhere():
@@ -14,16 +15,9 @@ def test_exit_is_clean_with_pinned_memory_everywhere():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on():
-    run_program("process/forks.py", "handles")
-
-
-def test_a_child_forked_before_the_first_use_works():
-    run_program("process/forks.py", "before_the_first_use")
-
-
-def test_a_forked_child_gets_a_clear_error_for_memory_too():
-    run_program("process/forks.py", "memory")
+@pytest.mark.parametrize("function", functions_of("process/forks.py"))
+def test_a_forked_child(function):
+    run_program("process/forks.py", function)
 
 
 def test_a_forked_child_gets_a_status_from_every_c_function():
@@ -33,7 +27,3 @@ def test_a_forked_child_gets_a_status_from_every_c_function():
 def test_exit_inside_a_lease_and_after_the_pools_is_clean():
     done = start_program("process/ends.py", "inside_a_lease_and_after_the_pools")
     assert (done.returncode, done.stdout, done.stderr) == (3, "at exit True\n", "")
-
-
-def test_a_forked_child_gets_no_lease_and_ends_the_parents_quietly():
-    run_program("process/forks.py", "leases")

@@ -11,7 +11,7 @@ import gpupool
 import pytest
 from c_table import function
 from gpupool import _native
-from running import run_program
+from running import functions_of, run_program
 
 KEEPS_CODE = pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="free-threaded Python keeps code objects for ever"
@@ -330,13 +330,6 @@ def test_many_stacks_are_kept_and_those_that_nothing_names_are_dropped(record, s
     assert all(entry["frames"][0]["name"] == "made" for entry in entries("alloc"))
 
 
-def test_a_forked_child_does_not_record_and_ends():
-    run_program("process/recording.py", "a_forked_child_does_not_record_and_ends")
-
-
-def test_a_child_forked_before_the_first_use_records():
-    run_program("process/recording.py", "a_child_forked_before_the_first_use_records")
-
-
-def test_exit_while_threads_record():
-    run_program("process/recording.py", "the_process_ends_while_threads_record")
+@pytest.mark.parametrize("function", functions_of("process/recording.py"))
+def test_recordings_of_processes(function):
+    run_program("process/recording.py", function)
