@@ -113,13 +113,22 @@ def run_program(name, *arguments, **variables):
     return run_python(PROGRAMS / name, *arguments, **variables)
 
 
-def run_prepared_program(name, *arguments):
-    """Run one of the programs of this folder in a fork of a process that has imported PyTorch. Return its result."""
-    return prepared(HERE, EXAMPLES).run(PROGRAMS / name, *arguments, timeout=110 * PATIENCE)
+def run_prepared_program(name, *arguments, is_loud=False):
+    """Run one of the programs of this folder in a fork of a process that has imported PyTorch. Return its stdout.
+
+    It must succeed, and write nothing to stderr unless it is loud.
+    """
+    done = prepared(HERE, EXAMPLES).run(PROGRAMS / name, *arguments, timeout=110 * PATIENCE)
+    return ended_well(done) if is_loud else succeeded(done)
 
 
 def run_loud_program(name, *arguments, **variables):
     """Run one of the programs of this folder, which must succeed and may write to stderr. Return its stdout."""
-    done = _run(PROGRAMS / name, *arguments, **variables)
+    return ended_well(_run(PROGRAMS / name, *arguments, **variables))
+
+
+def ended_well(done):
+    """Return what a process printed, which must have ended as it should and may have complained."""
+    __tracebackhide__ = True
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -131,12 +131,14 @@ test_memory() {
 
 run_tests() {
   local parallel example
-  parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 4 -p no:benchmark")
+  parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 8 --dist worksteal -p no:benchmark")
   step rust-tests bin/test_cuda --include-ignored --test-threads 1 handles::
   step cudarc_stream bin/cudarc_stream
   step cudarc_training bin/cudarc_training
   # shellcheck disable=SC2086 # several words, or none
-  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone" tests/gpu
+  step gpu-tests "$python" -m pytest -q -p no:cacheprovider $parallel -m "not alone and not thorough" tests/gpu
+  # shellcheck disable=SC2086
+  step gpu-tests-thorough "$python" -m pytest -q -p no:cacheprovider $parallel -m thorough tests/gpu
   step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
   # Finding libraries, and their doubles, are tested where there are none of them; what fetches packages, where there is
   # a network.

@@ -4,7 +4,7 @@ import gc
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, run_program
+from gpu_helpers import cupy, import_or_skip, run_prepared_program
 from waiting import PATIENCE
 
 # The whole file waits for the memory API of the module.
@@ -113,12 +113,12 @@ def test_cupy_allocates_from_gpupool():
 def test_torch_allocates_a_pool_from_gpupool():
     if not hasattr(import_or_skip("torch")._C, "_cuda_customAllocator"):
         pytest.skip("this PyTorch takes no allocator by its address")
-    run_program("pytorch/pool.py")
+    run_prepared_program("pytorch/pool.py")
 
 
 def test_torch_graph_over_a_pool():
     import_or_skip("torch")
-    run_program("pytorch/graph_over_a_pool.py")
+    run_prepared_program("pytorch/graph_over_a_pool.py")
 
 
 def test_scopes_route_into_a_pool():

@@ -4,7 +4,7 @@ import pickle
 
 import gpupool
 import pytest
-from gpu_helpers import import_or_skip, run_program
+from gpu_helpers import import_or_skip, run_prepared_program
 
 MIB = 1 << 20
 
@@ -46,12 +46,12 @@ def test_pytorch_s_tools_read_a_snapshot(viz, recorded, tmp_path):
 
 def test_keys_are_those_of_this_pytorch():
     import_or_skip("torch")
-    run_program("telling/snapshot_keys.py")
+    run_prepared_program("telling/snapshot_keys.py")
 
 
 @pytest.mark.usefixtures("viz")
 def test_tensors_in_our_memory_show():
-    run_program("telling/snapshot_of_tensors.py")
+    run_prepared_program("telling/snapshot_of_tensors.py")
 
 
 def test_a_dump_at_out_of_memory(recorded, tmp_path):

@@ -2,7 +2,7 @@
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, pool_or_skip, run_program
+from gpu_helpers import cupy, import_or_skip, pool_or_skip, run_prepared_program, run_program
 
 MIB = 1 << 20
 # What the driver may take or give back by itself meanwhile.
@@ -76,12 +76,12 @@ def test_cupys_own_pool_is_named():
 
 def test_pytorchs_own_memory_is_named_and_what_it_has_from_gpupool_is_not_told_twice():
     import_or_skip("torch")
-    run_program("telling/summary_of_pytorch.py", "with_a_pool_of_gpupools")
+    run_prepared_program("telling/summary_of_pytorch.py", "with_a_pool_of_gpupools")
 
 
 def test_pytorch_on_gpupool_has_nothing_of_its_own():
     import_or_skip("torch")
-    run_program("telling/summary_of_pytorch.py", "on_gpupool")
+    run_prepared_program("telling/summary_of_pytorch.py", "on_gpupool")
 
 
 def test_a_summary_spoils_no_capture():

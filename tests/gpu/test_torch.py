@@ -10,7 +10,6 @@ import threading
 import gpupool
 import pytest
 from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_prepared_program, run_program, stream_of
-from processes import succeeded
 
 MIB = 1 << 20
 # About 20 ms of an H200.
@@ -269,12 +268,12 @@ def test_the_device_gets_the_memory_back(torch):
 )
 @pytest.mark.usefixtures("torch")
 def test_the_whole_process(what):
-    print(succeeded(run_prepared_program("pytorch/whole_process.py", what)))
+    print(run_prepared_program("pytorch/whole_process.py", what))
 
 
 @pytest.mark.usefixtures("torch")
 def test_graphs_of_the_whole_process():
-    run_program("pytorch/graphs.py")
+    run_prepared_program("pytorch/graphs.py")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Each test has a process of its own, since an allocator is a process's.
 
 import pytest
 from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program, run_program
-from processes import succeeded
 
 PROGRAMS = {
     "memory_statistics": [
@@ -100,12 +99,12 @@ def torch():
 
 @pytest.mark.parametrize(("program", "what"), [(program, what) for program, all in PROGRAMS.items() for what in all])
 def test_with_gpupool_enabled(program, what):
-    print(succeeded(run_prepared_program(f"pytorch/{program}.py", what)))
+    print(run_prepared_program(f"pytorch/{program}.py", what))
 
 
 @pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_touched_by_workers"])
 def test_with_gpupool_enabled_where_pytorch_says_more(what):
-    print(run_loud_program("pytorch/limits.py", what))
+    print(run_prepared_program("pytorch/limits.py", what, is_loud=True))
 
 
 def test_pinned_memory_of_a_data_loader_with_workers():

@@ -1,7 +1,7 @@
 """torch.multiprocessing with gpupool as PyTorch's allocator, by real processes. Each test has a process of its own."""
 
 import pytest
-from gpu_helpers import import_or_skip, run_loud_program
+from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def torch():
     ],
 )
 def test_shared_tensors(torch, what):
-    run_loud_program("pytorch/sharing.py", what)
+    run_prepared_program("pytorch/sharing.py", what, is_loud=True)
 
 
 def test_shared_tensors_of_another_device(torch):
