@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs Python's tests on each other Python that pyproject.toml promises: with the module that is built, which is for all of
-# them, and without frameworks, whose tests skip. A Python is found on PATH, among pyenv's, and in ~/.cache/gpupool, where
+# them, and without CUDA's frameworks, whose tests skip. A Python is found on PATH, among pyenv's, and in ~/.cache/gpupool, where
 # build_python.sh puts one that a machine lacks: PYTHON_SOURCES=ARCHIVE builds the newest. Usage: tests/package/pythons.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -14,7 +14,8 @@ newest=$(tail -n 1 <<<"$promised")
 if [ -n "${PYTHON_SOURCES:-}" ] && [ ! -x "$built/bin/python$newest" ]; then
   GIL=1 bash tests/package/build_python.sh "$PYTHON_SOURCES" "$built"
 fi
-grep -E '^(numpy|pytest|pytest-timeout|pytest-xdist)==' requirements-dev.txt >"$out/requirements.txt"
+cat requirements-dev.txt requirements-frameworks.txt |
+  grep -E '^(markdown-it-py|matplotlib|numpy|prometheus-client|pytest|pytest-timeout|pytest-xdist)==' >"$out/requirements.txt"
 
 # find VERSION: prints the path of that Python, if it is anywhere.
 find_python() {
