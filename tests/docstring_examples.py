@@ -73,7 +73,9 @@ def examples(name):
         value = getattr(module, member)
         texts.append(value.__doc__ or "")
         if isinstance(value, type):
-            texts += [getattr(held, "__doc__", None) or "" for held in vars(value).values()]
+            # Numbers and texts have docstrings of their own classes.
+            members = [held for held in vars(value).values() if not isinstance(held, int | str | tuple)]
+            texts += [getattr(held, "__doc__", None) or "" for held in members]
     return [example for text in texts for example in doctest.DocTestParser().get_examples(text)]
 
 

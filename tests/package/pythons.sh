@@ -32,7 +32,10 @@ for version in $promised; do
   [ -n "$python" ] || { missing+=("$version") && continue; }
   "$python" -m venv --without-pip --clear "$out/$version"
   .venv/bin/python -m pip --python "$out/$version" install --quiet --disable-pip-version-check -r "$out/requirements.txt"
+  # What maturin does for .venv: the package is where its sources are, and its command is there.
   realpath python >"$out/$version/lib/python$version/site-packages/gpupool.pth"
+  printf '#!%s\nimport sys\nfrom gpupool.__main__ import main\nsys.exit(main())\n' "$out/$version/bin/python" >"$out/$version/bin/gpupool"
+  chmod +x "$out/$version/bin/gpupool"
   echo "Python $version: $python"
   "$out/$version/bin/python" -m pytest -q -r fE -p no:cacheprovider -n auto --dist worksteal -m "not thorough" tests/python
 done
