@@ -3,6 +3,9 @@
 import os
 import sys
 import traceback
+from importlib.util import find_spec
+
+PACKAGE = find_spec("gpupool").submodule_search_locations[0] + os.sep
 
 
 def interrupt_at(wanted):
@@ -11,7 +14,7 @@ def interrupt_at(wanted):
 
     def trace(frame, event, argument):
         nonlocal seen
-        if "/gpupool/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
             seen += 1
