@@ -33,6 +33,6 @@ pub(crate) fn ran(here: &str) -> bool {
     let [said, complained] = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(ended.status.success(), "{test}: {}\n{said}{complained}", ended.status);
     assert!(said.contains("1 passed"), "no test is called {test}:\n{said}");
-    print!("{complained}");
+    print!("{said}{complained}");
     true
 }
