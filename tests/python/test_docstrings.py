@@ -2,7 +2,6 @@
 
 import ast
 import doctest
-import gc
 import importlib
 import inspect
 import operator
@@ -17,7 +16,6 @@ import docstring_examples
 import gpupool
 import pytest
 from gpupool import _native
-from waiting import wait_until
 
 MODULES = sorted(set(dir(gpupool)) - set(gpupool.__all__))
 # Modules whose examples need a framework, most of them a GPU too.
@@ -164,9 +162,6 @@ def test_examples_run(name, nothing_left):
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)
     assert told == []
     test.globs.clear()
-    # What was shared comes back once the thread that serves it has heard that it was let go.
-    gc.collect()
-    wait_until(lambda: gpupool.memory_stats().waiting_blocks == 0, "what was shared has come back")
 
 
 def test_examples_that_need_a_framework_run_where_it_is():
