@@ -197,7 +197,7 @@ def objects():
     with capture as graph_memory:
         pass
     _native.host_end_capture(stream)
-    callback = gpupool.on_oom(print)
+    callback = gpupool.on_oom(repr)
     whole, told = gpupool.MemPool(no_split=True), []
     segment_callback = whole.on_segment(told.append)
     whole.empty(5).free()
@@ -242,7 +242,7 @@ def objects():
         ),
         (pool.stats(), r"PoolStats\(live_bytes=\d+, .*\)", None, None),
         (gpupool.memory_stats(), r"MemoryStats\(live_bytes=\d+, .*\)", None, None),
-        (callback, r"<gpupool.OomCallback print>", callback.remove, r"<gpupool.OomCallback print, removed>"),
+        (callback, r"<gpupool.OomCallback repr>", callback.remove, r"<gpupool.OomCallback repr, removed>"),
         (
             segment_callback,
             r"<gpupool.SegmentCallback list.append>",
