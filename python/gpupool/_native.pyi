@@ -427,7 +427,9 @@ class Lease:
 class HandleStats:
     """The counts of a handle pool at one moment, which :meth:`HandlePool.stats` and :func:`handle_stats` return.
 
-    >>> gpupool.host.stats().failures
+    >>> before = gpupool.host.stats().failures
+    >>> handle = gpupool.host.handle()
+    >>> gpupool.host.stats().failures - before
     0
     """
 

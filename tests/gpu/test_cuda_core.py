@@ -227,7 +227,8 @@ def test_every_word_of_pinned_buffers_comes_and_goes(device):
         assert all(future.result() for future in futures)
     device.sync()
     gpupool.empty_cache()
-    assert gpupool.pinned_stats().live_blocks == live_pinned
+    # Less, where another test's block went only now.
+    assert gpupool.pinned_stats().live_blocks <= live_pinned
 
 
 def test_pinned_buffers_say_that_both_can_use_them(device):

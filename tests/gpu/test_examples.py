@@ -127,6 +127,7 @@ def test_training_with_and_without():
     assert float(rows["gpupool"][0]) <= 1.05 * float(rows["PyTorch"][0])
 
 
+@pytest.mark.thorough
 def test_frameworks_in_processes_of_their_own_pass_an_array_on(examples):
     import_or_skip("cupy")
     said = run_python(str(examples / "relay_between_frameworks.py"))
@@ -139,6 +140,7 @@ def test_two_models_take_turns(examples):
     assert same == "all 4 results are the same, bit for bit"
 
 
+@pytest.mark.thorough
 def test_a_trainer_and_a_generator_share_weights(examples):
     *_rounds, most, same = run_python(str(examples / "train_and_generate.py"), "--mib", "256").splitlines()
     print(most)

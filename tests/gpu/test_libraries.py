@@ -118,6 +118,7 @@ def test_torch_sees_the_same_cudnn():
 
 
 @pytest.mark.parametrize("order", ["gpupool-cupy-torch", "cupy-torch-gpupool", "torch-gpupool-cupy"])
+@pytest.mark.thorough
 def test_one_copy_of_each_library(order):
     import_or_skip("torch")
     files = [f"{name}={FILES[name][0]}" for name in POOLS if getattr(gpupool, name).available]

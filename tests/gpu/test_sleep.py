@@ -126,6 +126,7 @@ def test_a_whole_device_sleeps_and_handles_are_made_again(pool):
     del view
 
 
+@pytest.mark.alone
 def test_what_sleeps_makes_room_for_another_pool(pool):
     free = free_bytes() - 2 * GIB
     nbytes = max(64 * MIB, min(free * 2 // 3, 40 * GIB)) // MIB * MIB

@@ -35,4 +35,6 @@ def machine(request):
 def test_it_is_enabled(machine, what):
     cache = COMPILED / "cache"
     machine.run(what, "frameworks/torch_enabled.py", XDG_CACHE_HOME=str(cache))
-    assert list(cache.glob(f"gpupool/torch/allocator-{machine.version}.*.so"))
+    # These two have a folder of their own.
+    if what not in ("as_it_comes_with_gpupool", "for_another_version"):
+        assert list(cache.glob(f"gpupool/torch/allocator-{machine.version}.*.so"))
