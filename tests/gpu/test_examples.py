@@ -134,6 +134,7 @@ def test_frameworks_in_processes_of_their_own_pass_an_array_on(examples):
     assert said.splitlines()[-1].endswith(": every number is right"), said
 
 
+@pytest.mark.thorough
 def test_two_models_take_turns(examples):
     *turns, _most, same = run_python(str(examples / "models_in_turns.py"), "--mib", "256", "--turns", "4").splitlines()
     assert len(turns) == 3

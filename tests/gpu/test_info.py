@@ -89,6 +89,7 @@ def test_frameworks_say_whose_their_memory_is():
     run_program("telling/cupys_allocator.py")
 
 
+@pytest.mark.thorough
 def test_pytorch_says_whose_its_memory_is():
     if not import_or_skip("torch").cuda.is_available():
         pytest.skip("needs a PyTorch with CUDA")

@@ -77,6 +77,7 @@ def test_numbas_own(case):
 
 
 @pytest.mark.parametrize("order", ["gpupool, numba, torch", "torch, numba, gpupool", "numba, gpupool, torch"])
+@pytest.mark.thorough
 def test_exits_cleanly_with_live_arrays(order):
     import_or_skip("numba.cuda")
     import_or_skip("torch")

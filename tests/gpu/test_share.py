@@ -81,6 +81,7 @@ def in_pieces(nbytes):
         buffer.free()
 
 
+@pytest.mark.thorough
 def test_words_are_right_both_ways(other):
     in_pieces(128 * MIB)
     for number, nbytes in enumerate([*SIZES, 128 * MIB]):
@@ -222,6 +223,7 @@ def live_and_die(seed):
     return turns + 1
 
 
+@pytest.mark.thorough
 def test_processes_come_go_and_die_while_every_word_is_checked():
     with ThreadPoolExecutor(4) as executor:
         blocks = sum(executor.map(live_and_die, range(LIVES)))

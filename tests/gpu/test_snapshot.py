@@ -44,6 +44,7 @@ def test_pytorch_s_tools_read_a_snapshot(viz, recorded, tmp_path):
     assert large.nbytes == 300 * MIB
 
 
+@pytest.mark.thorough
 def test_keys_are_those_of_this_pytorch():
     import_or_skip("torch")
     run_prepared_program("telling/snapshot_keys.py")

@@ -289,5 +289,6 @@ def test_graphs_of_the_whole_process():
     ],
 )
 @pytest.mark.usefixtures("torch")
+@pytest.mark.thorough
 def test_exits_cleanly_with_live_tensors(steps):
     run_program("ends/with_torch_tensors.py", steps)

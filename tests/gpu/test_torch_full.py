@@ -97,7 +97,21 @@ def torch():
     return torch
 
 
-@pytest.mark.parametrize(("program", "what"), [(program, what) for program, all in PROGRAMS.items() for what in all])
+# What fills the device, and what is a soak.
+MARKS = {
+    "are_fractions": pytest.mark.alone,
+    "ask_gpupools_callbacks": pytest.mark.alone,
+    "help_when_memory_is_short": pytest.mark.alone,
+    "are_right_while_it_is_toggled": pytest.mark.thorough,
+}
+CASES = [
+    pytest.param(program, what, marks=[MARKS[what]] if what in MARKS else [])
+    for program, all_of_it in PROGRAMS.items()
+    for what in all_of_it
+]
+
+
+@pytest.mark.parametrize(("program", "what"), CASES)
 def test_with_gpupool_enabled(program, what):
     print(run_prepared_program(f"pytorch/{program}.py", what))
 
@@ -129,10 +143,12 @@ def test_without_a_library(what):
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.thorough
 def test_another_backend_that_was_asked_for_is_left_in_its_place(variable):
     run_loud_program("pytorch/pluggable.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
 
 
+@pytest.mark.thorough
 def test_settings_of_pytorchs_own_allocator_do_no_harm():
     run_program("pytorch/memory_statistics.py", "count_tensors", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     run_program("pytorch/captured.py", "shares_a_pool", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
