@@ -85,7 +85,8 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     assert int(torch.from_dlpack(buffer).sum(dtype=torch.int64)) == 8 * MIB
     torch.cuda.synchronize()
     with torch.cuda.stream(producer):
-        torch.cuda._sleep(SLEEP_CYCLES)
+        # Long enough for a host that is busy with other tests.
+        torch.cuda._sleep(10 * SLEEP_CYCLES)
         view.fill_(2)
     with torch.cuda.stream(consumer):
         tensor = torch.from_dlpack(buffer)
