@@ -80,11 +80,12 @@ PYTEST := $(BIN)/python -m pytest --quiet -r fE --numprocesses $(PROCESSES) --di
 
 .PHONY: test
 test: announce rust-tests .venv/built .venv/library ## all tests but the thorough ones; those that need a GPU skip without one
-	$(PYTEST) tests/gpu
+	$(PYTEST) -m "not thorough" tests/gpu
 	$(PYTEST) -m "not thorough" tests/python
 
 .PHONY: thorough
 thorough: models user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
+	$(PYTEST) -m thorough tests/gpu
 	$(PYTEST) -m thorough tests/python
 
 .PHONY: test-all

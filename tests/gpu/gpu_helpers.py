@@ -1,6 +1,7 @@
 """What the GPU tests share."""
 
 import ctypes
+import gc
 import importlib
 import threading
 import warnings
@@ -48,6 +49,14 @@ def import_or_skip(name):
 
 # None on machines where the whole folder is skipped.
 cupy = import_or_none("cupy")
+
+
+def pinned_blocks():
+    """Return how many blocks of pinned memory live once everything is done."""
+    gc.collect()
+    cupy.cuda.Device().synchronize()
+    gpupool.empty_cache()
+    return gpupool.pinned_stats().live_blocks
 
 
 def pool_or_skip(name):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, run_program
+from gpu_helpers import cupy, import_or_skip, pinned_blocks, run_program
 
 MIB = 1 << 20
 
@@ -196,8 +196,7 @@ def test_exits_cleanly_with_live_buffers(order):
 def test_every_word_of_pinned_buffers_comes_and_goes(device):
     resource, nbytes = gpupool.cuda_core.PinnedMemoryResource(), 4 * MIB
     # What another test has left goes now, not meanwhile.
-    gc.collect()
-    live_pinned = gpupool.pinned_stats().live_blocks
+    live_pinned = pinned_blocks()
 
     def work(number):
         core = import_or_skip("cuda.core")
@@ -225,10 +224,7 @@ def test_every_word_of_pinned_buffers_comes_and_goes(device):
     with ThreadPoolExecutor(16) as executor:
         futures = [executor.submit(lambda number: (gpupool.cuda_core.enable(), work(number))[1], n) for n in range(16)]
         assert all(future.result() for future in futures)
-    device.sync()
-    gpupool.empty_cache()
-    # Less, where another test's block went only now.
-    assert gpupool.pinned_stats().live_blocks <= live_pinned
+    assert pinned_blocks() == live_pinned
 
 
 def test_pinned_buffers_say_that_both_can_use_them(device):

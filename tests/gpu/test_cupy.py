@@ -6,7 +6,16 @@ import importlib
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program, run_python, stream_of
+from gpu_helpers import (
+    cupy,
+    import_or_skip,
+    in_threads,
+    pinned_blocks,
+    pool_or_skip,
+    run_program,
+    run_python,
+    stream_of,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -274,14 +283,6 @@ def pinned():
     yield import_or_skip("cupyx")
     gpupool.cupy.disable()
     assert pinned_blocks() == before
-
-
-def pinned_blocks():
-    """Return how many blocks of pinned memory live once everything is done."""
-    gc.collect()
-    cupy.cuda.Device().synchronize()
-    gpupool.empty_cache()
-    return gpupool.pinned_stats().live_blocks
 
 
 def pattern(number, words):

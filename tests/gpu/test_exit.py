@@ -19,10 +19,10 @@ def test_exits_cleanly(handles):
     run_program("ends/with_handles.py", handles)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "order", ["gpupool-torch-cupy", "gpupool-cupy-torch", "torch-cupy-gpupool", "cupy-torch-gpupool"]
 )
-@pytest.mark.thorough
 def test_exits_cleanly_beside_other_frameworks(order):
     import_or_skip("torch")
     run_program("ends/beside_frameworks.py", order)

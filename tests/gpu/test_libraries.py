@@ -117,8 +117,8 @@ def test_torch_sees_the_same_cudnn():
     assert torch.backends.cudnn.version() == major * 10_000 + minor * 100 + patch
 
 
-@pytest.mark.parametrize("order", ["gpupool-cupy-torch", "cupy-torch-gpupool", "torch-gpupool-cupy"])
 @pytest.mark.thorough
+@pytest.mark.parametrize("order", ["gpupool-cupy-torch", "cupy-torch-gpupool", "torch-gpupool-cupy"])
 def test_one_copy_of_each_library(order):
     import_or_skip("torch")
     files = [f"{name}={FILES[name][0]}" for name in POOLS if getattr(gpupool, name).available]

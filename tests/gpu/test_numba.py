@@ -76,8 +76,8 @@ def test_numbas_own(case):
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("order", ["gpupool, numba, torch", "torch, numba, gpupool", "numba, gpupool, torch"])
 @pytest.mark.thorough
+@pytest.mark.parametrize("order", ["gpupool, numba, torch", "torch, numba, gpupool", "numba, gpupool, torch"])
 def test_exits_cleanly_with_live_arrays(order):
     import_or_skip("numba.cuda")
     import_or_skip("torch")

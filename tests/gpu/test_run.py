@@ -24,8 +24,8 @@ def reported(report):
 
 
 # A child that was forked before CUDA was used works as it does without gpupool.
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.thorough
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_program_of_pytorchs(method, tmp_path):
     import_or_skip("torch")
     path = tmp_path / "snapshot.pickle"

@@ -276,6 +276,7 @@ def test_graphs_of_the_whole_process():
     run_prepared_program("pytorch/graphs.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "steps",
     [
@@ -289,6 +290,5 @@ def test_graphs_of_the_whole_process():
     ],
 )
 @pytest.mark.usefixtures("torch")
-@pytest.mark.thorough
 def test_exits_cleanly_with_live_tensors(steps):
     run_program("ends/with_torch_tensors.py", steps)

@@ -97,15 +97,13 @@ def torch():
     return torch
 
 
-# What fills the device, and what is a soak.
+# What asks for all of the device, and what is a soak.
 MARKS = {
-    "are_fractions": pytest.mark.alone,
     "ask_gpupools_callbacks": pytest.mark.alone,
-    "help_when_memory_is_short": pytest.mark.alone,
     "are_right_while_it_is_toggled": pytest.mark.thorough,
 }
 CASES = [
-    pytest.param(program, what, marks=[MARKS[what]] if what in MARKS else [])
+    pytest.param(program, what, marks=MARKS.get(what, ()))
     for program, all_of_it in PROGRAMS.items()
     for what in all_of_it
 ]
@@ -142,8 +140,8 @@ def test_without_a_library(what):
     run_program("pytorch/pluggable.py", what)
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 @pytest.mark.thorough
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_another_backend_that_was_asked_for_is_left_in_its_place(variable):
     run_loud_program("pytorch/pluggable.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
 

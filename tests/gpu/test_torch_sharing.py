@@ -13,6 +13,7 @@ def torch():
     return torch
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "what",
     [
@@ -29,7 +30,6 @@ def torch():
         "of_before_go_as_pytorchs_own",
     ],
 )
-@pytest.mark.thorough
 def test_shared_tensors(torch, what):
     run_prepared_program("pytorch/sharing.py", what, is_loud=True)
 

@@ -57,6 +57,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def more_than(before: gpupool.MemoryStats) -> bool:
+    """Return whether more is held than then, once what can go has gone."""
     gc.collect()
     gpupool.empty_cache()
     after = gpupool.memory_stats()

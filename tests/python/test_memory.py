@@ -11,7 +11,18 @@ from gpupool import _native
 from own_memory import MIB, Allocator
 from waiting import wait_for_end
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    gc.collect()
+    gpupool.empty_cache()
+    before = gpupool.memory_stats()
+    yield
+    gpupool.set_per_process_memory_fraction(1.0)
+    gc.collect()
+    gpupool.empty_cache()
+    after = gpupool.memory_stats()
+    assert (after.live_blocks, after.reserved_bytes) == (before.live_blocks, before.reserved_bytes)
 
 
 def test_a_buffer_is_aligned_memory_that_comes_back():

@@ -5,7 +5,7 @@ import ctypes
 import gpupool
 from c_table import function
 from gpupool import _native
-from other_process import MIB, other_process, shared_blocks
+from other_process import MIB, other_process, sent_bytes, shared_blocks
 from waiting import wait_until
 
 ROOM = 128
@@ -14,12 +14,6 @@ INVALID_VALUE, OTHER = 2, 5
 
 def why() -> str:
     return function("last_error", ctypes.c_char_p)().decode()
-
-
-def sent_bytes() -> int:
-    """Return what is still on its way, of what is known by now."""
-    gpupool.empty_cache()
-    return gpupool.memory_stats().sent_bytes
 
 
 def share(pointer: int, room: int = ROOM, is_sent: int = 0, device: int = 0) -> tuple[int, bytes, int]:

@@ -18,6 +18,7 @@ from other_process import (
     free,
     is_full,
     other_process,
+    sent_bytes,
     shared_blocks,
     wait_until_free,
 )
@@ -103,7 +104,7 @@ def sent_and_freed() -> None:
     assert is_full(LARGE)
     with other_process() as other:
         assert other.call(receive, other_end) == {1}
-        assert gpupool.memory_stats().sent_bytes == 0
+        wait_until(lambda: sent_bytes() == 0, "it has arrived")
         assert is_full(LARGE)
         other.call(free)
         wait_until_free(LARGE).free()

@@ -7,7 +7,7 @@ import sys
 
 import gpupool
 from errors import assert_says, raised
-from other_process import MIB, attach, attached_bytes, content, fill, free, other_process
+from other_process import MIB, attach, attached_bytes, content, fill, free, other_process, sent_bytes
 from waiting import LONG, wait_until
 
 SIZES = (1, 700, 3 * MIB, 65 * MIB)
@@ -71,7 +71,7 @@ def by_multiprocessing() -> None:
     assert [connection.recv() for _ in range(3)] == [(True, 3 * MIB, {number}) for number in range(3)]
     assert connection.recv() == "written"
     assert [set(bytes(buffer)) for buffer in buffers] == [{10}, {11}, {12}]
-    assert gpupool.memory_stats().sent_bytes == 0
+    wait_until(lambda: sent_bytes() == 0, "all have arrived")
     connection.send("done")
     process.join(LONG)
     assert process.exitcode == 0

@@ -119,6 +119,12 @@ def attached_bytes(kept: dict) -> int:
     return sum(gpupool.memory_stats(device).attached_bytes for device in range(gpupool.device_count()))
 
 
+def sent_bytes() -> int:
+    """Return what is still on its way, of what is known by now."""
+    gpupool.empty_cache()
+    return gpupool.memory_stats().sent_bytes
+
+
 def shared_blocks() -> list[tuple[int, int, bool, tuple[int, ...]]]:
     """Return the blocks of this process that others have attached."""
     (device,) = gpupool.memory_summary(0).devices
