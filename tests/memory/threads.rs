@@ -1,14 +1,15 @@
 //! Threads that work on one stream one after the other, as PyTorch's backward passes do with its forward ones, need no more
 //! memory than one thread would; those that work at once stay apart.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, assert_all_back};
+use crate::common::memory::{MIB, Random, assert_all_back};
 use crate::common::{device, stream};
 use gpupool::memory::{MemoryAction, memory_snapshot};
+use gpupool::runtime::host::submit;
 use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, empty_cache, snapshot};
 
 const LAYERS: u64 = 24;
@@ -244,5 +245,29 @@ fn a_block_of_another_threads_cache_is_recorded_as_the_allocating_threads() {
     assert_ne!(allocated[0], allocated[1]);
     assert_eq!(allocated, freed);
     drop((workers, pool));
+    assert_all_back();
+}
+
+/// A page that has moved is unmapped at its old place by whichever thread looks next, while others move it on. CUDA's driver
+/// bears only one of these calls at a time, and so does the simulated one.
+#[test]
+fn no_two_calls_of_the_driver_work_on_one_extent_at_once() {
+    host!();
+    let pass_on = |thread: u64| {
+        let (streams, mut random) = ([(); 4].map(|()| stream(0)), Random(thread + 1));
+        let mut held = VecDeque::new();
+        for _ in 0..10_000 {
+            let stream = &streams[random.below(4)];
+            held.push_back((stream, empty(1024 << random.below(13), stream).unwrap()));
+            submit(stream).unwrap();
+            if held.len() > 8
+                && let Some((stream, buffer)) = held.pop_front()
+            {
+                drop(buffer);
+                stream.synchronize().unwrap();
+            }
+        }
+    };
+    thread::scope(|scope| (0..16).for_each(|thread| drop(scope.spawn(move || pass_on(thread)))));
     assert_all_back();
 }

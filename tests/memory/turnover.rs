@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back};
+use crate::common::memory::{MIB, Random, assert_all_back};
 use crate::common::{device, stream};
 use gpupool::runtime::host::{complete_all, submit};
 use gpupool::{DeviceBuffer, ErrorKind, MemPool, Stream, empty, empty_cache};
@@ -16,18 +16,6 @@ const POOLS: usize = 4;
 const OPERATIONS: u32 = 1200;
 /// What a thread may hold: together three quarters of the device, so that pages must move.
 const MOST: u64 = 96 * MIB;
-
-/// Numbers that look random, by xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
 
 /// A pool of each kind in turn: one that keeps what it has, one that helps, one with a reserve, one with segments.
 fn make_pool(number: u32) -> Arc<MemPool> {

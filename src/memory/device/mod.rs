@@ -5,6 +5,7 @@
 
 mod address_range;
 mod address_space;
+mod busy_extents;
 mod device_memory;
 mod elsewhere;
 mod event_pool;

@@ -206,14 +206,13 @@ impl DeviceMemory {
         while from > 0 && mappings[from - 1].end() == mappings[from].start() {
             from -= 1;
         }
-        let Some(first) = mappings.get(from).map(|mapping| mapping.first) else { return Ok(Vec::new()) };
-        let pages = mappings[from..].iter().map(|mapping| mapping.pages).sum();
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
-        unsafe { self.range.unmap(first, pages) }?;
-        if frees_pages {
-            self.put_back_pages(first, pages);
+        unsafe { self.range.unmap(&mappings[from..]) }?;
+        let row = mappings.split_off(from);
+        if frees_pages && let Some(first) = row.first() {
+            self.put_back_pages(first.first, row.iter().map(|mapping| mapping.pages).sum());
         }
-        Ok(mappings.split_off(from))
+        Ok(row)
     }
 }
 

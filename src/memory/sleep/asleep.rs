@@ -178,7 +178,7 @@ fn give_back(
         outcome = event.as_ref().map_or(Ok(()), Event::synchronize).and_then(|()| {
             // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
             // work of callers that hold blocks of it is not to come, as they were told.
-            unsafe { memory.range.unmap(part.first(), part.pages()) }
+            unsafe { memory.range.unmap(&part.extents) }
         });
         memory.events.put_back(event);
         if outcome.is_err() {

@@ -6,6 +6,7 @@
 //! device, 16 GiB). It uses only as much of the machine's memory as is written to.
 
 mod capture;
+mod extent_calls;
 mod fault;
 mod memory;
 mod timeline;
@@ -29,6 +30,7 @@ use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
+use extent_calls::ExtentCall;
 use memory::{Memory, NODES, system_error};
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
@@ -504,11 +506,18 @@ impl Runtime for Host {
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         enter_memory_call(Call::ExtentRelease)?;
-        space().extent_release(self.memory, extent)
+        let call = ExtentCall::begin(|| vec![extent.0]);
+        space().extent_release(self.memory, extent).inspect(|()| call.mend())
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         enter_memory_call(Call::MemoryMap)?;
+        let call = ExtentCall::begin(|| vec![extent.0]);
+        if call.is_broken() {
+            let error = refused("memory_map", ("HOST_ERROR_UNKNOWN", 999), StatusKind::Other);
+            let why = "two calls worked on this extent at once".to_owned();
+            return Err(error.map_library(|refused| refused.advice = Some(why)));
+        }
         space().memory_map(address, bytes, extent)
     }
 
@@ -520,6 +529,7 @@ impl Runtime for Host {
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         enter_memory_call(Call::MemoryUnmap)?;
+        let _call = ExtentCall::begin(|| space().extents_in(address, bytes));
         // SAFETY: the caller gives the mappings up.
         unsafe { space().memory_unmap(self.memory, address, bytes) }
     }

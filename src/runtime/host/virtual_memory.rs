@@ -335,6 +335,12 @@ impl Space {
         Ok(())
     }
 
+    /// Returns the numbers of the extents that are mapped in a range.
+    pub(super) fn extents_in(&self, address: u64, bytes: u64) -> Vec<u64> {
+        let range = address..address.saturating_add(bytes);
+        self.mappings.range(range).map(|(_, mapping)| mapping.extent).collect()
+    }
+
     /// Refuses a range that is anything but whole mappings, one behind the other.
     fn check_mapped(&self, function: &str, range: &Range<u64>) -> Result<()> {
         let mut reached = range.start;

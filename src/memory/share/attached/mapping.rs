@@ -74,6 +74,7 @@ impl Mapping {
 
     fn map_all(&mut self, extents: Vec<(Arc<Imported>, u64)>) -> Result<()> {
         let (device, start) = (self.memory.device, self.start);
+        let _turn = self.memory.range.busy.take(extents.iter().map(|(imported, _)| imported.extent));
         with_device(device, |runtime| {
             for (imported, bytes) in extents {
                 // SAFETY: the addresses were just reserved, and the extent is alive and as long as its owner says.
@@ -102,6 +103,7 @@ impl Mapping {
     fn unmap(&mut self) -> Result<()> {
         if self.mapped > 0 {
             let (start, mapped) = (self.start, self.mapped);
+            let _turn = self.memory.range.busy.take(self.imported.iter().map(|imported| imported.extent));
             // SAFETY: the range was mapped here, and all work that uses it is done.
             with_device(self.memory.device, |runtime| unsafe { runtime.memory_unmap(start, mapped) })?;
             self.mapped = 0;
