@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::busy_extents::BusyExtents;
+use super::busy_extents::BUSY_EXTENTS;
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
@@ -40,7 +40,6 @@ pub(in crate::memory) struct AddressRange {
     peers: Mutex<Vec<Device>>,
     /// Calls of the driver's memory functions so far.
     driver_calls: AtomicU64,
-    pub(in crate::memory) busy: BusyExtents,
 }
 
 /// Runs a driver call with the device bound and no capture at risk.
@@ -70,14 +69,7 @@ fn without_addresses(error: Error, device: Device, bytes: u64) -> Error {
 
 impl AddressRange {
     pub(super) const fn new(device: Device, base: u64, bytes: u64) -> Self {
-        Self {
-            device,
-            base,
-            bytes,
-            peers: Mutex::new(Vec::new()),
-            driver_calls: AtomicU64::new(0),
-            busy: BusyExtents::new(),
-        }
+        Self { device, base, bytes, peers: Mutex::new(Vec::new()), driver_calls: AtomicU64::new(0) }
     }
 
     /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
@@ -167,7 +159,7 @@ impl AddressRange {
         if let Some(tell) = ON_RELEASE.get() {
             tell(self.device, extent);
         }
-        let _turn = self.busy.take([extent]);
+        let _turn = BUSY_EXTENTS.take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
@@ -178,7 +170,7 @@ impl AddressRange {
     /// The extent is alive and as long as the mapping, whose pages the caller has taken from the address space.
     pub(in crate::memory) unsafe fn map(&self, mapping: Mapping) -> Result<()> {
         let address = self.base + mapping.start();
-        let _turn = self.busy.take([mapping.extent]);
+        let _turn = BUSY_EXTENTS.take([mapping.extent]);
         // SAFETY: the addresses are reserved, and the caller alone has them and the extent.
         self.driver(|runtime| unsafe { runtime.memory_map(address, mapping.bytes(), mapping.extent) })
     }
@@ -201,7 +193,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn unmap(&self, row: &[Mapping]) -> Result<()> {
         let Some(first) = row.first() else { return Ok(()) };
         let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-        let _turn = self.busy.take(row.iter().map(|mapping| mapping.extent));
+        let _turn = BUSY_EXTENTS.take(row.iter().map(|mapping| mapping.extent));
         // SAFETY: the caller promises that the pages are used no more.
         self.driver(|runtime| unsafe { runtime.memory_unmap(self.base + first.start(), bytes) })
     }

@@ -1,4 +1,5 @@
-//! The extents that calls of the driver are working on: whoever maps, unmaps or releases some has them alone meanwhile.
+//! The extents that calls of the driver are working on: a call that maps, unmaps or releases an extent is made once no
+//! other works on it.
 //!
 //! A page that moves stays mapped at its old place until work there is done, and is unmapped there by whichever thread
 //! looks next, perhaps while another thread moves the page on. NVIDIA's driver 580.159 does not bear both at once: no
@@ -11,11 +12,14 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use crate::runtime::Extent;
 use crate::sync::lock;
 
+/// Those of the process: one that was imported may be mapped for several devices.
+pub(in crate::memory) static BUSY_EXTENTS: BusyExtents = BusyExtents::new();
+
 /// The numbers of the extents that are being worked on.
 #[derive(Debug)]
 pub(in crate::memory) struct BusyExtents {
     numbers: Mutex<BTreeSet<u64>>,
-    /// Told when some are free again.
+    /// Notified at the end of each [`Turn`].
     freed: Condvar,
 }
 
@@ -27,7 +31,7 @@ pub(in crate::memory) struct Turn<'a> {
 }
 
 impl BusyExtents {
-    pub(super) const fn new() -> Self {
+    const fn new() -> Self {
         Self { numbers: Mutex::new(BTreeSet::new()), freed: Condvar::new() }
     }
 
@@ -45,9 +49,11 @@ impl BusyExtents {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut numbers = lock(&self.all.numbers);
-        numbers.retain(|number| !self.numbers.contains(number));
-        drop(numbers);
+        let mut busy = lock(&self.all.numbers);
+        for number in &self.numbers {
+            busy.remove(number);
+        }
+        drop(busy);
         self.all.freed.notify_all();
     }
 }

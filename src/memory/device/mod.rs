@@ -20,6 +20,7 @@ mod supply;
 mod until;
 
 pub(in crate::memory) use address_range::{set_on_release, with_device};
+pub(in crate::memory) use busy_extents::BUSY_EXTENTS;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::set_end_idle;
 pub(in crate::memory) use event_pool::EventPool;

@@ -37,20 +37,21 @@ impl ExtentCall {
 
     /// Returns whether two calls at once have broken one of the extents.
     pub(super) fn is_broken(&self) -> bool {
-        let books = lock(&BOOKS);
-        self.0.iter().any(|number| books.broken.contains(number))
+        self.0.iter().any(|number| lock(&BOOKS).broken.contains(number))
     }
 
     /// Forgets what was broken, since the extents go.
     pub(super) fn mend(&self) {
-        let mut books = lock(&BOOKS);
-        books.broken.retain(|number| !self.0.contains(number));
+        for number in &self.0 {
+            lock(&BOOKS).broken.remove(number);
+        }
     }
 }
 
 impl Drop for ExtentCall {
     fn drop(&mut self) {
-        let mut books = lock(&BOOKS);
-        books.busy.retain(|number| !self.0.contains(number));
+        for number in &self.0 {
+            lock(&BOOKS).busy.remove(number);
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::books;
 use super::imported::Imported;
 use super::owner_process::Owner;
 use crate::error::Result;
-use crate::memory::device::{DeviceMemory, with_device};
+use crate::memory::device::{BUSY_EXTENTS, DeviceMemory, with_device};
 use crate::memory::share::secret::Secret;
 use crate::memory::share::wire::{Ask, Request};
 
@@ -74,7 +74,7 @@ impl Mapping {
 
     fn map_all(&mut self, extents: Vec<(Arc<Imported>, u64)>) -> Result<()> {
         let (device, start) = (self.memory.device, self.start);
-        let _turn = self.memory.range.busy.take(extents.iter().map(|(imported, _)| imported.extent));
+        let _turn = BUSY_EXTENTS.take(extents.iter().map(|(imported, _)| imported.extent));
         with_device(device, |runtime| {
             for (imported, bytes) in extents {
                 // SAFETY: the addresses were just reserved, and the extent is alive and as long as its owner says.
@@ -103,7 +103,7 @@ impl Mapping {
     fn unmap(&mut self) -> Result<()> {
         if self.mapped > 0 {
             let (start, mapped) = (self.start, self.mapped);
-            let _turn = self.memory.range.busy.take(self.imported.iter().map(|imported| imported.extent));
+            let _turn = BUSY_EXTENTS.take(self.imported.iter().map(|imported| imported.extent));
             // SAFETY: the range was mapped here, and all work that uses it is done.
             with_device(self.memory.device, |runtime| unsafe { runtime.memory_unmap(start, mapped) })?;
             self.mapped = 0;
