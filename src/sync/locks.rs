@@ -2,10 +2,31 @@
 //!
 //! No code under gpupool's locks can panic but for want of memory, so a poisoned lock is taken like any other.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::time::Instant;
 
-use super::{Condvar, MutexGuard};
+use super::{Condvar, Mutex, MutexGuard};
+
+/// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
+#[cfg(all(feature = "fault-injection", not(loom)))]
+fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
+    use super::schedule;
+    schedule::point();
+    while schedule::is_member() {
+        match attempt() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(guard)) => return guard.into_inner(),
+            Err(TryLockError::WouldBlock) => schedule::wait(),
+        }
+    }
+    take().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(not(all(feature = "fault-injection", not(loom))))]
+#[inline]
+fn take<G>(_attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
+    take().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A mutex of `std`, or in a model one of loom.
 pub(crate) trait Lock {
@@ -26,7 +47,7 @@ impl<T> Lock for std::sync::Mutex<T> {
 
     #[inline]
     fn lock_whole(&self) -> Self::Guard<'_> {
-        self.lock().unwrap_or_else(PoisonError::into_inner)
+        take(|| self.try_lock(), || self.lock())
     }
 }
 
@@ -50,12 +71,24 @@ pub(crate) fn lock<M: Lock>(mutex: &M) -> M::Guard<'_> {
 
 /// Locks for reading.
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+    take(|| lock.try_read(), || lock.read())
 }
 
 /// Locks for writing.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+    take(|| lock.try_write(), || lock.write())
+}
+
+/// Waits until the condition is notified, or for no reason.
+pub(crate) fn wait<'a, T>(condition: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    #[cfg(all(feature = "fault-injection", not(loom)))]
+    if super::schedule::is_member() {
+        drop(guard);
+        super::schedule::wait();
+        return lock(mutex);
+    }
+    let _ = mutex;
+    condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for the condition until the deadline. Returns the guard as an error once the deadline has passed. In a model no

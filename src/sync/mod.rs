@@ -1,27 +1,38 @@
 //! What threads share: locks and atomics of `std`, or in a model those of loom; and structures made from them.
 //!
+//! With the feature `fault-injection` a test can run a few threads in a random [`schedule`]: each lock and atomic of here is
+//! then a place where another thread may go on.
+//!
 //! A build with `--cfg loom` runs nothing but the models: the tests, named `models`, that loom runs with every order in
 //! which the threads can take turns, and every value that the memory orderings let them read.
 
 mod locks;
 mod owner_lock;
+#[cfg(all(feature = "fault-injection", not(loom)))]
+pub mod schedule;
 mod shared_list;
+#[cfg(all(feature = "fault-injection", not(loom)))]
+mod stepped;
 mod table;
 mod thread;
 
+#[cfg(not(any(loom, feature = "fault-injection")))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{Ordering, fence},
 };
+#[cfg(all(feature = "fault-injection", not(loom)))]
+pub(crate) use stepped::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-pub(crate) use locks::{lock, read, wait_until, write};
+pub(crate) use locks::{lock, read, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;

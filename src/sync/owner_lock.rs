@@ -150,7 +150,9 @@ impl<'a, T> OwnerGuard<'a, T> {
 }
 
 fn yield_now() {
-    #[cfg(not(loom))]
+    #[cfg(all(feature = "fault-injection", not(loom)))]
+    super::schedule::wait();
+    #[cfg(not(any(loom, feature = "fault-injection")))]
     std::thread::yield_now();
     #[cfg(loom)]
     loom::thread::yield_now();

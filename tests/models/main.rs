@@ -6,3 +6,4 @@ mod common;
 
 mod memory;
 mod pinned;
+mod schedules;

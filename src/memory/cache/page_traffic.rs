@@ -6,7 +6,7 @@
 //! it has and for what it allocated meanwhile, it takes new ones. Streams that only ever take, as those of a program with a
 //! stream for each piece of work, are not concerned.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// So many new pages a moved one pays for. Until a cache has moved a twelfth of what it has, it takes none. With an eighth
 /// RMM's random allocations of up to 64 MiB move pages in four rounds of a thousand, with a twelfth in two; with a sixteenth

@@ -1,6 +1,6 @@
 //! Whether other processes use a block: it is used again only once all of them have let go.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Set once the block is freed here.
 const FREED: u64 = 1 << 63;

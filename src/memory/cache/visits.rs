@@ -5,7 +5,7 @@
 //! are allowed by; threads that keep to their own blocks stay apart, whether they run at once or are switched by the
 //! system. A visit of a thread at work costs a barrier and some locks, and soon becomes rare.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How many visits a block allows that another thread than its own has freed: of one for many the threads still take
 /// turns, as where a backward pass computes much of the forward one again.

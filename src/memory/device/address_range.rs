@@ -1,7 +1,6 @@
 //! The address range that a device's pages stand in, and the driver's calls that map extents there: each bound to the
 //! device, safe in a stream capture, counted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::busy_extents::BUSY_EXTENTS;
@@ -10,7 +9,7 @@ use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Ordering, lock};
 
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
 /// times kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page

@@ -7,10 +7,10 @@
 //! (`benches/results/h100-extents`).
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 use crate::runtime::Extent;
-use crate::sync::lock;
+use crate::sync::{lock, wait};
 
 /// Those of the process: one that was imported may be mapped for several devices.
 pub(in crate::memory) static BUSY_EXTENTS: BusyExtents = BusyExtents::new();
@@ -40,7 +40,7 @@ impl BusyExtents {
         let wanted: Vec<_> = extents.into_iter().map(Extent::number).collect();
         let mut numbers = lock(&self.numbers);
         while wanted.iter().any(|number| numbers.contains(number)) {
-            numbers = self.freed.wait(numbers).unwrap_or_else(PoisonError::into_inner);
+            numbers = wait(&self.freed, &self.numbers, numbers);
         }
         numbers.extend(&wanted);
         Turn { all: self, numbers: wanted }

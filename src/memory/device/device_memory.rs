@@ -2,7 +2,6 @@
 //!
 //! Made when first needed and never dropped, so that memory can be freed at any time until the process ends.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use super::address_range::AddressRange;
@@ -19,7 +18,7 @@ use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime;
-use crate::sync::lock;
+use crate::sync::{AtomicU64, lock};
 
 /// The memory of one device.
 #[derive(Debug)]

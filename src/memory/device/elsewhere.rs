@@ -3,7 +3,6 @@
 //!
 //! The room of shared blocks counts; who gives memory back waits, which costs one load where nothing is shared.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use log::info;
 use super::device_memory::DeviceMemory;
 use crate::ids::Device;
 use crate::observe::target::MEMORY;
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Ordering, lock};
 
 /// How long one who gives memory back, or finds none, waits for other processes. They take milliseconds unless they are stopped.
 const SHORT: Duration = Duration::from_millis(250);

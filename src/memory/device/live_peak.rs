@@ -3,7 +3,7 @@
 //! A cache tells of more than is live in it before a caller has the block, and of less now and then: so what is counted
 //! is never less than what callers hold.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// A sum of what caches tell, and its peak.
 #[derive(Debug, Default)]

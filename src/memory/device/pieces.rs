@@ -3,9 +3,8 @@
 //! A piece of one page is what PyTorch calls small: its segments for small blocks are as large. What stands in it says
 //! nothing of its size here, as pages go where they are needed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::pages::PAGE;
+use crate::sync::{AtomicU64, Ordering};
 
 /// What came, what went, and the most that there was at once.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -2,7 +2,6 @@
 //!
 //! So neither moving pages nor giving them back ever waits.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::device_memory::DeviceMemory;
@@ -13,7 +12,7 @@ use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
-use crate::sync::lock;
+use crate::sync::{AtomicUsize, Ordering, lock};
 
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]

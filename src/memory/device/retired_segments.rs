@@ -3,14 +3,14 @@
 //! The driver waits for running kernels before it lets a segment go, whatever they use. Until then its bytes count as
 //! reserved.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use super::device_memory::DeviceMemory;
 use super::supply::{PINNED_GONE, Supply};
 use crate::error::Result;
 use crate::runtime::Stream;
-use crate::sync::lock;
+use crate::sync::{lock, wait};
 
 /// A segment that is to go.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl DeviceMemory {
             retired.done.notify_all();
         }
         while state.under_way > 0 {
-            state = retired.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&retired.done, &retired.state, state);
         }
         outcome.map(|()| released)
     }

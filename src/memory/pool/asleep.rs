@@ -6,8 +6,7 @@
 use std::fmt::Debug;
 use std::mem;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use super::state::Pool;
@@ -15,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
 use crate::memory::device::Mapping;
 use crate::runtime::Stream;
-use crate::sync::{ThisThread, ThreadNumber, lock};
+use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
 pub(in crate::memory) trait BackupPiece: Debug + Send + Sync {
@@ -167,7 +166,7 @@ impl Sleep {
         loop {
             match &*phase {
                 Phase::Changing(changing) if *changing == thread.number() => return Err(within_itself()),
-                Phase::Changing(_) => phase = self.changed.wait(phase).unwrap_or_else(PoisonError::into_inner),
+                Phase::Changing(_) => phase = wait(&self.changed, &self.phase, phase),
                 Phase::Awake if wanted == Wanted::Wake => return Ok(None),
                 Phase::Asleep(_) if wanted == Wanted::Sleep => return Ok(None),
                 Phase::Awake | Phase::Asleep(_) => break,

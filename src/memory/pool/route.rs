@@ -7,7 +7,6 @@
 //! [`changes`] says.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 #[cfg(feature = "python")]
@@ -19,7 +18,7 @@ use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::Stream;
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Ordering, lock};
 
 /// A pool that the thread's requests on its device go to.
 #[derive(Debug)]

@@ -6,13 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::id::PoolId;
 use crate::ids::Device;
 use crate::memory::device::Remains;
-use crate::sync::lock;
+use crate::sync::{AtomicBool, Ordering, lock};
 
 /// What happened to the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

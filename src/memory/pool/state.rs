@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use super::asleep::Sleep;
 use super::id::PoolId;
@@ -10,6 +9,7 @@ use super::ledger::Ledger;
 use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// How a new pool behaves.
 #[derive(Clone, Copy, Debug, Default)]

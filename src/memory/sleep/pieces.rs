@@ -3,13 +3,13 @@
 //! Two threads, so that one brings pages in while the driver registers those of the other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use crate::error::{Error, Result};
 use crate::memory::host::{PinnedBuffer, empty_pinned_on_node};
 use crate::observe::nvtx;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The most bytes of one piece. Pieces of 256 MiB and more are made quickest, and one that nothing needs any more is free
 /// again while the pool sleeps.

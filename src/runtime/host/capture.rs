@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::uses::{self, User};
 use super::{refused, timeline};
 use crate::error::{Result, StatusKind};
 use crate::ids::CaptureMode;
@@ -34,24 +35,34 @@ pub(super) struct Capture {
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadNumber,
     pub(super) is_valid: bool,
-    /// What its graph keeps.
-    pub(super) kept: Graph,
+    /// What it becomes.
+    pub(super) graph: Graph,
 }
 
 /// A graph that a capture made. It keeps what was given to it until it is dropped.
 #[derive(Default)]
-pub struct Graph(pub(super) Vec<Box<dyn Send>>);
+pub struct Graph {
+    /// The capture's; 0 for none.
+    id: u64,
+    pub(super) kept: Vec<Box<dyn Send>>,
+}
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").field("keeps", &self.0.len()).finish()
+        f.debug_struct("Graph").field("keeps", &self.kept.len()).finish()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        uses::end(|user| user == User::Graph(self.id));
     }
 }
 
 impl Capture {
     pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
         CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Self { id, mode, thread: ThisThread::get().number(), is_valid: true, kept: Graph::default() }
+        Self { id, mode, thread: ThisThread::get().number(), is_valid: true, graph: Graph { id, kept: Vec::new() } }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so. Without the feature
+//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so, and is a place where
+//! another thread of a schedule may go on. Without the feature
 //! `fault-injection` none does.
 
 /// A call that can be made to fail.
@@ -121,7 +122,7 @@ mod injection {
     use super::Call;
     use crate::error::{Result, StatusKind};
     use crate::runtime::host::refused;
-    use crate::sync::lock;
+    use crate::sync::{lock, schedule};
 
     /// A failure to come.
     #[derive(Clone, Copy, Debug)]
@@ -156,6 +157,7 @@ mod injection {
     /// Fails if a fault is due.
     #[inline]
     pub(crate) fn check(call: Call) -> Result<()> {
+        schedule::point();
         if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
     }
 

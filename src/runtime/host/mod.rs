@@ -10,6 +10,7 @@ mod extent_calls;
 mod fault;
 mod memory;
 mod timeline;
+mod uses;
 mod virtual_memory;
 mod words;
 mod work;
@@ -43,8 +44,14 @@ pub(crate) use fault::Call;
 pub(crate) use fault::check;
 #[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
+pub use uses::UsedBlock;
+#[cfg(feature = "fault-injection")]
+pub use uses::{collect as collect_mistakes, register, unregister};
 #[cfg(feature = "fault-injection")]
 pub use virtual_memory::reuse_extent_numbers;
+
+#[cfg(feature = "fault-injection")]
+pub use crate::sync::schedule;
 
 /// How many devices to simulate.
 pub const DEVICES_VARIABLE: &str = "GPUPOOL_HOST_DEVICES";
@@ -191,6 +198,17 @@ pub fn submit(stream: &Stream) -> Result<u64> {
     timeline().submit(Key::new(stream.raw(), stream.device()))
 }
 
+/// As [`submit`], for work that uses these blocks: until it is done nothing of it may be unmapped, nor be given
+/// to work that is not ordered behind it. Work on a captured stream, of which the number is 0, uses it as long as the graph
+/// lives. With the feature `fault-injection` a mistake ends the process, unless it is collected.
+///
+/// # Errors
+/// As [`submit`].
+pub fn submit_using(stream: &Stream, blocks: &[UsedBlock]) -> Result<u64> {
+    super::require(Kind::Host)?;
+    timeline().submit_using(Key::new(stream.raw(), stream.device()), blocks)
+}
+
 /// Completes the stream's work up to this number, as far as what it waits for allows.
 ///
 /// # Errors
@@ -241,7 +259,7 @@ pub fn end_capture(stream: &Stream) -> Result<Graph> {
     if !capture.is_valid {
         return Err(refused("end_capture", capture::INVALIDATED, StatusKind::Other));
     }
-    Ok(std::mem::take(&mut capture.kept))
+    Ok(std::mem::take(&mut capture.graph))
 }
 
 impl Runtime for Host {
@@ -375,7 +393,7 @@ impl Runtime for Host {
         check(Call::GraphRetain)?;
         let mut timeline = timeline();
         match timeline.captures().find(|capture| capture.id == graph.0 as u64) {
-            Some(capture) => capture.kept.0.push(kept),
+            Some(capture) => capture.graph.kept.push(kept),
             None => return Err(refused("graph_retain", INVALID_HANDLE, StatusKind::Other)),
         }
         Ok(())
@@ -529,6 +547,7 @@ impl Runtime for Host {
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         enter_memory_call(Call::MemoryUnmap)?;
+        uses::check_unused(address, bytes);
         let _call = ExtentCall::begin(|| space().extents_in(address, bytes));
         // SAFETY: the caller gives the mappings up.
         unsafe { space().memory_unmap(self.memory, address, bytes) }
@@ -577,6 +596,7 @@ impl Runtime for Host {
         enter_memory_call(Call::MemoryFree)?;
         let device = space().device_of(address)?;
         timeline().complete_all(Some(device))?;
+        uses::check_unused(address, 1);
         // SAFETY: the caller gives the memory up.
         unsafe { space().memory_free(self.memory, address) }
     }

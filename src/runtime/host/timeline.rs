@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
 use super::memory::system_error;
+use super::uses::{self, UsedBlock, User};
 use super::words::Word;
 use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
@@ -150,6 +151,7 @@ impl Timeline {
     pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
         // Its work still completes; what fails of it is told to no one.
         let _ = self.stream(key)?.complete(u64::MAX);
+        uses::end(|user| matches!(user, User::Work(of, _) if of == key));
         self.streams().remove(&key);
         self.publish();
         Ok(())
@@ -165,6 +167,27 @@ impl Timeline {
         Ok(stream.submitted)
     }
 
+    /// Puts work that uses memory on the stream.
+    pub(super) fn submit_using(&mut self, key: Key, blocks: &[UsedBlock]) -> Result<u64> {
+        let user = match &self.stream(key)?.capture {
+            Some(capture) => User::Graph(capture.id),
+            None => User::Work(key, self.submit(key)?),
+        };
+        blocks.iter().try_for_each(|&block| self.begin_use(user, key, block))?;
+        Ok(if let User::Work(_, number) = user { number } else { 0 })
+    }
+
+    /// Notes that work which was put on the stream uses memory.
+    fn begin_use(&mut self, user: User, key: Key, block: UsedBlock) -> Result<()> {
+        let SimulatedStream { device, waits, .. } = self.stream(key)?;
+        let is_behind = |other: Key, number: u64| {
+            let waits_for = |wait: &Wait| wait.other == Source::Stream(other) && wait.until >= number;
+            other == key || waits.iter().any(waits_for)
+        };
+        uses::begin(user, *device, block, is_behind);
+        Ok(())
+    }
+
     /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
     pub(super) fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
         if let Some(capture) = &self.stream(key)?.capture {
@@ -175,6 +198,8 @@ impl Timeline {
             };
         }
         let number = self.submit(key)?;
+        let block = UsedBlock { number: 0, address: work.mapped(), bytes: work.bytes() };
+        self.begin_use(User::Work(key, number), key, block)?;
         let stream = self.stream(key)?;
         stream.work.push_back((number, work));
         let done = stream.completed;
@@ -238,6 +263,7 @@ impl Timeline {
             done += 1;
         }
         let outcome = stream.complete(done);
+        uses::end(|user| matches!(user, User::Work(of, number) if of == key && number <= done));
         stream.waits.retain(|wait| wait.after >= done);
         if !self.pending.is_empty() {
             self.publish();

@@ -86,6 +86,27 @@ struct SimulatedExtent {
     is_released: bool,
 }
 
+/// Physical bytes: a part of an extent or of a plain allocation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Bytes {
+    of: Piece,
+    range: Range<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Piece {
+    /// By its number.
+    Extent(u64),
+    /// By its address.
+    Allocation(u64),
+}
+
+impl Bytes {
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.of == other.of && self.range.start < other.range.end && other.range.start < self.range.end
+    }
+}
+
 #[derive(Debug)]
 struct Mapping {
     bytes: u64,
@@ -440,7 +461,8 @@ impl Space {
         while at < end {
             let mapping = self.mappings.range(..=at).next_back();
             let Some((start, mapping)) = mapping.filter(|(start, mapping)| at < **start + mapping.bytes) else {
-                return false;
+                let allocation = self.allocations.range(..=at).next_back();
+                return allocation.is_some_and(|(start, place)| end <= start + place.bytes && place.device == device);
             };
             if !mapping.access.contains(&device) {
                 return false;
@@ -448,6 +470,23 @@ impl Space {
             at = start + mapping.bytes;
         }
         true
+    }
+
+    /// Returns what is behind a range, as far as something is.
+    pub(super) fn bytes_behind(&self, address: u64, bytes: u64) -> Vec<Bytes> {
+        let end = address + bytes;
+        let first = self.mappings.range(..=address).next_back().map_or(address, |(start, _)| *start);
+        let mapped = self.mappings.range(first..end).map(|(start, mapping)| {
+            let (from, to) = (address.max(*start), end.min(start + mapping.bytes));
+            (Piece::Extent(mapping.extent), *start, from, to)
+        });
+        let allocated = self
+            .allocations
+            .range(..=address)
+            .next_back()
+            .map(|(start, place)| (Piece::Allocation(*start), *start, address, end.min(start + place.bytes)));
+        let behind = mapped.chain(allocated).filter(|(.., from, to)| from < to);
+        behind.map(|(of, start, from, to)| Bytes { of, range: from - start..to - start }).collect()
     }
 
     pub(super) fn is_accessible(&self, address: u64, device: Device) -> bool {

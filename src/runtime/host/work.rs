@@ -25,9 +25,15 @@ impl Work {
         }
     }
 
+    /// Returns how many bytes it uses there.
+    pub(super) const fn bytes(self) -> u64 {
+        let (Self::Copy { bytes, .. } | Self::Fill { bytes, .. }) = self;
+        bytes
+    }
+
     /// Does it, unless the device has no memory there: a GPU reports that as an error of the work.
     pub(super) fn run(self, device: Device) -> Result<()> {
-        let (Self::Copy { bytes, .. } | Self::Fill { bytes, .. }) = self;
+        let bytes = self.bytes();
         // Under the lock, so that nothing is unmapped meanwhile.
         let space = space();
         if !space.is_accessible_range(self.mapped(), bytes, device) {

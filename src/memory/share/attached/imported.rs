@@ -1,7 +1,6 @@
 //! Extents of other processes, imported here.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::owner_process::Owner;
@@ -11,7 +10,7 @@ use crate::memory::device::with_device;
 use crate::memory::share::bell::ring;
 use crate::process;
 use crate::runtime::{ExportedExtent, Extent};
-use crate::sync::lock;
+use crate::sync::{AtomicUsize, Ordering, lock};
 
 /// An extent of another process, released with the last mapping that needs it.
 #[derive(Debug)]

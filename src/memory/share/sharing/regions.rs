@@ -5,14 +5,13 @@
 //! memory, wherever the owner has its pages.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::share::wire::Described;
 use crate::runtime::Extent;
-use crate::sync::lock;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, lock};
 
 /// A list of extents. It is known as long as a block that was attached lies in it, or another process has it mapped.
 #[derive(Debug)]

@@ -1,0 +1,146 @@
+//! What simulated work uses: each piece of memory that a kernel, a copy or a fill names, from its submission until it is done,
+//! and what a graph's work names, for as long as the graph lives.
+//!
+//! A GPU says nothing when memory is taken from under its work. Here three things are seen at once: memory that is unmapped
+//! while work uses it; work that is submitted with memory that its device cannot reach; and memory in use by work that
+//! another stream has not been ordered behind, wherever its pages are mapped by now. Who makes such a mistake ends the
+//! process, unless a test collects them ([`collect`]). Without the feature `fault-injection` nothing is looked at.
+
+use std::ops::Range;
+use std::sync::Mutex;
+#[cfg(feature = "fault-injection")]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::timeline::Key;
+use super::virtual_memory::{Bytes, space};
+use crate::ids::Device;
+use crate::sync::lock;
+
+/// One piece of memory that a stream's work, or a graph, uses.
+#[derive(Debug)]
+struct Use {
+    by: User,
+    /// The block that the memory is, where the test says so; 0 where it does not.
+    block: u64,
+    addresses: Range<u64>,
+    /// What is behind the addresses.
+    bytes: Vec<Bytes>,
+}
+
+/// Whose use it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum User {
+    /// Work of a stream, by its number.
+    Work(Key, u64),
+    /// A graph, or what will be one: work of the capture with this id.
+    Graph(u64),
+    /// A library that registered it, as NCCL does.
+    Registration(u64),
+}
+
+struct Books {
+    uses: Vec<Use>,
+    /// The mistakes since a test began to collect them.
+    collected: Option<Vec<String>>,
+}
+
+static BOOKS: Mutex<Books> = Mutex::new(Books { uses: Vec::new(), collected: None });
+
+/// Collects mistakes from now on, rather than end the process, and returns those so far.
+#[cfg(feature = "fault-injection")]
+pub fn collect() -> Vec<String> {
+    lock(&BOOKS).collected.replace(Vec::new()).unwrap_or_default()
+}
+
+/// Registers memory of a device, as NCCL or a NIC does: it is to stay where it is until [`unregister`] is called with the number
+/// that this returns.
+#[cfg(feature = "fault-injection")]
+pub fn register(device: Device, address: u64, bytes: u64) -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    begin(User::Registration(number), device, UsedBlock { number: 0, address, bytes }, |_, _| true);
+    number
+}
+
+/// Ends a registration.
+#[cfg(feature = "fault-injection")]
+pub fn unregister(number: u64) {
+    end(|user| user == User::Registration(number));
+}
+
+/// Notes a mistake.
+#[cold]
+fn mistake(books: &mut Books, text: String) {
+    match &mut books.collected {
+        Some(collected) => collected.push(text),
+        None => {
+            eprintln!("gpupool's simulated device: {text}\n{}", std::backtrace::Backtrace::force_capture());
+            std::process::abort();
+        }
+    }
+}
+
+/// A block of memory that work is given.
+#[derive(Clone, Copy, Debug)]
+pub struct UsedBlock {
+    /// A number of the test's, never used for two blocks. Work of several streams may use one block at once. 0 for what is
+    /// used by one stream at a time.
+    pub number: u64,
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// Notes that work uses memory of a device. `is_behind` tells whether it is ordered behind other work.
+pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl Fn(Key, u64) -> bool) {
+    let UsedBlock { number, address, bytes } = block;
+    if !cfg!(feature = "fault-injection") || bytes == 0 {
+        return;
+    }
+    let behind = {
+        let space = space();
+        if space.is_accessible_range(address, bytes, device) { Some(space.bytes_behind(address, bytes)) } else { None }
+    };
+    let books = &mut *lock(&BOOKS);
+    let Some(behind) = behind else {
+        mistake(books, format!("{by:?} is given {bytes} bytes at {address:#x}, which {device} cannot reach"));
+        return;
+    };
+    let is_ordered = |other: &Use| match (by, other.by) {
+        (User::Work(..) | User::Graph(_), User::Work(key, number)) => is_behind(key, number),
+        // Graphs of one pool share memory, and are launched one behind the other.
+        (User::Work(..), User::Graph(_)) => false,
+        (_, User::Graph(_) | User::Registration(_)) | (User::Registration(_), _) => true,
+    };
+    let is_same = |other: &Use| number != 0 && number == other.block;
+    let overlaps = |other: &&Use| other.bytes.iter().any(|old| behind.iter().any(|new| old.overlaps(new)));
+    if let Some(other) = books.uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
+        let text = format!(
+            "{by:?} is given {bytes} bytes at {address:#x}, which {:?} still uses at {:#x?}",
+            other.by, other.addresses
+        );
+        mistake(books, text);
+    }
+    books.uses.push(Use { by, block: number, addresses: address..address + bytes, bytes: behind });
+}
+
+/// Ends the uses for which this is true.
+pub(super) fn end(has_ended: impl Fn(User) -> bool) {
+    if cfg!(feature = "fault-injection") {
+        lock(&BOOKS).uses.retain(|one| !has_ended(one.by));
+    }
+}
+
+/// Sees that nothing uses memory that is to be unmapped, or freed without a wait.
+pub(super) fn check_unused(address: u64, bytes: u64) {
+    if !cfg!(feature = "fault-injection") {
+        return;
+    }
+    let books = &mut *lock(&BOOKS);
+    let in_use = books.uses.iter().find(|one| one.addresses.start < address + bytes && address < one.addresses.end);
+    if let Some(one) = in_use {
+        let text = format!("{bytes} bytes at {address:#x} go while {:?} uses {:#x?}", one.by, one.addresses);
+        mistake(books, text);
+    }
+}

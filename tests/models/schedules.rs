@@ -1,0 +1,482 @@
+//! Random programs of a few threads, each in a random schedule of the real code: whatever happens in between, no memory is
+//! unmapped or handed on while work uses it, no request fails that need not, and at the end everything comes back.
+//!
+//! The simulated device sees what work uses. Each program does a few kinds of things only, so that those meet often, and its
+//! seed makes it again: `SCHEDULE=<seed> cargo test --test models schedules::<test>`. `SCHEDULES` says how many there are.
+
+use std::collections::VecDeque;
+use std::env;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use gpupool::memory::{deallocate, enable_peer_access};
+use gpupool::runtime::host::schedule::{self, Body};
+use gpupool::runtime::host::{
+    Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, end_capture, submit_using,
+};
+use gpupool::{
+    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, GraphMemory, MemPool, Stream, empty, empty_cache,
+    memory_stats,
+};
+
+use crate::common::memory::{PAGE, Random, used};
+
+const MEMORY: u64 = 64 << 20;
+const DEVICE: Device = Device::from_ordinal(0);
+const THREADS: usize = 3;
+const STREAMS: usize = 3;
+const POOLS: usize = 2;
+/// Pages that a thread holds at most where no request may fail.
+const PAGES_MOST: u64 = 10;
+
+/// A kind of thing that a thread does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Allocate,
+    Use,
+    UseElsewhere,
+    Fill,
+    Free,
+    FreeByAddress,
+    FreeElsewhere,
+    PassOn,
+    TakeOver,
+    Complete,
+    EmptyCache,
+    Trim,
+    ReplaceStream,
+    ReplacePool,
+    ClosePool,
+    Sleep,
+    Wake,
+    Capture,
+    Reset,
+    EnablePeer,
+    Look,
+}
+
+/// Those that most programs have.
+const OFTEN: [Kind; 4] = [Kind::Allocate, Kind::Use, Kind::Free, Kind::Complete];
+const SELDOM: [Kind; 10] = [
+    Kind::UseElsewhere,
+    Kind::FreeByAddress,
+    Kind::FreeElsewhere,
+    Kind::PassOn,
+    Kind::TakeOver,
+    Kind::EmptyCache,
+    Kind::Trim,
+    Kind::ReplaceStream,
+    Kind::ReplacePool,
+    Kind::Look,
+];
+
+/// How large blocks are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sizes {
+    Small,
+    /// One page each: whatever is free serves any request.
+    Pages,
+    Mixed,
+}
+
+/// What the programs of a test do.
+#[derive(Clone, Copy, Debug)]
+enum Theme {
+    /// Memory comes, is used and goes.
+    Flow,
+    /// Never more is held than there is: no request may fail.
+    Tight,
+    /// Pools are closed while others use them.
+    Closing,
+    /// Graphs are captured and reset.
+    Graphs,
+    /// Pools sleep and wake.
+    Sleep,
+    /// Other devices get access.
+    Peers,
+}
+
+struct Program {
+    kinds: Vec<Kind>,
+    sizes: Sizes,
+    theme: Theme,
+    reserve: u64,
+    use_on_oom: bool,
+    steps: usize,
+}
+
+impl Program {
+    fn new(theme: Theme, random: &mut Random) -> Self {
+        let mut kinds = OFTEN.to_vec();
+        kinds.extend_from_slice(match theme {
+            Theme::Flow => &[Kind::EmptyCache, Kind::Trim],
+            Theme::Tight => &[Kind::Allocate, Kind::Allocate],
+            Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool],
+            Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
+            Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
+            Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
+        });
+        let more: Vec<_> = (0..random.below(4)).map(|_| SELDOM[random.below(SELDOM.len())]).collect();
+        kinds.extend(more);
+        if matches!(theme, Theme::Sleep) {
+            // Work on what is asleep would be the program's fault.
+            kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere));
+        }
+        let sizes = match theme {
+            Theme::Tight => Sizes::Pages,
+            _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
+        };
+        let may_reserve = matches!(theme, Theme::Graphs | Theme::Closing | Theme::Peers);
+        Self {
+            kinds,
+            sizes,
+            theme,
+            reserve: if may_reserve && random.below(2) == 0 { 2 * PAGE } else { 0 },
+            use_on_oom: random.below(2) == 0,
+            steps: 4 + random.below(24),
+        }
+    }
+
+    fn bytes(&self, random: &mut Random) -> u64 {
+        match self.sizes {
+            Sizes::Small => [512, 1024, 4096, 64 << 10][random.below(4)],
+            Sizes::Pages => PAGE,
+            Sizes::Mixed => [512, 4096, 300 << 10, 1 << 20, PAGE, 3 << 20, 3 * PAGE][random.below(7)],
+        }
+    }
+
+    fn pool(&self) -> Arc<MemPool> {
+        let builder = MemPool::builder().device(DEVICE).use_on_oom(self.use_on_oom);
+        let builder = if self.reserve > 0 { builder.reserve(self.reserve) } else { builder };
+        Arc::new(builder.build().unwrap())
+    }
+}
+
+/// A block, which one thread has at a time.
+struct Block {
+    buffer: DeviceBuffer,
+    stream: Stream,
+    number: u64,
+}
+
+impl Block {
+    fn used(&self) -> UsedBlock {
+        UsedBlock { number: self.number, address: self.buffer.address(), bytes: self.buffer.nbytes() }
+    }
+}
+
+/// A graph, with what gpupool holds for it. It goes first, as a library's does before it tells gpupool.
+struct LiveGraph {
+    graph: Graph,
+    memory: GraphMemory,
+}
+
+/// What the threads share. No lock is held over a call of gpupool's.
+struct World {
+    program: Program,
+    streams: Mutex<Vec<Stream>>,
+    pools: Mutex<Vec<Arc<MemPool>>>,
+    shelf: Mutex<VecDeque<Block>>,
+    graphs: Mutex<Vec<LiveGraph>>,
+    submitted: AtomicU64,
+    peer: Device,
+    has_peer: AtomicBool,
+}
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+impl World {
+    fn new(program: Program, peer: Device) -> Self {
+        let pools = (0..POOLS).map(|_| program.pool()).collect();
+        let streams = (0..STREAMS).map(|_| Stream::new(DEVICE).unwrap()).collect();
+        Self {
+            program,
+            streams: Mutex::new(streams),
+            pools: Mutex::new(pools),
+            shelf: Mutex::default(),
+            graphs: Mutex::default(),
+            submitted: AtomicU64::new(0),
+            peer,
+            has_peer: AtomicBool::new(false),
+        }
+    }
+
+    fn stream(&self, random: &mut Random) -> Stream {
+        self.streams.lock().unwrap()[random.below(STREAMS)].clone()
+    }
+
+    fn pool(&self, random: &mut Random) -> Arc<MemPool> {
+        Arc::clone(&self.pools.lock().unwrap()[random.below(POOLS)])
+    }
+
+    /// Sees that a refusal of a call may be.
+    fn allow(&self, what: Kind, error: &Error) {
+        let theme = self.program.theme;
+        let is_allowed = match error.kind() {
+            ErrorKind::OutOfMemory(_) => !matches!(theme, Theme::Tight),
+            ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep),
+            ErrorKind::InvalidValue(why) => matches!(theme, Theme::Closing) && why.to_string().contains("closed"),
+            _ => false,
+        };
+        assert!(is_allowed, "{what:?}: {error}");
+    }
+
+    fn allocate(&self, random: &mut Random, held: &mut Vec<Block>) {
+        let pages: u64 = held.iter().map(|block| block.buffer.nbytes().div_ceil(PAGE)).sum();
+        if pages >= PAGES_MOST {
+            return;
+        }
+        let (bytes, stream) = (self.program.bytes(random), self.stream(random));
+        let is_of_pool = matches!(self.program.theme, Theme::Closing | Theme::Sleep) || random.below(2) == 0;
+        // Another pool keeps its free pages unless it helps others.
+        let is_of_pool = is_of_pool && (self.program.use_on_oom || !matches!(self.program.theme, Theme::Tight));
+        let had_peer = self.has_peer.load(Ordering::SeqCst);
+        let made = if is_of_pool { self.pool(random).empty(bytes, &stream) } else { empty(bytes, &stream) };
+        match made {
+            Ok(buffer) => {
+                let block = Block { buffer, stream, number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
+                if had_peer {
+                    self.check_peer(&block);
+                }
+                held.push(block);
+            }
+            Err(error) => self.allow(Kind::Allocate, &error),
+        }
+    }
+
+    fn check_peer(&self, block: &Block) {
+        let UsedBlock { address, bytes, .. } = block.used();
+        let is_open = (address..address + bytes).step_by(PAGE as usize).chain([address + bytes - 1]);
+        let closed: Vec<_> = is_open.filter(|&at| !accessible(at, self.peer)).collect();
+        assert!(closed.is_empty(), "{} cannot reach {closed:#x?} of {address:#x}", self.peer);
+    }
+
+    fn submit(&self, block: &Block, stream: &Stream) {
+        let number = submit_using(stream, &[block.used()]).unwrap();
+        self.submitted.fetch_max(number, Ordering::Relaxed);
+    }
+
+    fn use_elsewhere(&self, block: &Block, random: &mut Random) -> Stream {
+        let stream = self.stream(random);
+        block.buffer.record_stream(&stream).unwrap();
+        self.submit(block, &stream);
+        stream
+    }
+
+    fn capture(&self, random: &mut Random, held: &mut Vec<Block>) {
+        let (pool, stream) = (self.pool(random), Stream::new(DEVICE).unwrap());
+        let scope = match pool.capture(&stream) {
+            Ok(scope) => scope,
+            Err(error) => return self.allow(Kind::Capture, &error),
+        };
+        begin_capture(&stream, CaptureMode::Global).unwrap();
+        for _ in 0..1 + random.below(3) {
+            let Ok(buffer) = empty(self.program.bytes(random), &stream) else { continue };
+            let block = Block { buffer, stream: stream.clone(), number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
+            submit_using(&stream, &[block.used()]).unwrap();
+            if random.below(3) == 0 {
+                // Its graph holds it, so nothing else may use it meanwhile.
+                held.push(block);
+            }
+        }
+        let graph = end_capture(&stream).expect("nothing invalidates a capture");
+        let graph = LiveGraph { graph, memory: scope.end().unwrap() };
+        self.graphs.lock().unwrap().push(graph);
+    }
+
+    fn reset(&self) {
+        let first = { self.graphs.lock().unwrap().pop() };
+        if let Some(LiveGraph { graph, memory }) = first {
+            drop(graph);
+            memory.reset();
+        }
+    }
+
+    fn replace_pool(&self, random: &mut Random, close: bool) {
+        let place = random.below(POOLS);
+        let pool = Arc::clone(&self.pools.lock().unwrap()[place]);
+        if close {
+            pool.close().unwrap();
+            return;
+        }
+        drop(pool);
+        if self.program.reserve > 0 {
+            return;
+        }
+        let new = self.program.pool();
+        let old = std::mem::replace(&mut self.pools.lock().unwrap()[place], new);
+        drop(old);
+    }
+
+    fn step(&self, kind: Kind, random: &mut Random, held: &mut Vec<Block>) {
+        let picked = if held.is_empty() { None } else { Some(random.below(held.len())) };
+        match (kind, picked) {
+            (Kind::Allocate, _) => self.allocate(random, held),
+            (Kind::Use, Some(at)) => self.submit(&held[at], &held[at].stream),
+            (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
+            (Kind::Fill, Some(at)) => {
+                if let Err(error) = held[at].buffer.fill(7, &held[at].stream) {
+                    self.allow(kind, &error);
+                }
+            }
+            (Kind::Free, Some(at)) => drop(held.swap_remove(at)),
+            (Kind::FreeByAddress, Some(at)) => deallocate(held.swap_remove(at).buffer.into_address(), None).unwrap(),
+            (Kind::FreeElsewhere, Some(at)) => {
+                let stream = self.use_elsewhere(&held[at], random);
+                held.swap_remove(at).buffer.free_on(&stream).unwrap();
+            }
+            (Kind::PassOn, Some(at)) => {
+                let block = held.swap_remove(at);
+                self.shelf.lock().unwrap().push_back(block);
+            }
+            (Kind::TakeOver, _) => {
+                let had_peer = self.has_peer.load(Ordering::SeqCst);
+                let block = { self.shelf.lock().unwrap().pop_front() };
+                if had_peer {
+                    block.iter().for_each(|block| self.check_peer(block));
+                }
+                held.extend(block);
+            }
+            (Kind::Complete, _) => {
+                let number = random.below(self.submitted.load(Ordering::Relaxed) as usize + 2);
+                complete(&self.stream(random), number as u64).unwrap();
+            }
+            (Kind::EmptyCache, _) => drop(empty_cache().unwrap()),
+            (Kind::Trim, _) => drop(self.pool(random).trim().unwrap()),
+            (Kind::ReplaceStream, _) => {
+                let new = Stream::new(DEVICE).unwrap();
+                let old = std::mem::replace(&mut self.streams.lock().unwrap()[random.below(STREAMS)], new);
+                drop(old);
+            }
+            (Kind::ReplacePool, _) => self.replace_pool(random, false),
+            (Kind::ClosePool, _) => self.replace_pool(random, true),
+            (Kind::Sleep, _) => drop(self.pool(random).sleep(Backup::None).unwrap()),
+            (Kind::Wake, _) => {
+                if let Err(error) = self.pool(random).wake() {
+                    self.allow(kind, &error);
+                }
+            }
+            (Kind::Capture, _) => self.capture(random, held),
+            (Kind::Reset, _) => self.reset(),
+            (Kind::EnablePeer, _) => {
+                enable_peer_access(DEVICE, self.peer).unwrap();
+                self.has_peer.store(true, Ordering::SeqCst);
+                held.iter().for_each(|block| self.check_peer(block));
+            }
+            (Kind::Look, _) => drop(memory_stats(DEVICE).unwrap()),
+            (_, None) => {}
+        }
+    }
+
+    fn work(&self, seed: u64) {
+        let mut random = Random(seed | 1);
+        let mut held = Vec::new();
+        for _ in 0..self.program.steps {
+            let kind = self.program.kinds[random.below(self.program.kinds.len())];
+            self.step(kind, &mut random, &mut held);
+        }
+        // What is left is freed while the thread ends, or by another one.
+        if random.below(2) == 0 {
+            let mut shelf = self.shelf.lock().unwrap();
+            shelf.extend(held);
+        }
+    }
+}
+
+/// Runs the program of a seed; returns what went wrong.
+fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
+    let mut random = Random(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
+    random.below(2);
+    let peer = Device::from_ordinal(1 + (seed % 200) as u32);
+    let world = Arc::new(World::new(Program::new(theme, &mut random), peer));
+    let bodies = (0..THREADS).map(|_| {
+        let (world, seed) = (Arc::clone(&world), random.below(usize::MAX) as u64);
+        Box::new(move || world.work(seed)) as Body
+    });
+    let outcome = schedule::run(seed, bodies.collect());
+    let shelf = std::mem::take(&mut *world.shelf.lock().unwrap());
+    let graphs = std::mem::take(&mut *world.graphs.lock().unwrap());
+    drop(shelf);
+    for LiveGraph { graph, memory } in graphs {
+        drop(graph);
+        memory.reset();
+    }
+    drop(world);
+    let mut wrong = collect_mistakes();
+    if let Err(panic) = &outcome {
+        let text = panic.downcast_ref::<String>().cloned();
+        wrong.push(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default());
+    }
+    let end = complete_all().and_then(|()| empty_cache()).and_then(|_| memory_stats(DEVICE));
+    match end {
+        Ok(stats) if wrong.is_empty() => {
+            let left = (stats.total.live_blocks, stats.total.reserved_bytes, stats.pools, used(0));
+            if left != (0, 0, 1, 0) {
+                wrong.push(format!("live blocks, reserved bytes, pools and used bytes are left: {left:?}"));
+            }
+        }
+        Ok(_) => {}
+        Err(error) => wrong.push(error.to_string()),
+    }
+    wrong.extend(collect_mistakes());
+    if wrong.is_empty() { outcome.map_err(|_| String::new()) } else { Err(wrong.join("\n")) }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs so many programs of a theme, or that of one seed.
+fn explore(theme: Theme, many: u64) {
+    let (first, many) = match number("SCHEDULE") {
+        Some(seed) => (seed, 1),
+        None => (1, number("SCHEDULES").unwrap_or(many)),
+    };
+    collect_mistakes();
+    // What is made once is made before threads take turns.
+    drop(empty(512, &Stream::new(DEVICE).unwrap()).unwrap());
+    let mut choices = 0;
+    for seed in first..first + many {
+        match try_seed(theme, seed) {
+            Ok(made) => choices += made,
+            Err(wrong) => panic!("{theme:?}, schedule {seed}: {wrong}"),
+        }
+    }
+    println!("{theme:?}: {many} schedules, {choices} choices");
+}
+
+#[test]
+fn memory_that_comes_and_goes() {
+    host!(1, MEMORY);
+    explore(Theme::Flow, 200);
+}
+
+#[test]
+fn no_request_fails_while_enough_is_free() {
+    host!(1, MEMORY);
+    explore(Theme::Tight, 200);
+}
+
+#[test]
+fn pools_closed_in_the_midst() {
+    host!(1, MEMORY);
+    explore(Theme::Closing, 200);
+}
+
+#[test]
+fn graphs_that_come_and_go() {
+    host!(1, MEMORY);
+    explore(Theme::Graphs, 200);
+}
+
+#[test]
+fn pools_that_sleep() {
+    host!(1, MEMORY);
+    explore(Theme::Sleep, 200);
+}
+
+#[test]
+fn peers_that_are_let_in() {
+    host!(201, MEMORY);
+    explore(Theme::Peers, 200);
+}
