@@ -2,7 +2,8 @@
 //! unmapped or handed on while work uses it, no request fails that need not, and at the end everything comes back.
 //!
 //! The simulated device sees what work uses. Each program does a few kinds of things only, so that those meet often, and its
-//! seed makes it again: `SCHEDULE=<seed> cargo test --test models schedules::<test>`. `SCHEDULES` says how many there are.
+//! seed makes it again, after those before it: `SCHEDULE=<seed> cargo test --test models schedules::<test> -- --nocapture` prints
+//! what it does. `SCHEDULES` says how many there are.
 
 use std::collections::VecDeque;
 use std::env;
@@ -15,8 +16,8 @@ use gpupool::runtime::host::{
     Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, end_capture, submit_using,
 };
 use gpupool::{
-    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, GraphMemory, MemPool, Stream, empty, empty_cache,
-    memory_stats,
+    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool, Stream, empty,
+    empty_cache, memory_stats,
 };
 
 use crate::common::memory::{PAGE, Random, used};
@@ -26,8 +27,11 @@ const DEVICE: Device = Device::from_ordinal(0);
 const THREADS: usize = 3;
 const STREAMS: usize = 3;
 const POOLS: usize = 2;
-/// Pages that a thread holds at most where no request may fail.
+/// Pages that a thread holds at most.
 const PAGES_MOST: u64 = 10;
+/// The same where no request may fail, and what all of them together are given.
+const TIGHT_MOST: u64 = 2;
+const TIGHT_MEMORY: u64 = THREADS as u64 * TIGHT_MOST * PAGE;
 
 /// A kind of thing that a thread does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,7 +115,7 @@ impl Program {
         kinds.extend_from_slice(match theme {
             Theme::Flow => &[Kind::EmptyCache, Kind::Trim],
             Theme::Tight => &[Kind::Allocate, Kind::Allocate],
-            Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool],
+            Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool, Kind::ReplacePool, Kind::ReplaceStream],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
@@ -121,6 +125,10 @@ impl Program {
         if matches!(theme, Theme::Sleep) {
             // Work on what is asleep would be the program's fault.
             kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere));
+        }
+        if matches!(theme, Theme::Tight) {
+            // So that each thread knows what it holds.
+            kinds.retain(|kind| !matches!(kind, Kind::PassOn));
         }
         let sizes = match theme {
             Theme::Tight => Sizes::Pages,
@@ -183,6 +191,8 @@ struct World {
     has_peer: AtomicBool,
 }
 
+/// Whether the programs say what they do.
+static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 impl World {
@@ -209,13 +219,13 @@ impl World {
         Arc::clone(&self.pools.lock().unwrap()[random.below(POOLS)])
     }
 
-    /// Sees that a refusal of a call may be.
-    fn allow(&self, what: Kind, error: &Error) {
+    /// Sees that a refusal of a call may be, of a pool if that is closed.
+    fn allow(&self, what: Kind, error: &Error, pool: Option<&MemPool>) {
         let theme = self.program.theme;
         let is_allowed = match error.kind() {
             ErrorKind::OutOfMemory(_) => !matches!(theme, Theme::Tight),
             ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep),
-            ErrorKind::InvalidValue(why) => matches!(theme, Theme::Closing) && why.to_string().contains("closed"),
+            ErrorKind::InvalidValue(_) => pool.is_some_and(MemPool::is_closed),
             _ => false,
         };
         assert!(is_allowed, "{what:?}: {error}");
@@ -223,7 +233,7 @@ impl World {
 
     fn allocate(&self, random: &mut Random, held: &mut Vec<Block>) {
         let pages: u64 = held.iter().map(|block| block.buffer.nbytes().div_ceil(PAGE)).sum();
-        if pages >= PAGES_MOST {
+        if pages >= if matches!(self.program.theme, Theme::Tight) { TIGHT_MOST } else { PAGES_MOST } {
             return;
         }
         let (bytes, stream) = (self.program.bytes(random), self.stream(random));
@@ -231,7 +241,8 @@ impl World {
         // Another pool keeps its free pages unless it helps others.
         let is_of_pool = is_of_pool && (self.program.use_on_oom || !matches!(self.program.theme, Theme::Tight));
         let had_peer = self.has_peer.load(Ordering::SeqCst);
-        let made = if is_of_pool { self.pool(random).empty(bytes, &stream) } else { empty(bytes, &stream) };
+        let pool = is_of_pool.then(|| self.pool(random));
+        let made = pool.as_ref().map_or_else(|| empty(bytes, &stream), |pool| pool.empty(bytes, &stream));
         match made {
             Ok(buffer) => {
                 let block = Block { buffer, stream, number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
@@ -240,7 +251,7 @@ impl World {
                 }
                 held.push(block);
             }
-            Err(error) => self.allow(Kind::Allocate, &error),
+            Err(error) => self.allow(Kind::Allocate, &error, pool.as_deref()),
         }
     }
 
@@ -258,6 +269,10 @@ impl World {
 
     fn use_elsewhere(&self, block: &Block, random: &mut Random) -> Stream {
         let stream = self.stream(random);
+        // What was the block's memory before may still be in use, in the order of its stream.
+        let ready = Event::new(DEVICE).unwrap();
+        ready.record(&block.stream).unwrap();
+        stream.wait(&ready).unwrap();
         block.buffer.record_stream(&stream).unwrap();
         self.submit(block, &stream);
         stream
@@ -267,7 +282,7 @@ impl World {
         let (pool, stream) = (self.pool(random), Stream::new(DEVICE).unwrap());
         let scope = match pool.capture(&stream) {
             Ok(scope) => scope,
-            Err(error) => return self.allow(Kind::Capture, &error),
+            Err(error) => return self.allow(Kind::Capture, &error, Some(&pool)),
         };
         begin_capture(&stream, CaptureMode::Global).unwrap();
         for _ in 0..1 + random.below(3) {
@@ -316,7 +331,7 @@ impl World {
             (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
             (Kind::Fill, Some(at)) => {
                 if let Err(error) = held[at].buffer.fill(7, &held[at].stream) {
-                    self.allow(kind, &error);
+                    self.allow(kind, &error, None);
                 }
             }
             (Kind::Free, Some(at)) => drop(held.swap_remove(at)),
@@ -353,7 +368,7 @@ impl World {
             (Kind::Sleep, _) => drop(self.pool(random).sleep(Backup::None).unwrap()),
             (Kind::Wake, _) => {
                 if let Err(error) = self.pool(random).wake() {
-                    self.allow(kind, &error);
+                    self.allow(kind, &error, None);
                 }
             }
             (Kind::Capture, _) => self.capture(random, held),
@@ -373,6 +388,10 @@ impl World {
         let mut held = Vec::new();
         for _ in 0..self.program.steps {
             let kind = self.program.kinds[random.below(self.program.kinds.len())];
+            if IS_SHOWN.load(Ordering::Relaxed) {
+                let blocks: Vec<_> = held.iter().map(|block: &Block| (block.number, block.buffer.address())).collect();
+                println!("{:?} {kind:?} of {blocks:x?}", std::thread::current().id());
+            }
             self.step(kind, &mut random, &mut held);
         }
         // What is left is freed while the thread ends, or by another one.
@@ -428,15 +447,14 @@ fn number(variable: &str) -> Option<u64> {
 
 /// Runs so many programs of a theme, or that of one seed.
 fn explore(theme: Theme, many: u64) {
-    let (first, many) = match number("SCHEDULE") {
-        Some(seed) => (seed, 1),
-        None => (1, number("SCHEDULES").unwrap_or(many)),
-    };
+    let shown = number("SCHEDULE");
+    let many = shown.or_else(|| number("SCHEDULES")).unwrap_or(many);
     collect_mistakes();
     // What is made once is made before threads take turns.
     drop(empty(512, &Stream::new(DEVICE).unwrap()).unwrap());
     let mut choices = 0;
-    for seed in first..first + many {
+    for seed in 1..=many {
+        IS_SHOWN.store(shown == Some(seed), Ordering::Relaxed);
         match try_seed(theme, seed) {
             Ok(made) => choices += made,
             Err(wrong) => panic!("{theme:?}, schedule {seed}: {wrong}"),
@@ -453,7 +471,7 @@ fn memory_that_comes_and_goes() {
 
 #[test]
 fn no_request_fails_while_enough_is_free() {
-    host!(1, MEMORY);
+    host!(1, TIGHT_MEMORY);
     explore(Theme::Tight, 200);
 }
 
