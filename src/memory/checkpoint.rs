@@ -45,7 +45,7 @@ impl PoolCheckpoint {
     pub(in crate::memory) fn take(pool: &Pool) -> Result<Self> {
         refuse_others(pool)?;
         settle_all(pool)?;
-        let frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
+        let frozen = Frozen::of(pool);
         refuse_waiting(pool, &frozen)?;
         let heaps = frozen.caches.iter();
         let mut pieces: Vec<_> = heaps.flat_map(|frozen| frozen.heap.pieces(&frozen.cache.memory.pages)).collect();
@@ -73,7 +73,7 @@ impl PoolCheckpoint {
         let _delivery = Delivery::at_end();
         // Taken with no lock held.
         let _stack = recording::hold_stack(Purpose::Allocation);
-        let mut frozen = Frozen::new(|| DeviceCaches::caches_of(pool));
+        let mut frozen = Frozen::of(pool);
         refuse_waiting(pool, &frozen)?;
         let restorations = self.prepare(pool, &frozen)?;
         let mut restored = Restored::default();

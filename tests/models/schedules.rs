@@ -120,6 +120,11 @@ impl Program {
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
         });
+        if matches!(theme, Theme::Closing) && random.below(2) == 0 {
+            // Caches come and go as fast as may be.
+            kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::Complete));
+            kinds.extend([Kind::Allocate, Kind::Allocate, Kind::Free, Kind::ReplaceStream]);
+        }
         let more: Vec<_> = (0..random.below(4)).map(|_| SELDOM[random.below(SELDOM.len())]).collect();
         kinds.extend(more);
         if matches!(theme, Theme::Sleep) {

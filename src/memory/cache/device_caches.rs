@@ -279,6 +279,13 @@ impl DeviceCaches {
         Self::caches_and_past_of(pool).0
     }
 
+    /// Returns the caches that serve the pool, each with what it serves. A cache of the list may be another pool's by the time
+    /// it is locked, so it is locked in its service: [`ThreadCache::lock_in`].
+    pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static ThreadCache, Service)> {
+        let of_pool = |cache: &'static ThreadCache| Some((cache, cache.service_of(pool)?));
+        Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
+    }
+
     /// Returns the caches that serve the pool, and what those that are gone have counted.
     pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static ThreadCache>, Counts) {
         Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))

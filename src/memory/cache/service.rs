@@ -55,7 +55,16 @@ impl Service {
 
     /// Returns whether a cache that serves one can serve the other.
     pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {
-        self.is_in_order_with(other) && self.is_captured == other.is_captured && self.is_feed == other.is_feed
+        self.pool.number == other.pool.number
+            && self.is_in_order_with(other)
+            && self.is_captured == other.is_captured
+            && self.is_feed == other.is_feed
+    }
+
+    /// Returns whether graphs that live may use what is free, at any time. Asked with the heap locked, that holds until it is
+    /// unlocked: what a capture uses was taken out of the heap after it began.
+    pub(in crate::memory) fn is_of_live_graph(&self) -> bool {
+        self.is_captured && self.pool.has_captures()
     }
 
     /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a

@@ -26,6 +26,7 @@ use super::service::{Service, normalized};
 use super::visits::Visits;
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
+use crate::memory::pool::Pool;
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
@@ -122,12 +123,13 @@ impl ThreadCache {
             if service.is_lender {
                 heap.begin_lending();
             }
+            // With the heap locked, so that the former service is not closed meanwhile.
+            self.duties.store(if service.is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.inbox.change(|inbox| {
             inbox.is_told = false;
             (inbox.freed.len(), ())
         });
-        self.duties.store(if service.is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         self.traffic.reset();
         self.visits.reset();
         self.recording.set_pool(service.pool.id);
@@ -145,6 +147,11 @@ impl ThreadCache {
     /// Returns what the cache serves, if anything.
     pub(in crate::memory) fn service(&self) -> Option<Service> {
         read(&self.service).clone()
+    }
+
+    /// Returns what the cache serves, if that is of this pool: one that was found by its pool may serve another by now.
+    pub(in crate::memory) fn service_of(&self, pool: &Pool) -> Option<Service> {
+        self.service().filter(|service| service.pool.number == pool.number)
     }
 
     /// Returns whether its blocks are used in the order of this stream, as the calling thread names it.
@@ -208,10 +215,22 @@ impl ThreadCache {
         let _ = self.owner.compare_exchange(thread.number().get(), 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Serves no more requests, and lets what is freed leave at once.
-    pub(in crate::memory) fn close(&self) {
-        self.duties.fetch_or(CLOSING, Ordering::Release);
-        self.visit().close();
+    /// Serves no more requests of this pool, and lets what is freed leave at once.
+    pub(in crate::memory) fn close(&self, pool: &Pool) {
+        let Some(service) = self.service_of(pool) else { return };
+        let mut heap = self.visit();
+        if heap.is_in(service.number) {
+            // With the heap locked, so that no other service has begun.
+            self.duties.fetch_or(CLOSING, Ordering::Release);
+            heap.close();
+        }
+    }
+
+    /// Ends its service of this pool if it has no memory; false if it has some.
+    pub(in crate::memory) fn end_if_empty(&self, pool: &Pool, thread: ThisThread) -> bool {
+        let Some(service) = self.service_of(pool) else { return true };
+        let mut heap = self.lock(thread);
+        !heap.is_in(service.number) || heap.end_if_empty()
     }
 
     /// Marks the work on its stream from now on, if that may be gone at any time.
@@ -310,6 +329,15 @@ impl ThreadCache {
     /// cache may be in another one.
     pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
+    }
+
+    /// As [`ThreadCache::lock_in`], for one who takes free memory out of the cache: none if graphs that live may use it.
+    pub(in crate::memory) fn lock_to_take(
+        &self,
+        service: &Service,
+        thread: ThisThread,
+    ) -> Option<OwnerGuard<'_, Heap>> {
+        self.lock_in(service, thread).filter(|_| !service.is_of_live_graph())
     }
 
     /// Locks the heap as a visitor, also for the owner, so that threads that only look into

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::memory::cache::{Heap, RecordedGuard, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Heap, RecordedGuard, ThreadCache};
+use crate::memory::pool::Pool;
 use crate::observe::recording;
 use crate::sync::{OwnerGuard, lock};
 
@@ -28,6 +29,14 @@ pub(in crate::memory) struct Frozen {
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Frozen {
+    /// Stops the caches of a pool.
+    pub(in crate::memory) fn of(pool: &Pool) -> Self {
+        let mut frozen = Self::new(|| DeviceCaches::caches_of(pool));
+        // With its heap locked a cache begins no other service.
+        frozen.caches.retain(|frozen| frozen.cache.serves_pool(pool.number));
+        frozen
+    }
+
     /// Stops the caches that `list` returns, also those that are made meanwhile.
     pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
         let alone = lock(&ALONE);

@@ -108,7 +108,7 @@ fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
 
 /// Returns the memory of one pool.
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
-    segments(&Frozen::new(|| DeviceCaches::caches_of(pool)))
+    segments(&Frozen::of(pool))
 }
 
 fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {

@@ -63,7 +63,6 @@ fn leave_memory(cache: &ThreadCache, service: &Service, thread: ThisThread) -> R
         retire_free(cache, thread, service)
     } else {
         return_slabs(cache, thread, service)?;
-        cache.lock(thread).drop_empty_slabs(&cache.memory.pages);
         retire_reserve(cache, thread, service)
     }
 }
@@ -76,7 +75,7 @@ fn end(caches: &DeviceCaches, cache: &'static ThreadCache, service: &Service, th
     }
     let counts = {
         let mut heap = cache.lock(thread);
-        if !heap.end_if_empty() {
+        if !heap.is_in(service.number) || !heap.end_if_empty() {
             return false;
         }
         heap.counts()

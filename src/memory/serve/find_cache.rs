@@ -125,9 +125,19 @@ fn acquire(
     let service =
         Service { number: 0, pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
     for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
-        let serves = cache.service().is_some_and(|other| other.is_as(&service));
-        if serves && (cache.is_shared() || cache.adopt(thread)) {
+        let serves = || cache.service().is_some_and(|other| other.is_as(&service));
+        if !serves() {
+            continue;
+        }
+        if cache.is_shared() {
             return Ok(cache);
+        }
+        if cache.adopt(thread) {
+            // Another owner may have ended what it served meanwhile.
+            if serves() {
+                return Ok(cache);
+            }
+            cache.give_up(thread);
         }
     }
     let pool = Arc::clone(&service.pool);

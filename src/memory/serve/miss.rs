@@ -203,9 +203,9 @@ impl Climb {
         if service.pool.budget().limit().is_none() && !service.pool.keeps_segments() {
             pools.extend(self.helpers());
         }
-        for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
-            let Some(other) = cache.service().filter(|other| !is_apart(other)) else { continue };
-            if !std::ptr::eq(cache, *own)
+        for (cache, other) in pools.iter().flat_map(|pool| DeviceCaches::services_of(pool)) {
+            if !is_apart(&other)
+                && !std::ptr::eq(cache, *own)
                 && let Some(found) = self.block_of(cache, &other)?
             {
                 return Ok(Some(found));

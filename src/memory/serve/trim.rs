@@ -15,8 +15,9 @@ use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
-/// Takes memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache has ended
-/// that service.
+/// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache has ended
+/// that service, or graphs that live may use the memory. What is taken was free when the work was recorded: empty slabs are
+/// dropped before, for slots that are used and freed leave no trace in the heap.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
@@ -27,9 +28,13 @@ pub(super) fn take_out<R>(
     take: impl FnOnce(&mut Heap) -> R,
 ) -> Result<Option<(R, Until)>> {
     let memory = cache.memory;
-    let turnover = cache.lock(thread).turnover();
+    let turnover = {
+        let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
+        heap.drop_empty_slabs(&memory.pages);
+        heap.turnover()
+    };
     let until = service.work_so_far(&memory.events, thread, None)?;
-    let Some(mut heap) = cache.lock_in(service, thread) else { return Ok(None) };
+    let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
     // What was freed since may have later work, which is recorded once this is looked at.
     let until = if heap.turnover() == turnover { until } else { Until::Devices(vec![memory.device]) };
     Ok(Some((take(&mut heap), until)))
@@ -38,7 +43,7 @@ pub(super) fn take_out<R>(
 /// Takes all that is free out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
     // Of a pool that is asleep nothing is there to go.
-    if service.pool.sleep.is_asleep() || (service.is_captured && service.pool.has_captures()) {
+    if service.pool.sleep.is_asleep() || service.is_of_live_graph() {
         return Ok(());
     }
     if !cache.lock(thread).has_memory() {
@@ -48,7 +53,6 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
     return_slabs(cache, thread, service)?;
     let (memory, pool) = (cache.memory, &service.pool);
     let taken = take_out(cache, thread, service, |heap| {
-        heap.drop_empty_slabs(&memory.pages);
         let source = service.pool.source();
         let mappings = if source.is_pages() { cache.take_mappings(heap, u64::MAX, 0, u64::MAX) } else { Vec::new() };
         let spans = source.segments().map_or_else(Vec::new, |_| cache.take_free_spans(heap));
@@ -97,7 +101,7 @@ pub(in crate::memory) fn trim(
     let mut outcome = Ok(());
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle(cache, thread, patience).map(drop));
-        if let Some(service) = cache.service().filter(|service| Arc::ptr_eq(&service.pool, pool)) {
+        if let Some(service) = cache.service_of(pool) {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
@@ -141,7 +145,7 @@ pub(in crate::memory) fn trim_pools(
 pub(super) fn mark_closed(pool: &Pool) {
     pool.close();
     for cache in DeviceCaches::caches_of(pool) {
-        cache.close();
+        cache.close(pool);
     }
 }
 
@@ -164,7 +168,7 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
 /// Forgets a pool that nothing uses and that has nothing left. Memory that another thread has taken out for a while does
 /// not come back to it.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
-    let has_ended = |cache: &ThreadCache| cache.lock(thread).end_if_empty();
+    let has_ended = |cache: &ThreadCache| cache.end_if_empty(pool, thread);
     let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));

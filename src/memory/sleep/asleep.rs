@@ -123,10 +123,8 @@ fn empty(pool: &Pool, parts: Parts, backup: Backup, record: &mut Record, release
 /// be asked, for all work on the device, and on those that may use its memory, is waited for.
 fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
-    for cache in DeviceCaches::caches_of(pool) {
-        if let Some(service) = cache.service()
-            && let Some(mut heap) = cache.lock_in(&service, thread)
-        {
+    for (cache, service) in DeviceCaches::services_of(pool) {
+        if let Some(mut heap) = cache.lock_in(&service, thread) {
             heap.fall_asleep();
         }
     }

@@ -66,8 +66,7 @@ pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
 
 /// Has the pool's caches hand out blocks again.
 pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
-    for cache in DeviceCaches::caches_of(pool) {
-        let Some(service) = cache.service() else { continue };
+    for (cache, service) in DeviceCaches::services_of(pool) {
         let mut heap = cache.lock(thread);
         if heap.is_asleep_in(service.number) {
             heap.wake();

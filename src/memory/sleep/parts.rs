@@ -58,8 +58,7 @@ impl Parts {
         let reserve = pool.supply.reserve();
         let kept = reserve.map_or(0..0, Reserve::range);
         let (mut extents, mut live) = (Vec::new(), Vec::new());
-        for cache in DeviceCaches::caches_of(pool) {
-            let Some(service) = cache.service() else { continue };
+        for (cache, service) in DeviceCaches::services_of(pool) {
             let mut heap = cache.lock(thread);
             if !heap.is_asleep_in(service.number) {
                 continue;

@@ -40,9 +40,8 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
             return Err(captured(pool, device));
         }
     }
-    for cache in DeviceCaches::caches_of(pool) {
-        let Some(service) = cache.service().filter(|service| service.is_stream_usable(thread, None)) else { continue };
-        if service.stream.capture_status()? != CaptureStatus::None {
+    for (_, service) in DeviceCaches::services_of(pool) {
+        if service.is_stream_usable(thread, None) && service.stream.capture_status()? != CaptureStatus::None {
             return Err(captured(pool, pool.memory.device));
         }
     }

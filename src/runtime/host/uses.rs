@@ -113,7 +113,11 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
         (User::Work(..), User::Graph(_)) => false,
         (_, User::Graph(_) | User::Registration(_)) | (User::Registration(_), _) => true,
     };
-    let is_same = |other: &Use| number != 0 && number == other.block;
+    // Work may use what a graph has allocated, and with it what the graph had freed there before.
+    let uses_block = |by: User| books.uses.iter().any(|one| one.by == by && one.block == number);
+    let is_same = |other: &Use| {
+        number != 0 && (number == other.block || matches!(other.by, User::Graph(_)) && uses_block(other.by))
+    };
     let overlaps = |other: &&Use| other.bytes.iter().any(|old| behind.iter().any(|new| old.overlaps(new)));
     if let Some(other) = books.uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
         let text = format!(

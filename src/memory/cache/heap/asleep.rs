@@ -27,7 +27,7 @@ impl Heap {
 
     /// Returns whether it is asleep, in the service with this number.
     pub(in crate::memory) fn is_asleep_in(&self, service: u64) -> bool {
-        self.asleep.is_some() && self.services == service && !self.has_ended
+        self.asleep.is_some() && self.is_in(service)
     }
 
     pub(in crate::memory) fn is_asleep(&self) -> bool {

@@ -131,6 +131,11 @@ impl Heap {
         (!self.has_ended && self.asleep.is_none()).then_some(self.services)
     }
 
+    /// Returns whether it is in the service with this number, asleep or not.
+    pub(in crate::memory) fn is_in(&self, service: u64) -> bool {
+        !self.has_ended && self.services == service
+    }
+
     /// Ends its service if it has no memory, after which none is added; false if it has some.
     pub(in crate::memory) fn end_if_empty(&mut self) -> bool {
         if self.has_memory() {

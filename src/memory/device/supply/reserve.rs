@@ -80,6 +80,7 @@ impl Reserve {
     }
 
     /// Takes pages back that no work uses any more, and returns the extents that are to go, for the pool has ended.
+    #[must_use]
     pub(in crate::memory) fn put_back(&self, runs: Vec<Run>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
         for (first, pages) in runs {

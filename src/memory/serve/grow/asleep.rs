@@ -25,13 +25,12 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     let reserve = pool.supply.reserve();
     let kept = reserve.map_or(0..0, Reserve::range);
     let (mut free, mut spans) = (Vec::new(), Vec::new());
-    for cache in DeviceCaches::caches_of(pool) {
-        let Some(service) = cache.service() else { continue };
+    for (cache, service) in DeviceCaches::services_of(pool) {
         let mut heap = cache.lock(thread);
         if !heap.is_asleep_in(service.number) {
             continue;
         }
-        if may_let_go && !(service.is_captured && pool.has_captures()) {
+        if may_let_go && !service.is_of_live_graph() {
             free.extend(heap.take_pages_asleep(&memory.pages, end));
         }
         spans.extend(heap.spans_below(end));
@@ -41,7 +40,8 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     let (mut needed, in_reserve) = parted(&spans, &kept);
     if let Some(reserve) = reserve {
         // It has no extents while the pool is asleep, so none goes.
-        reserve.put_back(of_reserve.iter().map(run_of).collect());
+        let gone = reserve.put_back(of_reserve.iter().map(run_of).collect());
+        debug_assert!(gone.is_empty());
         if !reserve.has_ended() {
             needed.push(kept);
         } else {

@@ -22,11 +22,11 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
             gather_from_few(growth, pool, effort)?;
             continue;
         }
-        for cache in DeviceCaches::caches_of(pool) {
+        for (cache, service) in DeviceCaches::services_of(pool) {
             if growth.missing_pages() == 0 {
                 return Ok(());
             }
-            gather_from(growth, cache, effort)?;
+            gather_from(growth, cache, service, effort)?;
         }
     }
     Ok(())
@@ -49,7 +49,8 @@ fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Resu
             if growth.missing_pages() == 0 || at_work >= FOUND_AT_WORK {
                 return Ok(());
             }
-            match gather_from(growth, cache, effort)? {
+            let Some(service) = cache.service_of(pool) else { continue };
+            match gather_from(growth, cache, service, effort)? {
                 Found::Nothing => bare += 1,
                 Found::AtWork => at_work += 1,
                 Found::Pages => {}
@@ -97,7 +98,7 @@ enum Found {
 }
 
 /// Takes free pages of one cache, at most those that are missing and a little more.
-fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Effort) -> Result<Found> {
+fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, other: Service, effort: Effort) -> Result<Found> {
     let Request { cache: asker, ref service, thread, .. } = *growth.request;
     let missing = growth.missing_pages();
     if std::ptr::eq(cache, asker) {
@@ -111,7 +112,6 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
             return Ok(if is_bare { Found::Nothing } else { Found::Pages });
         }
     }
-    let Some(other) = cache.service() else { return Ok(Found::Pages) };
     let readiness = readiness(cache, &other, growth.request, effort)?;
     match readiness {
         Readiness::Never => return Ok(Found::Pages),
@@ -121,7 +121,7 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, effort: Eff
     let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let (mappings, is_bare) = {
-        let Some(mut heap) = cache.lock_in(&other, thread) else { return Ok(Found::Pages) };
+        let Some(mut heap) = cache.lock_to_take(&other, thread) else { return Ok(Found::Pages) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(Found::Pages);
         }
@@ -186,7 +186,7 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
         return Ok(Readiness::AfterWork);
     }
     // A graph may use them at any time.
-    if other.is_captured && other.pool.has_captures() {
+    if other.is_of_live_graph() {
         return Ok(Readiness::Never);
     }
     let stream = &asker.service.stream;

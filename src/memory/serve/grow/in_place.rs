@@ -54,7 +54,7 @@ enum Taken {
 /// Takes pages in a row out of a cache, that no work uses which the request's stream would not wait for.
 fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Result<Option<Taken>> {
     let Request { ref service, thread, .. } = *request;
-    let Some(other) = cache.service() else { return Ok(None) };
+    let Some(other) = cache.service_of(&service.pool) else { return Ok(None) };
     let readiness = readiness(cache, &other, request, Effort::Ready)?;
     match readiness {
         Readiness::Never => return Ok(None),
@@ -62,7 +62,7 @@ fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Res
         Readiness::AfterWork | Readiness::Done { .. } => {}
     }
     let mappings = {
-        let Some(mut heap) = cache.lock_in(&other, thread) else { return Ok(None) };
+        let Some(mut heap) = cache.lock_to_take(&other, thread) else { return Ok(None) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(None);
         }

@@ -28,12 +28,14 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
     if !service.may_borrow() {
         return Ok(None);
     }
-    if !cache.lock(thread).borrows_for(bytes) {
+    if !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
     }
     let Some(lender) = DeviceCaches::lender_for_many(&service.pool, MANY_CACHES, thread)? else { return Ok(None) };
+    // One whose pool has ended lends for another by now.
+    let Some(lending) = lender.service_of(&service.pool) else { return Ok(None) };
     let lend = || {
-        let mut heap = lender.lock(thread);
+        let mut heap = lender.lock_in(&lending, thread)?;
         let slab = heap.lend(&lender.memory.pages, bytes, cache.number)?;
         record(lender, MemoryAction::SegmentUnmap, slab);
         Some(slab)
@@ -43,15 +45,19 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
         slab = lend();
     }
     if slab.is_none() {
-        let Some(service) = lender.service() else { return Ok(None) };
-        match grow_by_pages(&Request { cache: lender, service, thread, bytes: PAGE }, Effort::Ready) {
+        let request = Request { cache: lender, service: lending.clone(), thread, bytes: PAGE };
+        match grow_by_pages(&request, Effort::Ready) {
             Ok(_) => slab = lend(),
             Err(error) if is_no_memory(&error) => {}
             Err(error) => return Err(error),
         }
     }
     let Some(slab) = slab else { return Ok(None) };
-    let mut heap = cache.lock(thread);
+    let Some(mut heap) = cache.lock_in(service, thread) else {
+        // It was lent for no work.
+        take_back(lender, thread, slab, Until::at_once());
+        return Ok(None);
+    };
     heap.borrow(slab);
     record(cache, MemoryAction::SegmentMap, slab);
     Ok(cache.allocate_locked(&mut heap, bytes, is_recorded()))
@@ -64,14 +70,23 @@ fn record(cache: &ThreadCache, action: MemoryAction, slab: &Slab) {
     }
 }
 
+/// Returns a slab to the lender that has lent it, and so cannot have ended: it is lent again once `until` is done.
+fn take_back(lender: &ThreadCache, thread: ThisThread, slab: &'static Slab, until: Until) {
+    let offset = slab.start();
+    {
+        let mut heap = lender.lock(thread);
+        record(lender, MemoryAction::SegmentMap, slab);
+        heap.take_back(&lender.memory.pages, slab);
+    }
+    wait(lender, Waiting::new(offset, until));
+}
+
 /// Returns the empty slabs that a cache has borrowed to the pool's lender, which lends them again once the work so far on
 /// the cache's stream is done.
 pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
     let returned = {
-        let mut heap = cache.lock(thread);
-        if !heap.has_borrowed() {
-            return Ok(());
-        }
+        let heap = cache.lock_in(service, thread);
+        let Some(mut heap) = heap.filter(|heap| heap.has_borrowed()) else { return Ok(()) };
         let returned = heap.take_borrowed();
         returned.iter().for_each(|slab| record(cache, MemoryAction::SegmentUnmap, slab));
         returned
@@ -82,18 +97,12 @@ pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisTh
         // on is waited for by all later work.
         let until = service.work_so_far(&cache.memory.events, thread, None);
         let until = until.unwrap_or_else(|_| Until::Devices(vec![cache.memory.device]));
-        let offset = slab.start();
-        {
-            let mut heap = lender.lock(thread);
-            record(lender, MemoryAction::SegmentMap, slab);
-            heap.take_back(&cache.memory.pages, slab);
-        }
-        wait(lender, Waiting::new(offset, until));
+        take_back(lender, thread, slab, until);
     }
     if !service.pool.is_closed() {
         return Ok(());
     }
     // Nothing else would give its pages back.
     settle(lender, thread, Patience::Ask)?;
-    lender.service().map_or(Ok(()), |service| retire_free(lender, thread, &service))
+    lender.service_of(&service.pool).map_or(Ok(()), |service| retire_free(lender, thread, &service))
 }

@@ -121,7 +121,7 @@ fn caches_to_look_at(pool: &Pool, effort: Effort) -> Vec<&'static ThreadCache> {
 fn collect(request: &Request, reserve: &Reserve, effort: Effort) -> Result<bool> {
     let mut has_any = false;
     for cache in caches_to_look_at(request.pool(), effort) {
-        let Some(other) = cache.service() else { continue };
+        let Some(other) = cache.service_of(request.pool()) else { continue };
         if !std::ptr::eq(cache, request.cache) && collect_from(request, reserve, effort, cache, &other)? {
             has_any = true;
         }
@@ -142,7 +142,7 @@ fn collect_from(
         return Ok(false);
     }
     let runs = {
-        let Some(mut heap) = cache.lock_in(other, thread) else { return Ok(false) };
+        let Some(mut heap) = cache.lock_to_take(other, thread) else { return Ok(false) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(false);
         }
@@ -165,8 +165,7 @@ fn collect_from(
         _ => is_work_done(cache, other, request, effort),
     };
     if matches!(is_done, Ok(true)) {
-        // The pool lives, since the request has it.
-        reserve.put_back(runs);
+        let_go(request.pool(), reserve.put_back(runs));
     } else {
         put_back(cache, other, thread, runs);
     }
@@ -223,7 +222,11 @@ pub(in crate::memory::serve) fn retire_reserve(
 /// Ends the reserve of a pool that has ended: each extent goes once all of it is free.
 pub(in crate::memory::serve) fn end_reserve(pool: &Pool) {
     let Some(reserve) = pool.supply.reserve() else { return };
-    let mapped = reserve.end();
+    let_go(pool, reserve.end());
+}
+
+/// Gives back extents of the reserve, whose pool has ended or was closed.
+fn let_go(pool: &Pool, mapped: Vec<Mapping>) {
     if mapped.is_empty() {
         return;
     }

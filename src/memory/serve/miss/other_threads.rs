@@ -69,7 +69,7 @@ impl Climb {
         }
         let told = service.pool.ledger.with_pages(LOOKED_AT);
         for cache in DeviceCaches::numbered(&service.pool, &told) {
-            let Some(other) = cache.service().filter(|_| !std::ptr::eq(cache, *own)) else { continue };
+            let Some(other) = cache.service_of(&service.pool).filter(|_| !std::ptr::eq(cache, *own)) else { continue };
             if let Some(found) = self.block_of(cache, &other)? {
                 return Ok(Some(found));
             }
