@@ -15,6 +15,7 @@ use super::retired::Retired;
 use super::retired_segments::RetiredSegments;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
+use super::under_way::UnderWay;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime;
@@ -38,6 +39,8 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) budget: Budget,
     /// The live bytes of all pools together.
     pub(in crate::memory) live: LivePeak,
+    /// What threads have in their hands.
+    pub(in crate::memory) under_way: UnderWay,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
     /// The pieces of physical memory of all pools together.
@@ -75,6 +78,7 @@ impl DeviceMemory {
             retired_segments: RetiredSegments::default(),
             budget: Budget::new(None),
             live: LivePeak::default(),
+            under_way: UnderWay::default(),
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),

@@ -17,6 +17,7 @@ mod retired_segments;
 mod segments;
 mod small;
 mod supply;
+mod under_way;
 mod until;
 
 pub(in crate::memory) use address_range::{set_on_release, with_device};
@@ -34,4 +35,5 @@ pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource
 pub(in crate::memory) use supply::{
     Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
 };
+pub(in crate::memory) use under_way::Moment;
 pub(in crate::memory) use until::{Until, devices};

@@ -83,6 +83,7 @@ impl DeviceMemory {
         if self.retired.len.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
+        let _moving = self.under_way.begin();
         let entries = {
             let mut entries = lock(&self.retired.entries);
             self.retired.len.store(0, Ordering::Release);

@@ -19,6 +19,7 @@ use super::settle::{Patience, settle};
 use super::trim::{leave_closed, trim_pools};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
+use crate::memory::device::Moment;
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -31,7 +32,7 @@ type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
 /// The way of a request that found no free block, from the first rung to the last.
 #[rustfmt::skip] // the right column tells what the left one names
-const LADDER: [Rung; 11] = [
+const LADDER: [Rung; 12] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
     Climb::blocks_of_other_threads, // free blocks of the caches of other threads on this stream, which stay theirs
     Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest, a few ahead of need
@@ -42,8 +43,12 @@ const LADDER: [Rung; 11] = [
     Climb::pages_of_device,         // free pages of pools that help others
     Climb::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
     Climb::given_back_pages,        // give free memory back to the driver, and ask it once more
+    Climb::what_was_under_way,      // wait for what other threads have in their hands, and search all of these again
     Climb::called_back_pages,       // ask the user's callbacks to free something, each followed by another try
 ];
+
+/// The rungs from where the driver or a limit has said no to where all that is free was looked for.
+const SEARCH: [Rung; 6] = [LADDER[4], LADDER[5], LADDER[6], LADDER[7], LADDER[8], LADDER[9]];
 
 impl Miss {
     /// Goes on with the request on the thread that made it.
@@ -94,6 +99,13 @@ fn take_block(cache: &'static ThreadCache, heap: &mut Heap, bytes: u64) -> Optio
     Some(Allocation { cache, offset })
 }
 
+/// What a search that finds nothing began with: it has missed nothing if this is the same after it.
+struct Beginning {
+    under_way: Moment,
+    /// Blocks that other threads have taken or freed.
+    traffic: u64,
+}
+
 /// A request on the ladder.
 struct Climb {
     request: Request,
@@ -103,11 +115,13 @@ struct Climb {
     refused: Option<Error>,
     /// The part of the way that waits, once it has begun.
     waiting: Option<Activity>,
+    /// How that part began; none within a move of the thread's own.
+    beginning: Option<Beginning>,
 }
 
 impl Climb {
     const fn new(request: Request) -> Self {
-        Self { request, home: None, refused: None, waiting: None }
+        Self { request, home: None, refused: None, waiting: None, beginning: None }
     }
 
     fn climb(&mut self) -> Result<Allocation> {
@@ -176,7 +190,10 @@ impl Climb {
     }
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
-        self.log_begin();
+        if self.waiting.is_none() {
+            self.log_begin();
+        }
+        self.beginning = self.begin_search();
         Ok(self.blocks_after_waiting(&[Arc::clone(&self.request.service.pool)]))
     }
 
@@ -225,6 +242,7 @@ impl Climb {
     /// block is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
+        let _moving = cache.memory.under_way.begin();
         let found = cache.lock_in(other, *thread).and_then(|mut heap| take_block(cache, &mut heap, *bytes));
         let Some(block) = found else { return Ok(None) };
         if other.is_in_order_with(service) {
@@ -251,6 +269,46 @@ impl Climb {
         self.give_memory_back();
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
         self.grow(Effort::Device)
+    }
+
+    /// How often all is searched again before a request gives up, with other threads at work each time.
+    const SEARCHES: usize = 16;
+
+    fn what_was_under_way(&mut self) -> Result<Option<Allocation>> {
+        for _ in 0..Self::SEARCHES {
+            if self.has_missed_nothing() {
+                break;
+            }
+            for rung in SEARCH {
+                self.refuse_out_of_service()?;
+                if let Some(found) = rung(self)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for what other threads have in their hands, and notes how the search begins.
+    fn begin_search(&self) -> Option<Beginning> {
+        let under_way = self.request.memory().under_way.wait()?;
+        Some(Beginning { under_way, traffic: self.traffic() })
+    }
+
+    fn has_missed_nothing(&self) -> bool {
+        self.beginning.as_ref().is_none_or(|beginning| {
+            self.request.memory().under_way.was_quiet_since(beginning.under_way) && self.traffic() == beginning.traffic
+        })
+    }
+
+    /// Returns how many blocks of the device were taken and freed so far.
+    fn traffic(&self) -> u64 {
+        let caches = DeviceCaches::known(self.request.memory().device).map(DeviceCaches::serving).unwrap_or_default();
+        let traffic = |cache: &ThreadCache| {
+            let counts = cache.lock(self.request.thread).counts();
+            counts.allocations() + counts.frees()
+        };
+        caches.into_iter().map(traffic).sum()
     }
 
     fn called_back_pages(&mut self) -> Result<Option<Allocation>> {

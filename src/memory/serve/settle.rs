@@ -40,6 +40,7 @@ pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patienc
     if cache.waiting.is_empty() {
         return Ok(false);
     }
+    let _moving = cache.memory.under_way.begin();
     let mut asked = cache.waiting.change(|waiting| (0, std::mem::take(waiting)));
     let mut done = Vec::new();
     let mut outcome = Ok(());

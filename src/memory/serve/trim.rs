@@ -50,6 +50,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
         // Of thousands of streams most may have nothing, and are not asked about their work.
         return Ok(());
     }
+    let _moving = cache.memory.under_way.begin();
     return_slabs(cache, thread, service)?;
     let (memory, pool) = (cache.memory, &service.pool);
     let taken = take_out(cache, thread, service, |heap| {

@@ -41,6 +41,7 @@ use crate::memory::device::Source;
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as
 /// it was.
 pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
+    let _moving = request.memory().under_way.begin();
     if let Some(reserve) = request.pool().supply.reserve()
         && let Some(offset) = reserve::grow_by_reserve(request, reserve, effort)?
     {

@@ -28,6 +28,7 @@ const EXTENT_PAGES: u32 = 64;
 /// Nothing is kept then.
 pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let memory = pool.memory;
+    let _moving = memory.under_way.begin();
     let _activity = Activity::begin_of(bytes, format_args!("reserve memory"));
     let pages = u32::try_from(bytes.div_ceil(PAGE)).map_err(|_| out_of_addresses(memory))?;
     let first = {
@@ -205,6 +206,7 @@ pub(in crate::memory::serve) fn retire_reserve(
 ) -> Result<()> {
     let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
     let memory = cache.memory;
+    let _moving = memory.under_way.begin();
     let taken = take_out(cache, thread, service, |heap| cache.take_reserve(heap, reserve))?;
     let Some((runs, until)) = taken else { return Ok(()) };
     if runs.is_empty() {
