@@ -37,6 +37,10 @@ const TIGHT_MEMORY: u64 = THREADS as u64 * TIGHT_MOST * PAGE;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Allocate,
+    /// Allocates a block, uses it and frees it.
+    Once,
+    /// The same on a stream that ends with it.
+    OnceApart,
     Use,
     UseElsewhere,
     Fill,
@@ -88,6 +92,8 @@ enum Sizes {
 enum Theme {
     /// Memory comes, is used and goes.
     Flow,
+    /// The same of one stream, with as little as may be in between.
+    Trims,
     /// Never more is held than there is: no request may fail.
     Tight,
     /// Pools are closed while others use them.
@@ -106,6 +112,7 @@ struct Program {
     theme: Theme,
     reserve: u64,
     use_on_oom: bool,
+    streams: usize,
     steps: usize,
 }
 
@@ -114,6 +121,7 @@ impl Program {
         let mut kinds = OFTEN.to_vec();
         kinds.extend_from_slice(match theme {
             Theme::Flow => &[Kind::EmptyCache, Kind::Trim],
+            Theme::Trims => &[],
             Theme::Tight => &[Kind::Allocate, Kind::Allocate],
             Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool, Kind::ReplacePool, Kind::ReplaceStream],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
@@ -122,10 +130,14 @@ impl Program {
         });
         if matches!(theme, Theme::Closing) && random.below(2) == 0 {
             // Caches come and go as fast as may be.
-            kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::Complete));
-            kinds.extend([Kind::Allocate, Kind::Allocate, Kind::Free, Kind::ReplaceStream]);
+            kinds = vec![Kind::OnceApart, Kind::OnceApart, Kind::ReplacePool, Kind::ClosePool];
         }
-        let more: Vec<_> = (0..random.below(4)).map(|_| SELDOM[random.below(SELDOM.len())]).collect();
+        if matches!(theme, Theme::Trims) {
+            kinds = vec![Kind::Once, Kind::EmptyCache, Kind::Complete];
+        }
+        let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims) { 1 } else { 4 }))
+            .map(|_| SELDOM[random.below(SELDOM.len())])
+            .collect();
         kinds.extend(more);
         if matches!(theme, Theme::Sleep) {
             // Work on what is asleep would be the program's fault.
@@ -136,6 +148,7 @@ impl Program {
             kinds.retain(|kind| !matches!(kind, Kind::PassOn));
         }
         let sizes = match theme {
+            Theme::Trims => Sizes::Small,
             Theme::Tight => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
@@ -146,6 +159,7 @@ impl Program {
             theme,
             reserve: if may_reserve && random.below(2) == 0 { 2 * PAGE } else { 0 },
             use_on_oom: random.below(2) == 0,
+            streams: if matches!(theme, Theme::Trims) { 1 } else { STREAMS },
             steps: 4 + random.below(24),
         }
     }
@@ -203,7 +217,7 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1);
 impl World {
     fn new(program: Program, peer: Device) -> Self {
         let pools = (0..POOLS).map(|_| program.pool()).collect();
-        let streams = (0..STREAMS).map(|_| Stream::new(DEVICE).unwrap()).collect();
+        let streams = (0..program.streams).map(|_| Stream::new(DEVICE).unwrap()).collect();
         Self {
             program,
             streams: Mutex::new(streams),
@@ -217,7 +231,7 @@ impl World {
     }
 
     fn stream(&self, random: &mut Random) -> Stream {
-        self.streams.lock().unwrap()[random.below(STREAMS)].clone()
+        self.streams.lock().unwrap()[random.below(self.program.streams)].clone()
     }
 
     fn pool(&self, random: &mut Random) -> Arc<MemPool> {
@@ -236,12 +250,12 @@ impl World {
         assert!(is_allowed, "{what:?}: {error}");
     }
 
-    fn allocate(&self, random: &mut Random, held: &mut Vec<Block>) {
+    fn allocate(&self, stream: Stream, random: &mut Random, held: &mut Vec<Block>) {
         let pages: u64 = held.iter().map(|block| block.buffer.nbytes().div_ceil(PAGE)).sum();
         if pages >= if matches!(self.program.theme, Theme::Tight) { TIGHT_MOST } else { PAGES_MOST } {
             return;
         }
-        let (bytes, stream) = (self.program.bytes(random), self.stream(random));
+        let bytes = self.program.bytes(random);
         let is_of_pool = matches!(self.program.theme, Theme::Closing | Theme::Sleep) || random.below(2) == 0;
         // Another pool keeps its free pages unless it helps others.
         let is_of_pool = is_of_pool && (self.program.use_on_oom || !matches!(self.program.theme, Theme::Tight));
@@ -331,7 +345,14 @@ impl World {
     fn step(&self, kind: Kind, random: &mut Random, held: &mut Vec<Block>) {
         let picked = if held.is_empty() { None } else { Some(random.below(held.len())) };
         match (kind, picked) {
-            (Kind::Allocate, _) => self.allocate(random, held),
+            (Kind::Allocate, _) => self.allocate(self.stream(random), random, held),
+            (Kind::Once | Kind::OnceApart, _) => {
+                let mut block = Vec::new();
+                let is_apart = matches!(kind, Kind::OnceApart);
+                let stream = if is_apart { Stream::new(DEVICE).unwrap() } else { self.stream(random) };
+                self.allocate(stream, random, &mut block);
+                block.iter().for_each(|block| self.submit(block, &block.stream));
+            }
             (Kind::Use, Some(at)) => self.submit(&held[at], &held[at].stream),
             (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
             (Kind::Fill, Some(at)) => {
@@ -365,7 +386,7 @@ impl World {
             (Kind::Trim, _) => drop(self.pool(random).trim().unwrap()),
             (Kind::ReplaceStream, _) => {
                 let new = Stream::new(DEVICE).unwrap();
-                let old = std::mem::replace(&mut self.streams.lock().unwrap()[random.below(STREAMS)], new);
+                let old = std::mem::replace(&mut self.streams.lock().unwrap()[random.below(self.program.streams)], new);
                 drop(old);
             }
             (Kind::ReplacePool, _) => self.replace_pool(random, false),
@@ -472,6 +493,12 @@ fn explore(theme: Theme, many: u64) {
 fn memory_that_comes_and_goes() {
     host!(1, MEMORY);
     explore(Theme::Flow, 200);
+}
+
+#[test]
+fn memory_of_one_stream_that_is_trimmed() {
+    host!(1, MEMORY);
+    explore(Theme::Trims, 200);
 }
 
 #[test]
