@@ -153,8 +153,9 @@ fn acquire(
     }
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if added.is_none() || pool.is_closed() {
-        // Unless the end of the pool has done it.
-        if added.is_none() || caches.remove_cache(&pool, cache, Counts::default()) {
+        // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
+        let is_over = || cache.end_if_empty(&pool, thread) && caches.remove_cache(&pool, cache, Counts::default());
+        if added.is_none() || is_over() {
             cache.end_service();
             caches.put_spare_of(&pool, [cache]);
         }
