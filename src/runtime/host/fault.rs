@@ -121,7 +121,7 @@ mod injection {
 
     use super::Call;
     use crate::error::{Result, StatusKind};
-    use crate::runtime::host::refused;
+    use crate::runtime::host::{hooks, refused};
     use crate::sync::{lock, schedule};
 
     /// A failure to come.
@@ -154,10 +154,11 @@ mod injection {
         faults.drain(..).fold(0, |left, fault| left.saturating_add(fault.times))
     }
 
-    /// Fails if a fault is due.
+    /// Runs what a test has put before this call, and fails if a fault is due.
     #[inline]
     pub(crate) fn check(call: Call) -> Result<()> {
         schedule::point();
+        hooks::run_before(call);
         if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
     }
 

@@ -8,6 +8,8 @@
 mod capture;
 mod extent_calls;
 mod fault;
+#[cfg(feature = "fault-injection")]
+mod hooks;
 mod memory;
 mod timeline;
 mod uses;
@@ -47,6 +49,8 @@ pub use fault::{Call, Fault, clear_faults, inject};
 pub use uses::UsedBlock;
 #[cfg(feature = "fault-injection")]
 pub use uses::{collect as collect_mistakes, register, unregister};
+#[cfg(feature = "fault-injection")]
+pub use hooks::before_call;
 #[cfg(feature = "fault-injection")]
 pub use virtual_memory::reuse_extent_numbers;
 

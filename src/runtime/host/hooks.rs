@@ -1,0 +1,59 @@
+//! Code that a test has run in the midst of what gpupool does: before a call of the simulated platform, with none of its
+//! locks held. So an order of two threads' calls that is rare is had each time. Only with the feature `fault-injection`.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::fault::Call;
+use crate::sync::lock;
+
+/// Code that is to run.
+struct Hook {
+    call: Call,
+    /// How many calls come first.
+    after: u32,
+    run: Box<dyn FnOnce() + Send>,
+}
+
+/// Without the code.
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hook").field("call", &self.call).field("after", &self.after).finish_non_exhaustive()
+    }
+}
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static HOOKS: Mutex<Vec<Hook>> = Mutex::new(Vec::new());
+
+/// Runs code once, before a call that any thread of the process makes and after so many others of its kind. The calls of the
+/// code itself count, too.
+pub fn before_call(call: Call, after: u32, run: impl FnOnce() + Send + 'static) {
+    lock(&HOOKS).push(Hook { call, after, run: Box::new(run) });
+    ARMED.store(true, Ordering::Release);
+}
+
+/// Runs what is due before this call.
+#[inline]
+pub(super) fn run_before(call: Call) {
+    if ARMED.load(Ordering::Acquire) {
+        run_due(call);
+    }
+}
+
+#[cold]
+fn run_due(call: Call) {
+    let due = {
+        let mut hooks = lock(&HOOKS);
+        let is_due = |hook: &mut Hook| {
+            let is_meant = hook.call == call;
+            let is_due = is_meant && hook.after == 0;
+            hook.after -= u32::from(is_meant && !is_due);
+            is_due
+        };
+        let due: Vec<_> = hooks.extract_if(.., |hook| is_due(hook)).collect();
+        ARMED.store(!hooks.is_empty(), Ordering::Release);
+        due
+    };
+    due.into_iter().for_each(|hook| (hook.run)());
+}
