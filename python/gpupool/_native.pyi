@@ -2124,6 +2124,9 @@ def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> floa
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     """Let ``peer`` read and write gpupool's memory on ``device``, existing and later.
 
+    Once it returns, the peer has access, whatever other threads do with the memory meanwhile. This includes buffers that are
+    attached for ``device`` if the peer can access the device that has them.
+
     See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
 
     Args:
@@ -2132,7 +2135,7 @@ def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
 
     Raises:
         InvalidValue: There is no such device, or the two cannot access each other.
-        LibraryError: The driver refuses.
+        LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated.
     """
 
 def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:

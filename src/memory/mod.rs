@@ -109,10 +109,12 @@ pub(crate) fn reserved_bytes(device: Device) -> Result<u64> {
     Ok(serve::device_caches(device)?.memory.budget.reserved())
 }
 
-/// Grants `peer` read and write access to all memory that gpupool has on `device`, now and later.
+/// Grants `peer` read and write access to all memory that gpupool has on `device`, now and later. Once it returns, the peer
+/// has access, whatever other threads do with the memory meanwhile.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if `peer` cannot access memory of `device`; `ErrorKind::Library` if the driver refuses.
+/// `ErrorKind::InvalidValue` if `peer` cannot access memory of `device`; `ErrorKind::Library` if the driver refuses: the
+/// peer then gets no access to later memory, and the call may be repeated.
 pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
     runtime::device(peer.ordinal() as i64)?;
     serve::enable_peer(device, peer)

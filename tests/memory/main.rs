@@ -11,6 +11,7 @@ mod faults;
 mod many_streams;
 mod out_of_memory;
 mod peaks;
+mod peers;
 mod pinned;
 mod pinned_unknown_graphs;
 mod pools;

@@ -124,6 +124,11 @@ def test_what_fails_leaves_both_processes_as_they_were(case):
     run_program("share/faults.py", case)
 
 
+@pytest.mark.parametrize("case", ["attached_before_and_after", "attached_for_another_device"])
+def test_peers_use_attached_memory(case):
+    run_program("share/peers.py", case, GPUPOOL_HOST_DEVICES="3")
+
+
 def test_c_programs_share_any_pointer():
     run_program("share/c_functions.py")
 

@@ -1,15 +1,19 @@
-//! The address range that a device's pages stand in, and the driver's calls that map extents there: each bound to the
-//! device, safe in a stream capture, counted.
+//! The address range that a device's pages stand in, and the driver's calls that map extents for the device, there or
+//! elsewhere: each bound to the device, safe in a stream capture, counted.
+//!
+//! A mapping is on the list of all that is mapped before it is asked which devices are peers, and a device is a peer before
+//! that list is read to let it in. So each mapping is opened for each peer, by whoever comes second.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
+use super::access::{Mapped, Peers, Placed, reaches};
 use super::busy_extents::BUSY_EXTENTS;
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
-use crate::sync::{AtomicU64, Ordering, lock};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
 /// times kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page
@@ -35,8 +39,10 @@ pub(in crate::memory) struct AddressRange {
     base: u64,
     /// 0 where the device has no virtual memory.
     bytes: u64,
-    /// Devices that may read and write what is mapped.
-    peers: Mutex<Vec<Device>>,
+    /// All that is mapped for the device, beyond the range too.
+    mapped: Mapped,
+    /// Other devices that may read and write it.
+    peers: Peers,
     /// Calls of the driver's memory functions so far.
     driver_calls: AtomicU64,
 }
@@ -67,8 +73,9 @@ fn without_addresses(error: Error, device: Device, bytes: u64) -> Error {
 }
 
 impl AddressRange {
-    pub(super) const fn new(device: Device, base: u64, bytes: u64) -> Self {
-        Self { device, base, bytes, peers: Mutex::new(Vec::new()), driver_calls: AtomicU64::new(0) }
+    pub(super) fn new(device: Device, base: u64, bytes: u64) -> Self {
+        let (mapped, peers) = (Mapped::new(device), Peers::default());
+        Self { device, base, bytes, mapped, peers, driver_calls: AtomicU64::new(0) }
     }
 
     /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
@@ -89,11 +96,11 @@ impl AddressRange {
                 }
             }
         })?;
-        let range = Self::new(device, base, bytes);
+        let mut range = Self::new(device, base, bytes);
         if device.host_node().is_some() {
             // Every device uses the host's pinned memory.
             let devices = runtime::get()?.device_count();
-            *lock(&range.peers) = (0..devices).map(Device::from_ordinal).collect();
+            range.peers = Peers::of((0..devices).map(Device::from_ordinal));
         }
         Ok(range)
     }
@@ -163,61 +170,123 @@ impl AddressRange {
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
 
-    /// Maps an extent at the offset that `mapping` says.
-    ///
-    /// # Safety
-    /// The extent is alive and as long as the mapping, whose pages the caller has taken from the address space.
-    pub(in crate::memory) unsafe fn map(&self, mapping: Mapping) -> Result<()> {
+    fn placed(&self, mapping: &Mapping) -> Placed {
         let address = self.base + mapping.start();
-        let _turn = BUSY_EXTENTS.take([mapping.extent]);
-        // SAFETY: the addresses are reserved, and the caller alone has them and the extent.
-        self.driver(|runtime| unsafe { runtime.memory_map(address, mapping.bytes(), mapping.extent) })
+        Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: self.device }
     }
 
-    /// Lets the device and its peers read and write mapped memory.
+    /// As [`AddressRange::map`], at the offsets that mappings say.
     ///
     /// # Safety
-    /// The offsets consist of whole mappings.
-    pub(in crate::memory) unsafe fn set_access(&self, start: u64, bytes: u64) -> Result<()> {
+    /// The extents are alive and as long as the mappings, whose pages the caller has taken from the address space.
+    pub(in crate::memory) unsafe fn map_row(&self, row: &[Mapping]) -> (usize, Result<()>) {
+        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
+        // SAFETY: the addresses are reserved, and the caller alone has them and the extents.
+        unsafe { self.map(&row) }
+    }
+
+    /// Maps extents in a row, and lets the device and its peers read and write them. Returns how many were mapped; those that
+    /// are when the driver refuses to go on are the caller's to unmap.
+    ///
+    /// # Safety
+    /// The addresses are reserved for this caller alone, who has the extents, which are as long as said.
+    pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
+        for (count, placed) in row.iter().enumerate() {
+            let &Placed { address, bytes, extent, .. } = placed;
+            let turn = BUSY_EXTENTS.take([extent]);
+            // SAFETY: as the caller promises.
+            let outcome = self.driver(|runtime| unsafe { runtime.memory_map(address, bytes, extent) });
+            if outcome.is_err() {
+                return (count, outcome);
+            }
+            self.mapped.add(placed);
+            drop(turn);
+        }
+        // SAFETY: all of it was just mapped, and the caller alone unmaps it.
+        (row.len(), unsafe { self.open(row) })
+    }
+
+    /// Lets the device and its peers read and write what stands at offsets, as far as it was not.
+    ///
+    /// # Safety
+    /// These mappings stand in a row, and nothing unmaps them meanwhile.
+    pub(in crate::memory) unsafe fn open_row(&self, row: &[Mapping]) -> Result<()> {
+        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
+        // SAFETY: as the caller promises.
+        unsafe { self.open(&row) }
+    }
+
+    /// Lets the device and those peers that reach the memory read and write it.
+    ///
+    /// # Safety
+    /// All of it is mapped in a row, and nothing unmaps it meanwhile.
+    unsafe fn open(&self, row: &[Placed]) -> Result<()> {
+        let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut devices = vec![self.device];
-        devices.extend_from_slice(&lock(&self.peers));
+        for peer in self.peers.devices() {
+            if first.home == self.device || reaches(peer, first.home)? {
+                devices.push(peer);
+            }
+        }
+        let (start, bytes) = (first.address, last.end() - first.address);
         // SAFETY: the caller promises that the range is mapped.
-        self.driver(|runtime| unsafe { runtime.memory_set_access(self.base + start, bytes, &devices) })
+        self.driver(|runtime| unsafe { runtime.memory_set_access(start, bytes, &devices) })
     }
 
     /// Unmaps mappings that stand in a row, in the order of their addresses.
     ///
     /// # Safety
     /// No work uses the memory at these pages, now or later.
-    pub(in crate::memory) unsafe fn unmap(&self, row: &[Mapping]) -> Result<()> {
+    pub(in crate::memory) unsafe fn unmap_row(&self, row: &[Mapping]) -> Result<()> {
         let Some(first) = row.first() else { return Ok(()) };
         let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-        let _turn = BUSY_EXTENTS.take(row.iter().map(|mapping| mapping.extent));
-        // SAFETY: the caller promises that the pages are used no more.
-        self.driver(|runtime| unsafe { runtime.memory_unmap(self.base + first.start(), bytes) })
+        // SAFETY: as the caller promises.
+        unsafe { self.unmap(self.base + first.start(), bytes, row.iter().map(|mapping| mapping.extent)) }
     }
 
-    /// Lets in another device from the next [`AddressRange::set_access`] on; false if it was let in before.
-    pub(in crate::memory) fn add_peer(&self, peer: Device) -> bool {
-        let mut peers = lock(&self.peers);
-        let is_new = !peers.contains(&peer);
-        if is_new {
-            peers.push(peer);
+    /// Unmaps whole mappings that stand in a row, of these extents.
+    ///
+    /// # Safety
+    /// No work uses the memory at these addresses, now or later.
+    pub(in crate::memory) unsafe fn unmap(
+        &self,
+        address: u64,
+        bytes: u64,
+        extents: impl IntoIterator<Item = Extent>,
+    ) -> Result<()> {
+        let _turn = BUSY_EXTENTS.take(extents);
+        // SAFETY: the caller promises that the memory is used no more there.
+        self.driver(|runtime| unsafe { runtime.memory_unmap(address, bytes) })?;
+        self.mapped.remove(address, bytes);
+        Ok(())
+    }
+
+    /// Lets in another device, which can then read and write all that is mapped and that will be; another thread that is just
+    /// letting it in is waited for.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses. The device is no peer then.
+    pub(in crate::memory) fn let_in(&self, peer: Device) -> Result<()> {
+        let Some(entering) = self.peers.enter(peer) else { return Ok(()) };
+        for row in self.mapped.rows() {
+            // Nothing of it is unmapped as long as this lasts.
+            let _turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+            for still in self.mapped.still(&row) {
+                // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
+                unsafe { self.open(&still) }?;
+            }
         }
-        is_new
-    }
-
-    pub(in crate::memory) fn remove_peer(&self, peer: Device) {
-        lock(&self.peers).retain(|other| *other != peer);
+        entering.finish();
+        Ok(())
     }
 
     /// Returns the devices that were let in.
     pub(in crate::memory) fn peers(&self) -> Vec<Device> {
-        lock(&self.peers).clone()
+        self.peers.devices()
     }
 
     /// Returns whether the device was let in.
     pub(in crate::memory) fn is_peer(&self, device: Device) -> bool {
-        lock(&self.peers).contains(&device)
+        self.peers.has(device)
     }
 }

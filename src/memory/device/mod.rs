@@ -3,6 +3,7 @@
 //!
 //! This room knows nothing of pools and caches. A pool's [`Supply`] and the number of a cache are all that it is given.
 
+mod access;
 mod address_range;
 mod address_space;
 mod busy_extents;
@@ -20,8 +21,8 @@ mod supply;
 mod under_way;
 mod until;
 
+pub(in crate::memory) use access::{Placed, reaches};
 pub(in crate::memory) use address_range::{set_on_release, with_device};
-pub(in crate::memory) use busy_extents::BUSY_EXTENTS;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::set_end_idle;
 pub(in crate::memory) use event_pool::EventPool;

@@ -207,7 +207,7 @@ impl DeviceMemory {
             from -= 1;
         }
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
-        unsafe { self.range.unmap(&mappings[from..]) }?;
+        unsafe { self.range.unmap_row(&mappings[from..]) }?;
         let row = mappings.split_off(from);
         if frees_pages && let Some(first) = row.first() {
             self.put_back_pages(first.first, row.iter().map(|mapping| mapping.pages).sum());

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::Device;
 use crate::memory::device::Mapping;
 use crate::runtime::Stream;
 use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
@@ -47,7 +46,7 @@ impl BackedUp {
 pub(in crate::memory) struct Kept {
     pub(in crate::memory) extents: Vec<Mapping>,
     pub(in crate::memory) is_mapped: bool,
-    /// Whether its device and the peers of then have access.
+    /// Whether its device and that device's peers have access.
     pub(in crate::memory) is_open: bool,
 }
 
@@ -71,8 +70,6 @@ pub(in crate::memory) struct Record {
     /// By start.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
     pub(in crate::memory) kept: Vec<Kept>,
-    /// The devices that had access to what is kept.
-    pub(in crate::memory) peers: Vec<Device>,
     /// Of a sleep that was not finished, the stream on which copies of what is kept may be under way.
     pub(in crate::memory) copies: Option<Stream>,
     /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.

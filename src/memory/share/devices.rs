@@ -1,13 +1,12 @@
-//! What the driver says of devices and never changes: their UUIDs, and which reach the memory of which. Asked once, for it is wanted
-//! with each block that travels.
+//! What the driver says of devices and never changes: their UUIDs, asked once, for they are wanted with each block that
+//! travels; and which reach the memory of which.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
+use crate::memory::device::reaches;
 use crate::runtime::{DeviceUuid, get};
-use crate::sync::lock;
 
 /// Returns the UUIDs of this process's devices, in order.
 fn uuids() -> Result<&'static [DeviceUuid]> {
@@ -44,16 +43,11 @@ fn unseen(uuid: &DeviceUuid) -> Error {
 
 /// Refuses a device that cannot reach the memory of the one where it is.
 pub(super) fn check_reach(on: Device, owned_by: Device) -> Result<()> {
-    static REACHED: Mutex<BTreeSet<(Device, Device)>> = Mutex::new(BTreeSet::new());
-    if on == owned_by || lock(&REACHED).contains(&(on, owned_by)) {
-        return Ok(());
-    }
-    if !get()?.can_access_peer(on, owned_by)? {
+    if !reaches(on, owned_by)? {
         return Err(Error::invalid_value(format!(
             "{on} cannot reach the memory of {owned_by}, where the shared buffer is: the two are not connected by NVLink or \
              peer-to-peer PCIe; attach it on {owned_by} and copy through the host"
         )));
     }
-    lock(&REACHED).insert((on, owned_by));
     Ok(())
 }

@@ -75,7 +75,7 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
         Parts::of(pool, thread)
     })();
     let parts = ready.inspect_err(|_| wake_caches(pool, thread))?;
-    let mut record = Record { peers: pool.memory.range.peers(), ..Record::default() };
+    let mut record = Record::default();
     let mut released = 0;
     match empty(pool, parts, backup, &mut record, &mut released) {
         Ok(()) => {
@@ -176,7 +176,7 @@ fn give_back(
         outcome = event.as_ref().map_or(Ok(()), Event::synchronize).and_then(|()| {
             // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
             // work of callers that hold blocks of it is not to come, as they were told.
-            unsafe { memory.range.unmap(&part.extents) }
+            unsafe { memory.range.unmap_row(&part.extents) }
         });
         memory.events.put_back(event);
         if outcome.is_err() {

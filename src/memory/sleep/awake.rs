@@ -129,35 +129,22 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     let range = &pool.memory.range;
     for index in 0..record.kept.len() {
         if !record.kept[index].is_mapped {
-            let kept = record.kept.swap_remove(index);
-            let mut rest = kept.extents.into_iter();
-            let (mut mapped, mut outcome) = (Vec::new(), Ok(()));
-            while let Some(&extent) = rest.as_slice().first() {
-                // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extent.
-                outcome = unsafe { range.map(extent) };
-                if outcome.is_err() {
-                    break;
-                }
-                mapped.push(extent);
-                rest.next();
-            }
-            record.kept.push(Kept { extents: rest.collect(), is_mapped: false, is_open: false });
-            record.kept.push(Kept { extents: mapped, is_mapped: true, is_open: false });
+            let mut mapped = record.kept.swap_remove(index).extents;
+            // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extents.
+            let (count, outcome) = unsafe { range.map_row(&mapped) };
+            let rest = mapped.split_off(count);
+            record.kept.push(Kept { extents: rest, is_mapped: false, is_open: false });
+            record.kept.push(Kept { extents: mapped, is_mapped: true, is_open: outcome.is_ok() });
             record.kept.retain(|kept| !kept.extents.is_empty());
             outcome?;
             return map_kept(pool, record);
         }
     }
-    let peers = range.peers();
-    let has_new_peers = peers != record.peers;
-    for kept in record.kept.iter_mut().filter(|kept| has_new_peers || !kept.is_open) {
-        if let Some(all) = kept.range() {
-            // SAFETY: all of it is mapped.
-            unsafe { range.set_access(all.start, all.end - all.start) }?;
-        }
+    for kept in record.kept.iter_mut().filter(|kept| !kept.is_open) {
+        // SAFETY: all of it is mapped, and the pool's alone.
+        unsafe { range.open_row(&kept.extents) }?;
         kept.is_open = true;
     }
-    record.peers = peers;
     Ok(())
 }
 
@@ -171,14 +158,13 @@ fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken,
             let (Some(&(first, _)), Some(&(last, pages))) = (group.first(), group.last()) else { continue };
             let range = u64::from(first) * PAGE..u64::from(last + pages) * PAGE;
             for (first, pages) in group {
-                let mapping = Mapping { first, pages, extent: extent_for_waking(pool, pages, thread)? };
-                taken.unmapped.push(mapping);
-                // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extent.
-                unsafe { memory.range.map(mapping) }?;
-                taken.mapped.extend(taken.unmapped.pop());
+                let extent = extent_for_waking(pool, pages, thread)?;
+                taken.unmapped.push(Mapping { first, pages, extent });
             }
-            // SAFETY: all of it was just mapped.
-            unsafe { memory.range.set_access(range.start, range.end - range.start) }?;
+            // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.
+            let (count, outcome) = unsafe { memory.range.map_row(&taken.unmapped) };
+            taken.mapped.extend(taken.unmapped.drain(..count));
+            outcome?;
             if !record.backed_up.is_empty() {
                 let stream = match &mut taken.stream {
                     Some(stream) => stream,

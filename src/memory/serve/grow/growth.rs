@@ -140,15 +140,13 @@ impl<'a> Growth<'a> {
         let mut first = self.place.first;
         let moved = self.gathered.iter().flat_map(|from| &from.mappings);
         for &mapping in moved.chain(&self.created) {
-            let mapping = Mapping { first, ..mapping };
-            // SAFETY: `find_place` took the pages for this growth, which has the extent.
-            unsafe { self.memory.range.map(mapping) }?;
-            self.mapped.push(mapping);
+            self.mapped.push(Mapping { first, ..mapping });
             first += mapping.pages;
         }
-        let bytes = u64::from(first - self.place.first) * PAGE;
-        // SAFETY: all of it was just mapped.
-        unsafe { self.memory.range.set_access(self.place.start(), bytes) }
+        // SAFETY: `find_place` took the pages for this growth, which has the extents.
+        let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped) };
+        self.mapped.truncate(count);
+        outcome
     }
 
     /// Bytes gathered from other pools.

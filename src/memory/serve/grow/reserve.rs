@@ -46,13 +46,10 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
             extents.push(Mapping { first: at, pages, extent });
             at += pages;
         }
-        for &mapping in &extents {
-            // SAFETY: the pages were taken for this reserve above, which alone has the extent.
-            unsafe { memory.range.map(mapping) }?;
-            mapped += 1;
-        }
-        // SAFETY: all of it was just mapped.
-        unsafe { memory.range.set_access(u64::from(first) * PAGE, u64::from(pages) * PAGE) }
+        // SAFETY: the pages were taken for this reserve above, which alone has the extents.
+        let (count, outcome) = unsafe { memory.range.map_row(&extents) };
+        mapped = count;
+        outcome
     })();
     if outcome.is_err() {
         let unmapped = extents.split_off(mapped);

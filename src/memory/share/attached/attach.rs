@@ -63,8 +63,11 @@ pub(in crate::memory) fn attach(
         ));
     }
     let memory = &device_caches(on)?.memory;
-    let buffer =
-        if broker::start()? == told.name { attach_own(&told, memory)? } else { attach_others(&told, memory, &stream)? };
+    let buffer = if broker::start()? == told.name {
+        attach_own(&told, memory)?
+    } else {
+        attach_others(&told, owned_by, memory, &stream)?
+    };
     Ok((buffer, stream))
 }
 
@@ -146,7 +149,12 @@ impl Hold<'_> {
     }
 }
 
-fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) -> Result<AttachedBuffer> {
+fn attach_others(
+    told: &Told,
+    owned_by: Device,
+    memory: &'static DeviceMemory,
+    stream: &Stream,
+) -> Result<AttachedBuffer> {
     let owner = Owner::of(told);
     let mut hold = Hold { link: owner.connect()?, told, is_held: false };
     let (held, names) = match take(&mut hold) {
@@ -158,7 +166,7 @@ fn attach_others(told: &Told, memory: &'static DeviceMemory, stream: &Stream) ->
         }
         Err(unanswered) => return Err(unanswered.into()),
     };
-    let attached = wait(&hold, held, &names, stream).and_then(|()| find_or_map(&hold, &owner, held, memory));
+    let attached = wait(&hold, held, &names, stream).and_then(|()| find_or_map(&hold, &owner, held, owned_by, memory));
     match attached {
         Ok(attachment) => {
             let address = attachment.address;
@@ -177,6 +185,7 @@ fn find_or_map(
     hold: &Hold<'_>,
     owner: &Arc<Owner>,
     held: Held,
+    owned_by: Device,
     memory: &'static DeviceMemory,
 ) -> Result<Arc<Attachment>> {
     let told = hold.told;
@@ -192,7 +201,7 @@ fn find_or_map(
         }
         return Ok(attachment);
     }
-    let mapping = map(hold, owner, held, memory)?;
+    let mapping = map(hold, owner, held, owned_by, memory)?;
     // So that it can stay once it is let go; where that fails it does not. Not before it is mapped, which may need the last
     // descriptors.
     if let Err(error) = owner.listen(&hold.request(Ask::News, 0, 0)) {
@@ -230,7 +239,13 @@ fn wait(hold: &Hold<'_>, held: Held, names: &[[u8; 64]], stream: &Stream) -> Res
 }
 
 /// Maps the region of a block that is held.
-fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceMemory) -> Result<Mapping> {
+fn map(
+    hold: &Hold<'_>,
+    owner: &Arc<Owner>,
+    held: Held,
+    owned_by: Device,
+    memory: &'static DeviceMemory,
+) -> Result<Mapping> {
     let mut all: Vec<Described> = Vec::new();
     while all.len() < held.extents as usize {
         let count = (held.extents as usize - all.len()).min(DESCRIBED) as u32;
@@ -276,7 +291,7 @@ fn map(hold: &Hold<'_>, owner: &Arc<Owner>, held: Held, memory: &'static DeviceM
     if !is_inside {
         return Err(Error::internal("a shared block does not lie in its region"));
     }
-    Mapping::map(memory, owner, held.region, extents).map_err(|(error, left)| {
+    Mapping::map(memory, owned_by, owner, held.region, extents).map_err(|(error, left)| {
         // What the driver refuses to undo is undone later.
         end_mappings(left.into_iter().map(|left| *left).collect());
         error

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::retired::{Use, retire};
 use crate::error::{Error, Result};
 use crate::memory::cache::{BlockUser, Waiting};
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, reaches};
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, lock};
@@ -33,16 +33,20 @@ impl AttachedBuffer {
         self.bytes
     }
 
-    /// Refuses a stream of a device that the memory was not attached for.
+    /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.
     pub(in crate::memory) fn check_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
-        if stream.device() == self.memory.device {
+        let (own, other) = (self.memory.device, stream.device());
+        let home = match &self.used {
+            Use::Mapped(attachment) => attachment.home,
+            Use::Own(_) => own,
+        };
+        if other == own || (self.memory.range.is_peer(other) && reaches(other, home)?) {
             return Ok(());
         }
-        let (own, other) = (self.memory.device, stream.device());
         Err(Error::invalid_value(format!(
-            "{:#x} was attached for {own}, and a stream of {other} cannot use it: give a stream of {own}, or attach the token \
-             for {other} as well",
+            "{:#x} was attached for {own}, and a stream of {other} cannot use it: give a stream of {own}, attach the token for \
+             {other} as well, or call enable_peer_access first",
             self.address
         )))
     }

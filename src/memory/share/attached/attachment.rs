@@ -8,6 +8,7 @@ use super::mapping::Mapping;
 use super::news::Said;
 use super::owner_process::Owner;
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::share::secret::Secret;
 use crate::memory::share::token::Told;
@@ -17,6 +18,8 @@ use crate::memory::share::wire::{Ask, Request};
 #[derive(Debug)]
 pub(in crate::memory::share) struct Attachment {
     pub(super) memory: &'static DeviceMemory,
+    /// The device that has it.
+    pub(super) home: Device,
     owner: Arc<Owner>,
     pub(super) region: RegionKey,
     pub(super) block: u64,
@@ -45,6 +48,7 @@ impl Attachment {
         mapping.memory.attached.fetch_add(told.bytes, Ordering::Relaxed);
         Self {
             memory: mapping.memory,
+            home: mapping.home,
             owner: Arc::clone(owner),
             region,
             block: told.block,

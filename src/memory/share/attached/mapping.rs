@@ -6,7 +6,8 @@ use super::books;
 use super::imported::Imported;
 use super::owner_process::Owner;
 use crate::error::Result;
-use crate::memory::device::{BUSY_EXTENTS, DeviceMemory, with_device};
+use crate::ids::Device;
+use crate::memory::device::{DeviceMemory, Placed, with_device};
 use crate::memory::share::secret::Secret;
 use crate::memory::share::wire::{Ask, Request};
 
@@ -15,6 +16,8 @@ use crate::memory::share::wire::{Ask, Request};
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) memory: &'static DeviceMemory,
+    /// The device that has it.
+    pub(super) home: Device,
     pub(super) owner: Arc<Owner>,
     /// The region's number, as its owner says.
     pub(super) region: u64,
@@ -32,17 +35,18 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a region's extents, which have these sizes, for a device.
+    /// Maps a region's extents, which have these sizes and are another device's or its own, for a device and its peers.
     ///
     /// # Errors
     /// Those of the driver, with what it refused to undo, if there is anything, which is to be ended later.
     pub(super) fn map(
         memory: &'static DeviceMemory,
+        home: Device,
         owner: &Arc<Owner>,
         region: u64,
         extents: Vec<(Arc<Imported>, u64)>,
     ) -> std::result::Result<Self, (crate::error::Error, Option<Box<Self>>)> {
-        let mut mapping = Self::nowhere(memory, owner, region);
+        let mut mapping = Self { home, ..Self::nowhere(memory, owner, region) };
         let reserved = extents.iter().map(|(_, bytes)| bytes).sum();
         mapping.start =
             with_device(memory.device, |runtime| runtime.address_reserve(reserved)).map_err(|e| (e, None))?;
@@ -60,6 +64,7 @@ impl Mapping {
     pub(super) fn nowhere(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: u64) -> Self {
         Self {
             memory,
+            home: memory.device,
             owner: Arc::clone(owner),
             region,
             number: books::number(),
@@ -73,18 +78,18 @@ impl Mapping {
     }
 
     fn map_all(&mut self, extents: Vec<(Arc<Imported>, u64)>) -> Result<()> {
-        let (device, start) = (self.memory.device, self.start);
-        let _turn = BUSY_EXTENTS.take(extents.iter().map(|(imported, _)| imported.extent));
-        with_device(device, |runtime| {
-            for (imported, bytes) in extents {
-                // SAFETY: the addresses were just reserved, and the extent is alive and as long as its owner says.
-                unsafe { runtime.memory_map(start + self.mapped, bytes, imported.extent) }?;
-                self.mapped += bytes;
-                self.imported.push(imported);
-            }
-            // SAFETY: the whole range was just mapped.
-            unsafe { runtime.memory_set_access(start, self.mapped, &[device]) }
-        })
+        let (home, mut address) = (self.home, self.start);
+        let place = |(imported, bytes): &(Arc<Imported>, u64)| {
+            let placed = Placed { address, bytes: *bytes, extent: imported.extent, home };
+            address += bytes;
+            placed
+        };
+        let row: Vec<_> = extents.iter().map(place).collect();
+        // SAFETY: the addresses were just reserved, and the extents are alive and as long as their owner says.
+        let (count, outcome) = unsafe { self.memory.range.map(&row) };
+        self.mapped = row[..count].iter().map(|placed| placed.bytes).sum();
+        self.imported.extend(extents.into_iter().take(count).map(|(imported, _)| imported));
+        outcome
     }
 
     /// Returns how many extents are mapped.
@@ -103,9 +108,9 @@ impl Mapping {
     fn unmap(&mut self) -> Result<()> {
         if self.mapped > 0 {
             let (start, mapped) = (self.start, self.mapped);
-            let _turn = BUSY_EXTENTS.take(self.imported.iter().map(|imported| imported.extent));
+            let extents = self.imported.iter().map(|imported| imported.extent);
             // SAFETY: the range was mapped here, and all work that uses it is done.
-            with_device(self.memory.device, |runtime| unsafe { runtime.memory_unmap(start, mapped) })?;
+            unsafe { self.memory.range.unmap(start, mapped, extents) }?;
             self.mapped = 0;
         }
         self.set_used(false);

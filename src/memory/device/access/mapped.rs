@@ -1,0 +1,139 @@
+//! What is mapped for a device, whoever has it: a cache, a reserve, an attachment, or nothing yet, for pages that were just
+//! mapped or are on their way from one cache to another.
+//!
+//! So a device that is let in gets access to all of it without a look at caches, from which pages come and go meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::ids::Device;
+use crate::runtime::Extent;
+use crate::sync::lock;
+
+/// The most mappings that are opened by one call of the driver, for which nothing of them can be unmapped.
+const ROW_MOST: usize = 32;
+
+/// Extent memory, and the addresses that it is mapped at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct Placed {
+    pub(in crate::memory) address: u64,
+    pub(in crate::memory) bytes: u64,
+    pub(in crate::memory) extent: Extent,
+    /// The device that has the memory: another one where it was attached from there.
+    pub(in crate::memory) home: Device,
+}
+
+impl Placed {
+    pub(in crate::memory) const fn end(&self) -> u64 {
+        self.address + self.bytes
+    }
+
+    /// Returns whether the other begins where this ends, and the same devices reach both.
+    pub(super) fn goes_on_in(&self, other: &Self) -> bool {
+        self.end() == other.address && self.home == other.home
+    }
+}
+
+/// As [`Placed`], in less room: a device has tens of thousands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    extent: Extent,
+    /// The size in units of [`UNIT`].
+    units: u32,
+    /// The ordinal of the device that has the memory, or [`OWN`].
+    home: u32,
+}
+
+/// Every mapping is a multiple of a page of the system.
+const UNIT: u64 = 4 << 10;
+/// In place of another device's ordinal.
+const OWN: u32 = u32::MAX;
+
+/// All that is mapped for one device, by address.
+#[derive(Debug)]
+pub(in crate::memory::device) struct Mapped {
+    device: Device,
+    all: Mutex<BTreeMap<u64, Entry>>,
+}
+
+impl Mapped {
+    pub(in crate::memory::device) const fn new(device: Device) -> Self {
+        Self { device, all: Mutex::new(BTreeMap::new()) }
+    }
+
+    fn entry(&self, placed: &Placed) -> Entry {
+        let home = if placed.home == self.device { OWN } else { placed.home.ordinal() as u32 };
+        Entry { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
+    }
+
+    fn placed(&self, address: u64, Entry { extent, units, home }: Entry) -> Placed {
+        let home = if home == OWN { self.device } else { Device::from_ordinal(home) };
+        Placed { address, bytes: u64::from(units) * UNIT, extent, home }
+    }
+
+    pub(in crate::memory::device) fn add(&self, placed: &Placed) {
+        lock(&self.all).insert(placed.address, self.entry(placed));
+    }
+
+    /// Forgets what was mapped between two addresses.
+    pub(in crate::memory::device) fn remove(&self, address: u64, bytes: u64) {
+        let mut all = lock(&self.all);
+        while let Some((&first, _)) = all.range(address..address + bytes).next() {
+            all.remove(&first);
+        }
+    }
+
+    /// Returns all that is mapped now, in rows that one call can open.
+    pub(in crate::memory::device) fn rows(&self) -> Vec<Vec<Placed>> {
+        let all: Vec<_> = lock(&self.all).iter().map(|(&address, &entry)| self.placed(address, entry)).collect();
+        all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(ROW_MOST)).map(<[_]>::to_vec).collect()
+    }
+
+    /// Returns those of a row that are still mapped, in rows again.
+    pub(in crate::memory::device) fn still(&self, row: &[Placed]) -> Vec<Vec<Placed>> {
+        let all = lock(&self.all);
+        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&self.entry(placed));
+        let still: Vec<_> = row.iter().copied().filter(is_still).collect();
+        drop(all);
+        still.chunk_by(Placed::goes_on_in).map(<[_]>::to_vec).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(address: u64, bytes: u64, home: u32) -> Placed {
+        let (address, bytes) = (address * UNIT, bytes * UNIT);
+        Placed { address, bytes, extent: Extent::from_number(address), home: Device::from_ordinal(home) }
+    }
+
+    fn addresses(rows: &[Vec<Placed>]) -> Vec<Vec<u64>> {
+        rows.iter().map(|row| row.iter().map(|placed| placed.address / UNIT).collect()).collect()
+    }
+
+    #[test]
+    fn rows_go_on_without_a_gap_and_are_of_one_device() {
+        let mapped = Mapped::new(Device::from_ordinal(0));
+        for placed in [placed(10, 2, 0), placed(20, 5, 0), placed(12, 3, 0), placed(25, 5, 1)] {
+            mapped.add(&placed);
+        }
+        assert_eq!(addresses(&mapped.rows()), [vec![10, 12], vec![20], vec![25]]);
+        (0..=ROW_MOST as u64).for_each(|number| mapped.add(&placed(100 + number, 1, 0)));
+        assert_eq!(mapped.rows().iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, ROW_MOST, 1]);
+    }
+
+    #[test]
+    fn what_was_unmapped_since_is_left_out_and_parts_a_row() {
+        let mapped = Mapped::new(Device::from_ordinal(0));
+        (0..5).for_each(|number| mapped.add(&placed(number, 1, 0)));
+        let rows = mapped.rows();
+        mapped.remove(UNIT, UNIT);
+        // Something else stands there now.
+        mapped.remove(4 * UNIT, UNIT);
+        mapped.add(&placed(4, 9, 0));
+        assert_eq!(addresses(&mapped.still(&rows[0])), [vec![0], vec![2, 3]]);
+        mapped.remove(0, 4 * UNIT);
+        assert!(mapped.still(&rows[0]).is_empty());
+    }
+}
