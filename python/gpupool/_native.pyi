@@ -2124,8 +2124,8 @@ def get_per_process_memory_fraction(device: SupportsIndex | None = None) -> floa
 def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     """Let ``peer`` read and write gpupool's memory on ``device``, existing and later.
 
-    Once it returns, the peer has access, whatever other threads do with the memory meanwhile. This includes buffers that are
-    attached for ``device`` if the peer can access the device that has them.
+    Once it returns, the peer has access, whatever other threads do with the memory meanwhile. This includes buffers
+    that are attached for ``device`` if the peer can access the device that has them.
 
     See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
 
