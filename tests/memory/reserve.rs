@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory, used};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::runtime::host::{accessible, begin_capture, complete_all, end_capture, submit};
+use gpupool::runtime::host::{Call, accessible, before_call, begin_capture, complete_all, end_capture, submit};
 use gpupool::{
     CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, enable_peer_access,
     memory_stats, on_oom,
@@ -291,6 +291,23 @@ fn peers_reach_what_is_reserved_before_and_after() {
         );
     }
     drop((block, whole, early, late));
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_that_is_closed_while_a_request_collects_its_reserve_leaves_nothing() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let pool = Arc::new(reserved());
+    drop(empty_in(&pool, RESERVE, &own).unwrap());
+    let closed = Arc::clone(&pool);
+    // What the other stream has free is taken from it, and not the reserve's again yet.
+    before_call(Call::EventRecord, 0, move || {
+        closed.close().unwrap();
+    });
+    let error = empty_in(&pool, RESERVE, &other).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+    drop(pool);
     assert_all_back();
 }
 

@@ -32,7 +32,7 @@ pub(in crate::memory) use free::let_streams_end;
 pub(crate) use free::owns;
 pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
 pub use grow::SegmentGuard;
-pub(in crate::memory) use grow::{extent_for_waking, on_segment, pages_asleep, warm_by_segments};
+pub(in crate::memory) use grow::{extent_for_waking, on_segment, pages_asleep, retire_extents, warm_by_segments};
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
 pub(in crate::memory) use peers::enable_peer;

@@ -12,7 +12,7 @@ use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Until};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
-use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, trim};
+use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -211,10 +211,5 @@ fn give_up(pool: &Pool, taken: Taken) -> bool {
 /// Gives a pool's reserve the extents that stand there now. Those go that a pool which has ended needs no more.
 fn give_reserve_back(pool: &Pool, extents: Vec<Mapping>) {
     let Some(reserve) = pool.supply.reserve() else { return };
-    let unneeded = reserve.set_extents(extents);
-    if !unneeded.is_empty() {
-        let remains = Remains::Released { mapped: unneeded, unmapped: Vec::new() };
-        // SAFETY: what is in the reserve is in no cache, and no work uses it.
-        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
-    }
+    retire_extents(pool, reserve.set_extents(extents));
 }

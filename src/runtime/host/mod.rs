@@ -46,11 +46,11 @@ pub(crate) use fault::Call;
 pub(crate) use fault::check;
 #[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
+#[cfg(feature = "fault-injection")]
+pub use hooks::before_call;
 pub use uses::UsedBlock;
 #[cfg(feature = "fault-injection")]
 pub use uses::{collect as collect_mistakes, register, unregister};
-#[cfg(feature = "fault-injection")]
-pub use hooks::before_call;
 #[cfg(feature = "fault-injection")]
 pub use virtual_memory::reuse_extent_numbers;
 

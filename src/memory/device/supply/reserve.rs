@@ -90,6 +90,7 @@ impl Reserve {
     }
 
     /// Ends the reserve with its pool, and returns the extents that are to go.
+    #[must_use]
     pub(in crate::memory) fn end(&self) -> Vec<Mapping> {
         let mut state = lock(&self.state);
         state.has_ended = true;
@@ -102,6 +103,7 @@ impl Reserve {
     }
 
     /// Takes in the extents that stand there now. Returns those that are to go, for the pool has ended.
+    #[must_use]
     pub(in crate::memory) fn set_extents(&self, extents: Vec<Mapping>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
         state.extents = extents;

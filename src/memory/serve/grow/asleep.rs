@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{claimed, is_no_memory};
+use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, ThreadCache};
 use crate::memory::device::{PAGE, Reserve, Run};
@@ -39,9 +40,8 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     free.into_iter().for_each(|range| put_back(pool, run_of(&range)));
     let (mut needed, in_reserve) = parted(&spans, &kept);
     if let Some(reserve) = reserve {
-        // It has no extents while the pool is asleep, so none goes.
-        let gone = reserve.put_back(of_reserve.iter().map(run_of).collect());
-        debug_assert!(gone.is_empty());
+        // Those that go are none: it has no extents while the pool is asleep.
+        retire_extents(pool, reserve.put_back(of_reserve.iter().map(run_of).collect()));
         if !reserve.has_ended() {
             needed.push(kept);
         } else {

@@ -24,6 +24,7 @@ pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
 pub(super) use claim::is_no_memory;
 pub(super) use effort::Effort;
 pub(super) use lent_slabs::return_slabs;
+pub(in crate::memory) use reserve::retire_extents;
 pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
 pub(in crate::memory) use segment::warm_by_segments;
 pub use segment_events::SegmentGuard;

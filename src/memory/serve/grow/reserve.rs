@@ -163,7 +163,8 @@ fn collect_from(
         _ => is_work_done(cache, other, request, effort),
     };
     if matches!(is_done, Ok(true)) {
-        let_go(request.pool(), reserve.put_back(runs));
+        // Some are to go where the pool was closed meanwhile.
+        retire_extents(request.pool(), reserve.put_back(runs));
     } else {
         put_back(cache, other, thread, runs);
     }
@@ -221,15 +222,14 @@ pub(in crate::memory::serve) fn retire_reserve(
 /// Ends the reserve of a pool that has ended: each extent goes once all of it is free.
 pub(in crate::memory::serve) fn end_reserve(pool: &Pool) {
     let Some(reserve) = pool.supply.reserve() else { return };
-    let_go(pool, reserve.end());
+    retire_extents(pool, reserve.end());
 }
 
-/// Gives back extents of the reserve, whose pool has ended or was closed.
-fn let_go(pool: &Pool, mapped: Vec<Mapping>) {
-    if mapped.is_empty() {
-        return;
+/// Gives back what a reserve has let go of, since its pool has ended.
+pub(in crate::memory) fn retire_extents(pool: &Pool, mapped: Vec<Mapping>) {
+    if !mapped.is_empty() {
+        let remains = Remains::Released { mapped, unmapped: Vec::new() };
+        // SAFETY: what is in the reserve is in no cache, and no work uses it.
+        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
     }
-    let remains = Remains::Released { mapped, unmapped: Vec::new() };
-    // SAFETY: what is in the reserve is in no cache, and no work uses it.
-    unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
 }
