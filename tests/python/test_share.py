@@ -91,6 +91,7 @@ def test_strangers_get_nothing_and_harm_no_other(case):
         "two_buffers_in_one_extent_have_one_mapping",
         "an_extents_number_that_comes_again_is_another_extent",
         "what_is_given_back_is_unmapped",
+        "what_lacks_memory_waits_for_other_processes",
         "what_a_pool_had_is_unmapped_as_it_ends",
         "what_the_owner_cannot_release_is_another_region",
         "freed_while_it_is_attached",

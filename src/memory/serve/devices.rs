@@ -3,8 +3,7 @@
 use std::sync::{Arc, Once};
 
 use super::pools::end_pool;
-use super::settle::Patience;
-use super::trim::trim_pools;
+use super::trim::make_room;
 use crate::error::{MemoryUse, Result};
 use crate::ids::Device;
 use crate::memory::cache::{ALL, DeviceCaches};
@@ -72,9 +71,6 @@ fn used(device: Device) -> Vec<MemoryUse> {
 /// Gives back what pools that help others have free on the device, after waiting for work that uses it.
 fn release(device: Device) {
     if let Some(caches) = DeviceCaches::known(device) {
-        // What cannot be given back leaves the rest to help.
-        let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
-        caches.memory.end_idle_attachments();
-        caches.memory.wait_for_processes();
+        make_room(caches, ThisThread::get(), Pool::gives_way);
     }
 }

@@ -16,7 +16,7 @@ use super::grow::{Effort, grow, is_no_memory};
 use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::trim::{leave_closed, trim_pools};
+use super::trim::{leave_closed, make_room};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
 use crate::memory::device::Moment;
@@ -340,16 +340,13 @@ impl Climb {
         if let Some(caches) = DeviceCaches::known(self.request.memory().device) {
             let own = self.request.pool().number;
             let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();
-            // What cannot be given back leaves the rest to help.
-            let _ = trim_pools(caches, self.request.thread, Patience::Wait, is_meant);
+            make_room(caches, self.request.thread, is_meant);
             if self.request.memory().is_of_host() {
                 // The limit of pinned memory is of all nodes together.
                 for other in DeviceCaches::of_nodes().filter(|other| !std::ptr::eq(*other, caches)) {
-                    let _ = trim_pools(other, self.request.thread, Patience::Wait, Pool::gives_way);
+                    make_room(other, self.request.thread, Pool::gives_way);
                 }
             }
-            caches.memory.end_idle_attachments();
-            caches.memory.wait_for_processes();
         }
     }
 

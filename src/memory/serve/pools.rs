@@ -6,7 +6,7 @@ use super::devices::device_caches;
 use super::grow::{is_no_memory, make_reserve};
 use super::out_of_memory::{call, callbacks, no_memory_left, note};
 use super::settle::Patience;
-use super::trim::{mark_closed, trim, trim_pools};
+use super::trim::{make_room, mark_closed, trim};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -61,8 +61,7 @@ fn make_reserve_from_what_there_is(caches: &'static DeviceCaches, pool: &Pool, b
         Err(Error::no_memory(GPUPOOL, "No device has that many bytes: request less"))
     };
     let try_again = || {
-        // What cannot be given back leaves the rest to help.
-        let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, Pool::gives_way);
+        make_room(caches, ThisThread::get(), Pool::gives_way);
         caches.memory.retries.fetch_add(1, Ordering::Relaxed);
         make_reserve(pool, bytes)
     };

@@ -142,6 +142,15 @@ pub(in crate::memory) fn trim_pools(
     outcome.map(|()| released)
 }
 
+/// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
+/// done with it, and what other processes still map of that, or this one of theirs. What cannot be given back leaves the rest
+/// to help.
+pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
+    let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
+    caches.memory.end_idle_attachments();
+    caches.memory.wait_for_processes();
+}
+
 /// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.
 pub(super) fn mark_closed(pool: &Pool) {
     pool.close();

@@ -12,8 +12,7 @@ use crate::memory::cache::{DeviceCaches, ThreadCache};
 use crate::memory::device::{PAGE, Reserve, Run};
 use crate::memory::pool::{Kept, Pool, Record};
 use crate::memory::serve::out_of_memory::{call, callbacks, note};
-use crate::memory::serve::settle::Patience;
-use crate::memory::serve::trim::trim_pools;
+use crate::memory::serve::trim::make_room;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
 
@@ -140,8 +139,7 @@ pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32, thread: This
     let lacks = |outcome: &Result<Extent>| outcome.as_ref().is_err_and(is_no_memory);
     let try_again = || {
         if let Some(caches) = DeviceCaches::known(memory.device) {
-            // What cannot be given back leaves the rest to help.
-            let _ = trim_pools(caches, thread, Patience::Wait, Pool::gives_way);
+            make_room(caches, thread, Pool::gives_way);
         }
         memory.retries.fetch_add(1, Ordering::Relaxed);
         create()

@@ -1,6 +1,7 @@
 """What a process let go stays mapped there for the next time, and never keeps memory that its owner gives back."""
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -275,6 +276,38 @@ def what_is_given_back_is_unmapped() -> None:
             stays.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
+
+
+def what_lacks_memory_waits_for_other_processes() -> None:
+    """What each waits for in vain it logs, of a process that is stopped."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logger = logging.getLogger("gpupool")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    asleep = gpupool.MemPool()
+    # With what is shared it is more than the device has.
+    with gpupool.use_mem_pool(asleep):
+        large = gpupool.empty(50 * MIB)
+    asleep.sleep(backup=None)
+    held = gpupool.empty(2 * MIB)
+    with other_process() as other:
+        for lack in (run_out_of_memory, reserve_too_much, asleep.wake):
+            buffer = in_pieces(1)
+            attach_and_let_go(other, buffer.share())
+            with stopped(other.process.pid):
+                buffer.free()
+                logged.clear()
+                lack()
+                wait_until(lambda: any("other processes still have" in each for each in logged), f"{lack} has waited")
+            wait_until(lambda: mappings("self", other.process.pid) == 0, "it has heard all")
+    assert large.nbytes == asleep.stats().live_bytes
+    held.free()
+
+
+def reserve_too_much() -> None:
+    raised(gpupool.OutOfMemory, lambda: gpupool.MemPool(reserve=64 * MIB))
 
 
 def run_out_of_memory() -> None:
