@@ -727,8 +727,9 @@ class DeviceBuffer:
 
         A copy from gpupool's pinned memory, a :class:`PinnedBuffer` or a memoryview or array over one, is asynchronous:
         synchronize the stream before that memory is written again. From any other memory this returns when the copy is
-        done; other threads run meanwhile. While the stream is captured only pinned memory is accepted, from which the
-        graph then copies at each replay.
+        done; other threads run meanwhile. Such memory may be freed at once, even if this raises: the bytes go by way of
+        at most 8 MiB of gpupool's pinned memory. While the stream is captured only pinned memory is accepted, from
+        which the graph then copies at each replay.
 
         >>> import array
         >>> buffer = gpupool.empty(8)
@@ -745,7 +746,9 @@ class DeviceBuffer:
             TypeError: ``host`` does not support the buffer protocol.
             InvalidValue: The sizes differ, the memory is not contiguous, the buffer was freed, the stream is captured
                 and the memory is not pinned, or its device has no access.
-            LibraryError: The driver refuses.
+            Asleep: Its pool is asleep.
+            OutOfMemory: There is no pinned memory for the copy; :func:`set_pinned_limit` may be the reason.
+            LibraryError: The driver refuses. Any part of the buffer may then be written.
         """
 
     def copy_to(self, host: WriteableBuffer, stream: StreamLike | None = None) -> None:
@@ -768,7 +771,9 @@ class DeviceBuffer:
         Raises:
             TypeError: ``host`` does not support the buffer protocol.
             InvalidValue: ``host`` is read-only, or as in :meth:`copy_from`.
-            LibraryError: The driver refuses.
+            Asleep: Its pool is asleep.
+            OutOfMemory: There is no pinned memory for the copy.
+            LibraryError: The driver refuses. Any part of ``host`` may then be written.
         """
 
     def fill(self, byte: SupportsIndex, stream: StreamLike | None = None) -> None:
@@ -785,6 +790,7 @@ class DeviceBuffer:
 
         Raises:
             InvalidValue: The value is not a byte, the buffer was freed, or the stream's device has no access to it.
+            Asleep: Its pool is asleep.
             LibraryError: The driver refuses.
         """
 
@@ -793,6 +799,9 @@ class DeviceBuffer:
 
         Raises:
             InvalidValue: The buffer was freed, or its stream is captured.
+            Asleep: Its pool is asleep.
+            OutOfMemory: There is no pinned memory for the copy.
+            LibraryError: The driver refuses.
         """
 
     def __len__(self) -> int: ...

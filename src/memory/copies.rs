@@ -1,10 +1,11 @@
 //! Copies between a buffer and the host, and fills, in the order of a stream.
 //!
 //! Copies to and from gpupool's pinned memory do not wait: that memory is recorded on the stream, and so is kept until
-//! the copy is done. Any other memory of the host may be freed or changed as soon as a call returns, so the call waits;
-//! and a captured stream is refused, since its graph would use that memory at each replay.
+//! the copy is done. Any other memory of the host may be freed or changed as soon as a call returns, so the call waits,
+//! and no device uses that memory: see [`staging`]. A captured stream is refused, since its graph would copy again at each
+//! replay.
 
-use super::{DeviceBuffer, PinnedBuffer};
+use super::{DeviceBuffer, PinnedBuffer, staging};
 use crate::error::{Error, Result};
 use crate::ids::CaptureStatus;
 use crate::process;
@@ -21,7 +22,7 @@ pub(crate) struct HostBytes<'a> {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+pub(super) enum Way {
     ToDevice,
     ToHost,
 }
@@ -42,11 +43,13 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, or its device cannot access the buffer;
-    /// `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::Asleep` while its pool is asleep; `ErrorKind::OutOfMemory` if there is no pinned memory for the copy to
+    /// go by; `ErrorKind::Library` if the driver refuses. Nothing uses the host's bytes once this returns, also with an
+    /// error; of the buffer any part may then be written.
     pub fn copy_from(&self, host: &[u8], stream: &Stream) -> Result<()> {
         let host =
             HostBytes { address: host.as_ptr().expose_provenance() as u64, bytes: host.len() as u64, pinned: None };
-        // SAFETY: the slice is as long as it says, and lent until the copy is done, which is waited for.
+        // SAFETY: the slice is as long as it says, and lent until this returns.
         unsafe { self.copy(Way::ToDevice, host, stream) }
     }
 
@@ -54,11 +57,11 @@ impl DeviceBuffer {
     /// until the copy is done.
     ///
     /// # Errors
-    /// As [`DeviceBuffer::copy_from`].
+    /// As [`DeviceBuffer::copy_from`]; any part of the host's bytes may then be written.
     pub fn copy_to(&self, host: &mut [u8], stream: &Stream) -> Result<()> {
         let address = host.as_mut_ptr().expose_provenance() as u64;
         let host = HostBytes { address, bytes: host.len() as u64, pinned: None };
-        // SAFETY: the slice is as long as it says, and lent until the copy is done, which is waited for.
+        // SAFETY: the slice is as long as it says, and lent until this returns.
         unsafe { self.copy(Way::ToHost, host, stream) }
     }
 
@@ -87,8 +90,8 @@ impl DeviceBuffer {
     /// Sets every byte of the buffer, in stream order, without a wait.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the stream's device cannot access the buffer; `ErrorKind::Library` if the driver
-    /// refuses.
+    /// `ErrorKind::InvalidValue` if the stream's device cannot access the buffer; `ErrorKind::Asleep` while its pool is
+    /// asleep; `ErrorKind::Library` if the driver refuses.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
         // SAFETY: the buffer is as large as it says, and stays until the stream's work is done, as `submit` records.
         self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
@@ -131,23 +134,29 @@ impl DeviceBuffer {
                  to pinned memory of gpupool (empty_pinned), or after the capture",
             ));
         }
-        let copy = |runtime: &dyn Runtime| match way {
-            // SAFETY: as the caller promises; pinned memory stays as it is recorded, and for any other this waits.
-            Way::ToDevice => unsafe { runtime.copy_to_device(self.address(), host.address, bytes, stream.raw()) },
-            // SAFETY: as for the other way.
-            Way::ToHost => unsafe { runtime.copy_to_host(host.address, self.address(), bytes, stream.raw()) },
-        };
         match host.pinned {
             Some(pinned) => {
                 pinned.record_consumer(stream)?;
-                self.submit(stream, copy)
+                // SAFETY: the pinned memory is as large as the buffer, and stays as it is recorded.
+                unsafe { self.submit_copy(way, 0, host.address, bytes, stream) }
             }
-            None => {
-                let submitted = self.submit(stream, copy);
-                // Also after a refusal: what of it was submitted may use the host's memory.
-                submitted.and(if own > 0 { stream.synchronize() } else { Ok(()) })
-            }
+            // SAFETY: as the caller promises.
+            None => unsafe { staging::copy(self, way, host.address, stream) },
         }
+    }
+
+    /// Submits a copy between a part of the buffer and bytes of the host.
+    ///
+    /// # Safety
+    /// The part is one of the buffer, and the host's bytes are there until the copy is done, readable or writable.
+    pub(super) unsafe fn submit_copy(&self, way: Way, at: u64, host: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        let part = self.address() + at;
+        self.submit(stream, |runtime| match way {
+            // SAFETY: as the caller promises, and the buffer stays until the stream's work is done, as `submit` records.
+            Way::ToDevice => unsafe { runtime.copy_to_device(part, host, bytes, stream.raw()) },
+            // SAFETY: as for the other way.
+            Way::ToHost => unsafe { runtime.copy_to_host(host, part, bytes, stream.raw()) },
+        })
     }
 
     /// Submits work with the buffer to a stream, on which it is recorded: none for an empty one.

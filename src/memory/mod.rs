@@ -19,6 +19,7 @@ mod report;
 mod serve;
 mod share;
 mod sleep;
+mod staging;
 
 use crate::error::Result;
 use crate::ids::Device;

@@ -1,13 +1,25 @@
 """Bytes between a GPU and the host, without a framework; CuPy looks at what is there, and captures."""
 
 import array
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy
+from gpu_helpers import cupy, import_or_skip
+from waiting import LONG
 
 MIB = 1 << 20
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long end = clock64() + cycles;
+  while (clock64() < end) {}
+}
+"""
+# A fifth of a second or so.
+SPIN_CYCLES = 400_000_000
 
 pytestmark = pytest.mark.skipif(not hasattr(gpupool.DeviceBuffer, "copy_from"), reason="needs DeviceBuffer.copy_from")
 
@@ -56,6 +68,55 @@ def test_a_graph_copies_from_pinned_memory_at_each_replay():
         memoryview(pinned)[:] = content
         graph.launch(stream)
         assert bytes(buffer) == content
+
+
+@pytest.mark.parametrize("memory", ["ordinary", "pinned by CuPy"])
+@pytest.mark.parametrize("nbytes", [100, 21 * MIB + 100])
+def test_a_copy_behind_a_kernel_is_done_when_it_returns_while_another_stream_is_captured(nbytes, memory):
+    stream = gpupool.Stream()
+    if memory == "ordinary":
+        host = np.empty(nbytes, np.uint8)
+    else:
+        # The driver copies such memory in the background.
+        host = import_or_skip("cupyx").empty_pinned(nbytes, np.uint8)
+    buffer, spin, word = gpupool.empty(nbytes, stream), cupy.RawKernel(SPIN, "spin"), cupy.empty(1)
+
+    def keep_busy(cycles):
+        with cupy.cuda.ExternalStream(stream.ptr):
+            spin((1,), (1,), (np.int64(cycles),))
+
+    # Loaded before the capture, which loading would spoil.
+    keep_busy(1)
+    stream.synchronize()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def capture():
+        other = cupy.cuda.Stream(non_blocking=True)
+        other.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        word.data.memset_async(0, word.nbytes, other)
+        has_begun.set()
+        assert may_end.wait(LONG)
+        # This fails if anything has spoilt the capture.
+        other.end_capture()
+
+    with ThreadPoolExecutor(1) as executor:
+        captured = executor.submit(capture)
+        try:
+            assert has_begun.wait(LONG)
+            for value in (3, 4):
+                host[:] = value
+                keep_busy(SPIN_CYCLES)
+                buffer.copy_from(host)
+                assert stream.query()
+                host[:] = 0
+                keep_busy(SPIN_CYCLES)
+                assert bytes(buffer) == bytes([value]) * nbytes
+                keep_busy(SPIN_CYCLES)
+                buffer.copy_to(host)
+                assert (host == value).all()
+        finally:
+            may_end.set()
+        captured.result()
 
 
 def test_a_device_is_waited_for():

@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import mmap
 
 import gpupool
 import numpy as np
@@ -234,6 +235,33 @@ def test_what_the_driver_refuses_is_told_and_leaves_the_buffer(call, action, str
     with pytest.raises(gpupool.LibraryError, match=r"HOST_ERROR_INJECTED \(999\) on device 0"):
         action(buffer)
     assert bytes(buffer) == b"abcd"
+
+
+@pytest.mark.parametrize("copy", ["copy_from", "copy_to"])
+def test_memory_may_go_when_a_copy_could_not_be_waited_for(copy, stream):
+    buffer = gpupool.empty(4096, stream)
+    buffer.fill(1)
+    work = _native.host_submit(stream)
+    host = mmap.mmap(-1, 4096)
+    _native.host_inject("StreamSynchronize")
+    with pytest.raises(gpupool.LibraryError, match="HOST_ERROR_INJECTED"):
+        getattr(buffer, copy)(host)
+    host.close()
+    # The copy is done now: if it touched what was unmapped, the process would end.
+    _native.host_complete(stream, work)
+    assert stream.query()
+
+
+def test_a_copy_is_possible_while_another_stream_is_captured(stream):
+    buffer, host = gpupool.empty(4, stream), bytearray(4)
+    other = gpupool.Stream()
+    _native.host_begin_capture(other)
+    for copy in (lambda: buffer.copy_from(b"abcd"), lambda: buffer.copy_to(host), lambda: bytes(buffer)):
+        _native.host_submit(stream)
+        copy()
+    assert host == b"abcd"
+    # It ends well, so nothing spoilt it.
+    _native.host_end_capture(other)
 
 
 def test_memory_of_an_allocator_of_ones_own_is_not_touched_where_there_is_none(stream):

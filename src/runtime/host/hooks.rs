@@ -57,3 +57,13 @@ fn run_due(call: Call) {
     };
     due.into_iter().for_each(|hook| (hook.run)());
 }
+
+/// Forgets the code that has not run yet, and returns how many pieces there were.
+pub fn clear_before_call() -> usize {
+    let left = {
+        let mut hooks = lock(&HOOKS);
+        ARMED.store(false, Ordering::Release);
+        std::mem::take(&mut *hooks)
+    };
+    left.len()
+}

@@ -2,8 +2,9 @@
 //!
 //! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
 //! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
-//! (`inject`). Environment variables set the size: `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a
-//! device, 16 GiB). It uses only as much of the machine's memory as is written to.
+//! (`inject`), and can have a function run before it (`before_call`). Environment variables set the size:
+//! `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). It uses only as much of the machine's
+//! memory as is written to.
 
 mod capture;
 mod extent_calls;
@@ -47,7 +48,7 @@ pub(crate) use fault::check;
 #[cfg(feature = "fault-injection")]
 pub use fault::{Call, Fault, clear_faults, inject};
 #[cfg(feature = "fault-injection")]
-pub use hooks::before_call;
+pub use hooks::{before_call, clear_before_call};
 pub use uses::UsedBlock;
 #[cfg(feature = "fault-injection")]
 pub use uses::{collect as collect_mistakes, register, unregister};

@@ -1,0 +1,155 @@
+//! Copies between a buffer and ordinary memory of the host, in pieces, by way of pinned memory of gpupool.
+//!
+//! Ordinary memory may go as soon as a call returns, also one that fails; and a copy that was submitted may be impossible
+//! to wait for: the driver refuses, or the stream has begun to be captured meanwhile. So no device ever uses such memory.
+//! The host itself moves the bytes between it and pinned memory, and pinned memory whose copy was not waited for is free
+//! again only once the stream's work is done.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::ptr;
+
+use super::DeviceBuffer;
+use super::copies::Way;
+use super::host::{PinnedBuffer, empty_pinned_on_node};
+use crate::error::Result;
+use crate::runtime::{self, Event, RelaxedCapture, Stream};
+
+/// The most bytes of a piece: large enough for the full speed of a device, small enough for the cache of a processor.
+const PIECE_MOST: u64 = 4 << 20;
+/// How many pieces there are at once: the host moves one while the device copies the other.
+const PIECES: usize = 2;
+
+/// Copies the buffer from or to bytes of the host at an address, after the stream's work so far, and waits until the copy
+/// is done.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is no pinned memory; else as [`DeviceBuffer::copy_from`]. Whatever it is, nothing
+/// uses the host's bytes any more.
+///
+/// # Safety
+/// As many bytes as the buffer has are there until this returns, to be read or written by the way.
+pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &Stream) -> Result<()> {
+    let bytes = buffer.nbytes();
+    if bytes == 0 {
+        return Ok(());
+    }
+    // Waits would be refused during a capture of another stream, and spoil it.
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    let node = runtime::nearest_host_node(stream.device())?.host_node().unwrap_or(0);
+    let mut under_way: VecDeque<Piece<'_>> = VecDeque::new();
+    let mut at = 0;
+    while at < bytes {
+        let oldest = if under_way.len() < PIECES { None } else { under_way.pop_front() };
+        let mut piece = match oldest {
+            Some(mut oldest) => {
+                oldest.wait()?;
+                // SAFETY: the piece's copy is done, and the caller vouches for the host's bytes.
+                unsafe { oldest.end(way, host) };
+                oldest
+            }
+            None => Piece::new(bytes.min(PIECE_MOST), node, stream)?,
+        };
+        let part = PIECE_MOST.min(bytes - at);
+        // SAFETY: the part is one of the buffer's and of the host's bytes, for which the caller vouches.
+        unsafe { piece.begin(buffer, way, host, at, part) }?;
+        at += part;
+        if at < bytes {
+            piece.record()?;
+        }
+        under_way.push_back(piece);
+    }
+    stream.synchronize()?;
+    for piece in &mut under_way {
+        // SAFETY: all copies are done, and the caller vouches for the host's bytes.
+        unsafe { piece.end(way, host) };
+    }
+    Ok(())
+}
+
+/// Pinned memory that a part of the copy goes by.
+#[derive(Debug)]
+struct Piece<'a> {
+    /// Taken when this is dropped.
+    pinned: Option<PinnedBuffer>,
+    stream: &'a Stream,
+    /// Where the part begins in the buffer, and its bytes.
+    at: u64,
+    bytes: u64,
+    /// Whether the stream may still use the memory.
+    is_used: bool,
+    /// Recorded after the copy, where more follow.
+    event: Option<Event>,
+}
+
+impl<'a> Piece<'a> {
+    fn new(bytes: u64, node: u32, stream: &'a Stream) -> Result<Self> {
+        let pinned = Some(empty_pinned_on_node(bytes, node, None)?);
+        Ok(Self { pinned, stream, at: 0, bytes: 0, is_used: false, event: None })
+    }
+
+    fn address(&self) -> u64 {
+        self.pinned.as_ref().map_or(0, PinnedBuffer::address)
+    }
+
+    /// Begins to copy a part, from bytes of the host or to them.
+    ///
+    /// # Safety
+    /// The piece is not used, and has room for the part, which is one of the buffer's and of the host's bytes.
+    unsafe fn begin(&mut self, buffer: &DeviceBuffer, way: Way, host: u64, at: u64, bytes: u64) -> Result<()> {
+        (self.at, self.bytes) = (at, bytes);
+        let pinned = self.address();
+        if way == Way::ToDevice {
+            // SAFETY: the caller vouches for the host's bytes, and no one else has the pinned ones, which have room.
+            unsafe { move_bytes(host + at, pinned, bytes) };
+        }
+        self.is_used = true;
+        // SAFETY: the pinned memory stays until the stream is done with it: it is waited for, or recorded when it is freed.
+        unsafe { buffer.submit_copy(way, at, pinned, bytes, self.stream) }
+    }
+
+    /// Records that the copy was submitted, so that it can be waited for without what follows.
+    fn record(&mut self) -> Result<()> {
+        let event = match &self.event {
+            Some(event) => event,
+            None => self.event.insert(Event::new(self.stream.device())?),
+        };
+        event.record(self.stream)
+    }
+
+    /// Waits for the copy that was recorded last.
+    fn wait(&self) -> Result<()> {
+        self.event.as_ref().map_or_else(|| self.stream.synchronize(), Event::synchronize)
+    }
+
+    /// Ends a copy that is done.
+    ///
+    /// # Safety
+    /// It is done, and the part of the host's bytes is there.
+    unsafe fn end(&mut self, way: Way, host: u64) {
+        self.is_used = false;
+        if way == Way::ToHost {
+            // SAFETY: the caller vouches for the host's bytes, and the stream has written the pinned ones.
+            unsafe { move_bytes(self.address(), host + self.at, self.bytes) };
+        }
+    }
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        let Some(pinned) = self.pinned.take() else { return };
+        if self.is_used && pinned.record_consumer(self.stream).is_err() {
+            // In a forked child, whose memory no stream uses; or what cannot be recorded is never free again.
+            mem::forget(pinned);
+        }
+    }
+}
+
+/// # Safety
+/// The bytes are there, readable at the first place and writable at the other, and do not overlap.
+unsafe fn move_bytes(from: u64, to: u64, bytes: u64) {
+    let from = ptr::with_exposed_provenance::<u8>(from as usize);
+    let to = ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    // SAFETY: as the caller promises.
+    unsafe { ptr::copy_nonoverlapping(from, to, bytes as usize) };
+}
