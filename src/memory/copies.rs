@@ -5,7 +5,7 @@
 //! and no device uses that memory: see [`staging`]. A captured stream is refused, since its graph would copy again at each
 //! replay.
 
-use super::{DeviceBuffer, PinnedBuffer, staging};
+use super::{DeviceBuffer, PinnedBuffer, pool, staging};
 use crate::error::{Error, Result};
 use crate::ids::CaptureStatus;
 use crate::process;
@@ -165,7 +165,12 @@ impl DeviceBuffer {
         if self.nbytes() == 0 {
             return Ok(());
         }
-        self.refuse_asleep()?;
+        let service = self.block().and_then(|block| block.cache.service());
+        // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
+        let _inside = match &service {
+            Some(service) => Some(service.pool.sleep.begin_submission().ok_or_else(|| pool::asleep(&service.pool))?),
+            None => None,
+        };
         self.record_consumer(stream)?;
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, stream.device())?;

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::pool::{self, PoolId};
+use super::pool::PoolId;
 #[cfg(feature = "python")]
 use super::serve::Attempt;
 use super::serve::{self, Allocation};
@@ -136,7 +136,7 @@ impl DeviceBuffer {
     }
 
     /// Returns the block, if it is this process's own.
-    fn block(&self) -> Option<Allocation> {
+    pub(super) fn block(&self) -> Option<Allocation> {
         match self.held {
             Held::Block(block) => Some(block),
             Held::Attached(_) | Held::Nothing => None,
@@ -166,17 +166,6 @@ impl DeviceBuffer {
     /// Returns the pool that it came from; [`PoolId::NONE`] for attached memory.
     pub fn pool_id(&self) -> PoolId {
         self.block().and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
-    }
-
-    /// Refuses while the buffer's pool is asleep, and there is no memory behind the buffer.
-    ///
-    /// # Errors
-    /// `ErrorKind::Asleep`.
-    pub(super) fn refuse_asleep(&self) -> Result<()> {
-        match self.block().and_then(|block| block.cache.service()) {
-            Some(service) if service.pool.sleep.is_asleep() => Err(pool::asleep(&service.pool)),
-            _ => Ok(()),
-        }
     }
 
     /// Prevents the memory, once freed, from being reused before the work that this stream has at that time is done.

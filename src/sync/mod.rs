@@ -6,6 +6,7 @@
 //! A build with `--cfg loom` runs nothing but the models: the tests, named `models`, that loom runs with every order in
 //! which the threads can take turns, and every value that the memory orderings let them read.
 
+mod door;
 mod locks;
 mod owner_lock;
 #[cfg(all(feature = "fault-injection", not(loom)))]
@@ -32,6 +33,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
+pub(crate) use door::{Door, Inside};
 pub(crate) use locks::{lock, read, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use shared_list::SharedList;

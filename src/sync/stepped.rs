@@ -71,5 +71,5 @@ stepped! {
     AtomicU8(u8) { swap fetch_or fetch_and }
     AtomicU32(u32) { swap fetch_add fetch_sub fetch_or fetch_and }
     AtomicU64(u64) { swap fetch_add fetch_sub fetch_max fetch_or fetch_and }
-    AtomicUsize(usize) { swap fetch_add fetch_sub fetch_max }
+    AtomicUsize(usize) { swap fetch_add fetch_sub fetch_max fetch_or fetch_and }
 }

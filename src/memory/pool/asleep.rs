@@ -1,7 +1,8 @@
 //! Whether a pool is asleep, and what is kept of one that is: its backup, and what of its memory was not given back.
 //!
 //! A pool is awake, asleep, or just changing. The thread that changes it calls the driver meanwhile and holds no lock; other
-//! threads that would change it wait for the end. Requests only ask whether the pool is awake, on the way of a miss.
+//! threads that would change it wait for the end. Requests only ask whether the pool is awake, on the way of a miss. Work with
+//! the pool's memory is submitted behind a door, which is closed from the beginning of a sleep to the end of the waking.
 
 use std::fmt::Debug;
 use std::mem;
@@ -13,7 +14,7 @@ use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::Mapping;
 use crate::runtime::Stream;
-use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{Door, Inside, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
 pub(in crate::memory) trait BackupPiece: Debug + Send + Sync {
@@ -125,8 +126,8 @@ pub(in crate::memory) struct SleepTimes {
 /// A pool's sleep.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Sleep {
-    /// From the beginning of a sleep to the end of the waking.
-    is_asleep: AtomicBool,
+    /// Closed from the beginning of a sleep to the end of the waking. Inside is who submits work with the pool's memory.
+    door: Door,
     phase: Mutex<Phase>,
     /// Told when a change is over.
     changed: Condvar,
@@ -151,7 +152,22 @@ pub(in crate::memory) struct Change<'a> {
 impl Sleep {
     /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
     pub(in crate::memory) fn is_asleep(&self) -> bool {
-        self.is_asleep.load(Ordering::SeqCst)
+        self.door.is_closed()
+    }
+
+    /// Begins to submit work with the pool's memory, which stays as long as the result; none if the pool serves no request.
+    pub(in crate::memory) fn begin_submission(&self) -> Option<Inside<'_>> {
+        self.door.enter()
+    }
+
+    /// Returns whether another thread just submits work that began before the pool was to fall asleep.
+    pub(in crate::memory) fn has_submissions(&self) -> bool {
+        self.door.is_used()
+    }
+
+    /// Waits until the work that [`Sleep::has_submissions`] tells of is submitted.
+    pub(in crate::memory) fn wait_for_submissions(&self) {
+        self.door.wait_until_empty();
     }
 
     /// Begins a change, once no other is under way; none if there is nothing to change.
@@ -175,7 +191,7 @@ impl Sleep {
         };
         // Sequentially consistent, for a block is held for another process before this is asked, and holders are asked for after
         // this is set.
-        self.is_asleep.store(true, Ordering::SeqCst);
+        self.door.close();
         Ok(Some(Change { sleep: self, record }))
     }
 
@@ -224,7 +240,9 @@ impl Drop for Change<'_> {
         {
             let mut phase = lock(&self.sleep.phase);
             *phase = record.map_or(Phase::Awake, Phase::Asleep);
-            self.sleep.is_asleep.store(is_asleep, Ordering::Release);
+            if !is_asleep {
+                self.sleep.door.open();
+            }
         }
         self.sleep.changed.notify_all();
     }

@@ -4,7 +4,7 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Instant;
 
-use log::info;
+use log::{debug, info};
 
 use super::awake::{bring_back, trim_if_closed, wake_caches};
 use super::backup::{Backup, Copying, to_copy};
@@ -123,6 +123,11 @@ fn empty(pool: &Pool, parts: Parts, backup: Backup, record: &mut Record, release
 /// be asked, for all work on the device, and on those that may use its memory, is waited for.
 fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
+    // First, so that what is submitted into a capture is seen below, and any other work is waited for.
+    if pool.sleep.has_submissions() {
+        debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.device);
+        pool.sleep.wait_for_submissions();
+    }
     for (cache, service) in DeviceCaches::services_of(pool) {
         if let Some(mut heap) = cache.lock_in(&service, thread) {
             heap.fall_asleep();

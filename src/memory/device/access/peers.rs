@@ -4,12 +4,12 @@
 //! access; where it fails, one of them tries itself.
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::get;
-use crate::sync::lock;
+use crate::sync::{lock, wait};
 
 /// The peers of one device.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Peers {
             if !peer.is_entering {
                 return None;
             }
-            all = self.changed.wait(all).unwrap_or_else(PoisonError::into_inner);
+            all = wait(&self.changed, &self.all, all);
         }
         all.push(Peer { device, is_entering: true });
         Some(Entering { peers: self, device, is_finished: false })
