@@ -22,6 +22,7 @@ mod reserve;
 mod shared_pages;
 mod slabs;
 mod sleep;
+mod sleep_meets;
 mod sleep_peers;
 mod sleep_submissions;
 mod sleep_threads;
