@@ -244,3 +244,76 @@ fn a_pool_meets_other_threads_at_each_call_of_a_sleep_that_is_refused() {
     }
     assert_all_back();
 }
+
+/// A pool in which a request is about to call the driver, and what the request asks for.
+type Prepared = (Arc<MemPool>, Vec<DeviceBuffer>, gpupool::Stream, u64);
+
+fn plain() -> Prepared {
+    let (pool, own) = (Arc::new(MemPool::builder().device(device(0)).build().unwrap()), stream(0));
+    let blocks = vec![empty_in(&pool, 100, &own).unwrap()];
+    // Free pages, to be moved to where the request is.
+    drop(empty_in(&pool, 4 * MIB, &stream(0)).unwrap());
+    (pool, blocks, own, 8 * MIB)
+}
+
+fn with_reserve() -> Prepared {
+    let (pool, own) = (Arc::new(MemPool::builder().device(device(0)).reserve(8 * MIB).build().unwrap()), stream(0));
+    let blocks = vec![empty_in(&pool, 3 * MIB, &own).unwrap()];
+    drop(empty_in(&pool, 4 * MIB, &stream(0)).unwrap());
+    (pool, blocks, own, 4 * MIB)
+}
+
+/// One with so many streams that they share slabs.
+fn with_many_streams() -> Prepared {
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let blocks = (0..40).map(|_| empty_in(&pool, 3000, &stream(0)).unwrap()).collect();
+    (pool, blocks, stream(0), 5000)
+}
+
+/// The same, with slabs that were lent and are empty.
+fn with_empty_slabs() -> Prepared {
+    let (pool, mut blocks, own, _) = with_many_streams();
+    blocks.drain(20..);
+    (pool, blocks, own, 3000)
+}
+
+#[test]
+fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
+    host!();
+    for (number, prepare) in [plain, with_reserve, with_many_streams, with_empty_slabs].into_iter().enumerate() {
+        // Others wait for a call that works on an extent, and so would the sleep.
+        let on_extents = [Call::MemoryMap, Call::MemoryUnmap, Call::ExtentRelease];
+        for call in Call::ALL.into_iter().filter(|call| !on_extents.contains(call)) {
+            for after in 0..MOST {
+                let (pool, blocks, own, bytes) = prepare();
+                let asleep = Arc::clone(&pool);
+                on_later_call(call, after, move || _ = asleep.sleep(Backup::Host).unwrap());
+                let outcome = empty_in(&pool, bytes, &own);
+                let is_over = clear_on_call() > 0;
+                let what = format!("{number}: {call:?} {after}");
+                match &outcome {
+                    Ok(block) if is_over => block.fill(1, &own).unwrap(),
+                    Ok(block) => panic!("{what}: served {:#x} of a pool that is asleep", block.address()),
+                    Err(error) => assert!(matches!(error.kind(), ErrorKind::Asleep(_)), "{what}: {error}"),
+                }
+                if !is_over {
+                    assert!(pool.is_asleep(), "{what}");
+                    complete_all().unwrap();
+                    empty_cache().unwrap();
+                    assert_eq!(used(0), 0, "{what}: not all went");
+                    pool.wake().unwrap();
+                }
+                for block in &blocks {
+                    block.fill(2, &own).unwrap();
+                }
+                drop(empty_in(&pool, bytes, &own).unwrap());
+                own.synchronize().unwrap();
+                drop((outcome, blocks, pool));
+                assert_all_back();
+                if is_over {
+                    break;
+                }
+            }
+        }
+    }
+}
