@@ -277,10 +277,20 @@ fn with_empty_slabs() -> Prepared {
     (pool, blocks, own, 3000)
 }
 
+/// One with a reserve, all of which is used, and one stream fewer than have them share slabs from now on.
+fn with_one_stream_too_few() -> Prepared {
+    let pool = Arc::new(MemPool::builder().device(device(0)).reserve(2 * MIB).build().unwrap());
+    let streams: Vec<_> = (0..16).map(|_| stream(0)).collect();
+    let blocks = streams.iter().map(|stream| empty_in(&pool, 3000, stream).unwrap()).collect();
+    (pool, blocks, stream(0), 5000)
+}
+
 #[test]
 fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
     host!();
-    for (number, prepare) in [plain, with_reserve, with_many_streams, with_empty_slabs].into_iter().enumerate() {
+    for (number, prepare) in
+        [plain, with_reserve, with_many_streams, with_empty_slabs, with_one_stream_too_few].into_iter().enumerate()
+    {
         // Others wait for a call that works on an extent, and so would the sleep.
         let on_extents = [Call::MemoryMap, Call::MemoryUnmap, Call::ExtentRelease];
         for call in Call::ALL.into_iter().filter(|call| !on_extents.contains(call)) {
