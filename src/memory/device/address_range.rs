@@ -2,7 +2,7 @@
 //! elsewhere: each bound to the device, safe in a stream capture, counted.
 //!
 //! A mapping is on the list of all that is mapped before it is asked which devices are peers, and a device is a peer before
-//! that list is read to let it in. So each mapping is opened for each peer, by whoever comes second.
+//! that list is read to let it in. So each mapping is opened for each peer, by the thread that comes second.
 
 use std::sync::OnceLock;
 

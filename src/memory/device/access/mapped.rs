@@ -1,4 +1,4 @@
-//! What is mapped for a device, whoever has it: a cache, a reserve, an attachment, or nothing yet, for pages that were just
+//! What is mapped for a device, be it in a cache, a reserve or an attachment, or in none of them yet, as pages that were just
 //! mapped or are on their way from one cache to another.
 //!
 //! So a device that is let in gets access to all of it without a look at caches, from which pages come and go meanwhile.
