@@ -299,7 +299,7 @@ fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
                 let asleep = Arc::clone(&pool);
                 on_later_call(call, after, move || _ = asleep.sleep(Backup::Host).unwrap());
                 let outcome = empty_in(&pool, bytes, &own);
-                let is_over = clear_on_call() > 0;
+                let is_over = clear_before_call() > 0;
                 let what = format!("{number}: {call:?} {after}");
                 match &outcome {
                     Ok(block) if is_over => block.fill(1, &own).unwrap(),
