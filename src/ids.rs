@@ -92,6 +92,11 @@ impl RawStream {
         if self.0 == 1 { Self::LEGACY } else { self }
     }
 
+    /// Returns whether this is the legacy default stream, by either of its names.
+    pub const fn is_legacy(self) -> bool {
+        self.0 <= 1
+    }
+
     /// Returns whether this is one of the default streams, which name a stream of the current device.
     pub const fn is_default(self) -> bool {
         self.0 <= 2
@@ -118,4 +123,8 @@ pub enum CaptureStatus {
     Active,
     /// A forbidden call invalidated the capture; it can only be ended.
     Invalidated,
+    /// This is the legacy default stream, which is never captured itself, and a blocking stream of its device is captured
+    /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`). Any use of it would invalidate that capture: to submit work, to record or
+    /// query it, or to wait.
+    Implicit,
 }

@@ -560,6 +560,7 @@ class Stream:
         """Return True if all work on the stream is done.
 
         Raises:
+            InvalidValue: This is the legacy default stream, and a blocking stream of its device is being captured.
             LibraryError: The stream is being captured, or earlier work on it failed.
         """
 
@@ -567,6 +568,7 @@ class Stream:
         """Wait for all work on the stream.
 
         Raises:
+            InvalidValue: This is the legacy default stream, and a blocking stream of its device is being captured.
             LibraryError: The stream is being captured, or earlier work on it failed.
         """
 
@@ -745,7 +747,8 @@ class DeviceBuffer:
         Raises:
             TypeError: ``host`` does not support the buffer protocol.
             InvalidValue: The sizes differ, the memory is not contiguous, the buffer was freed, the stream is captured
-                and the memory is not pinned, or its device has no access.
+                and the memory is not pinned, its device has no access, or it is the legacy default stream and a
+                blocking stream of its device is being captured.
             Asleep: Its pool is asleep.
             OutOfMemory: There is no pinned memory for the copy; :func:`set_pinned_limit` may be the reason.
             LibraryError: The driver refuses. Any part of the buffer may then be written.
@@ -789,7 +792,8 @@ class DeviceBuffer:
             stream: The stream; the buffer's own by default, which must be alive.
 
         Raises:
-            InvalidValue: The value is not a byte, the buffer was freed, or the stream's device has no access to it.
+            InvalidValue: The value is not a byte, the buffer was freed, the stream's device has no access to it, or it
+                is the legacy default stream and a blocking stream of its device is being captured.
             Asleep: Its pool is asleep.
             LibraryError: The driver refuses.
         """
@@ -2362,7 +2366,7 @@ def host_reuse_extent_numbers() -> None: ...
 def host_set_create_cost(seconds: float) -> None: ...
 def host_set_handle_bytes(nbytes: int) -> None: ...
 def host_stream_of(handle: int) -> int: ...
-def host_create_stream(device: int) -> int: ...
+def host_create_stream(device: int, blocking: bool = False) -> int: ...
 def host_destroy_stream(stream: StreamLike) -> None: ...
 def host_submit(stream: StreamLike) -> int: ...
 def host_complete(stream: StreamLike, number: int) -> None: ...

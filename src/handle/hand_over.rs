@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::ids::{CaptureStatus, RawStream};
 use crate::library::Library;
 use crate::observe::Activity;
-use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream, is_known_stream_capturing};
+use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream};
 
 /// Makes the stream wait for the work of the handle's former stream, where that is needed. Returns false if it cannot now: then
 /// another handle is to be had. With `at_all_costs` it also waits for a foreign stream that may be gone, whose work only the
@@ -36,7 +36,7 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, a
     let device = stream.device();
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
-    // A captured stream cannot wait for work outside of its graph.
+    // A captured stream cannot wait for work outside of its graph, nor the legacy default one beside a capture.
     if stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
@@ -50,10 +50,9 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, a
         }
         // It may have been destroyed by now, so all work on the device stands for its.
         None => {
-            if !at_all_costs || is_known_stream_capturing(runtime, device)? {
+            if !at_all_costs || !event.record_context()? {
                 return Ok(false);
             }
-            event.record_context()?;
         }
     }
     stream.wait(&event).map(|()| true)

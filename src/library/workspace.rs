@@ -194,9 +194,8 @@ impl HandleWorkspaces {
         was_stream_set: bool,
         set: impl FnOnce(Option<Workspace>) -> Result<()>,
     ) -> Result<()> {
-        // The legacy default stream is never captured, and asking spoils nothing but fails while others are.
-        let is_legacy = stream.raw().is_default() && stream.raw() != RawStream::PER_THREAD;
-        let status = if is_legacy { CaptureStatus::None } else { stream.capture_status()? };
+        // The legacy default stream is never captured itself.
+        let status = if stream.raw().is_legacy() { CaptureStatus::None } else { stream.capture_status()? };
         let is_right = || self.current_use.is(Use { stream: stream.raw(), capture: 0 });
         if status == CaptureStatus::None && !was_stream_set && is_right() {
             return Ok(());
@@ -213,7 +212,7 @@ impl HandleWorkspaces {
         set: impl FnOnce(Option<Workspace>) -> Result<()>,
     ) -> Result<()> {
         let capture = match status {
-            CaptureStatus::None => None,
+            CaptureStatus::None | CaptureStatus::Implicit => None,
             CaptureStatus::Active => Some(stream.capture().ok().flatten()),
             // Nothing that runs here will ever be a graph.
             CaptureStatus::Invalidated => return Ok(()),

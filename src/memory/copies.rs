@@ -7,7 +7,6 @@
 
 use super::{DeviceBuffer, PinnedBuffer, pool, staging};
 use crate::error::{Error, Result};
-use crate::ids::CaptureStatus;
 use crate::process;
 use crate::runtime::{BoundDevice, Runtime, Stream, get};
 
@@ -42,10 +41,11 @@ impl DeviceBuffer {
     /// ```
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, or its device cannot access the buffer;
-    /// `ErrorKind::Asleep` while its pool is asleep; `ErrorKind::OutOfMemory` if there is no pinned memory for the copy to
-    /// go by; `ErrorKind::Library` if the driver refuses. Nothing uses the host's bytes once this returns, also with an
-    /// error; of the buffer any part may then be written.
+    /// `ErrorKind::InvalidValue` if the sizes differ, the stream is captured, its device cannot access the buffer, or it is
+    /// the legacy default stream and a blocking stream of the device is captured; `ErrorKind::Asleep` while its pool is
+    /// asleep; `ErrorKind::OutOfMemory` if there is no pinned memory for the copy to go by; `ErrorKind::Library` if the
+    /// driver refuses. Nothing uses the host's bytes once this returns, also with an error; of the buffer any part may then
+    /// be written.
     pub fn copy_from(&self, host: &[u8], stream: &Stream) -> Result<()> {
         let host =
             HostBytes { address: host.as_ptr().expose_provenance() as u64, bytes: host.len() as u64, pinned: None };
@@ -90,8 +90,8 @@ impl DeviceBuffer {
     /// Sets every byte of the buffer, in stream order, without a wait.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the stream's device cannot access the buffer; `ErrorKind::Asleep` while its pool is
-    /// asleep; `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if the stream's device cannot access the buffer, or as for [`DeviceBuffer::copy_from`]
+    /// beside a capture; `ErrorKind::Asleep` while its pool is asleep; `ErrorKind::Library` if the driver refuses.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
         // SAFETY: the buffer is as large as it says, and stays until the stream's work is done, as `submit` records.
         self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
@@ -128,7 +128,7 @@ impl DeviceBuffer {
                 "the buffer has {own} bytes and the host's memory has {bytes}; give memory of the same size"
             )));
         }
-        if host.pinned.is_none() && stream.capture_status()? != CaptureStatus::None {
+        if host.pinned.is_none() && stream.is_captured()? {
             return Err(Error::invalid_value(
                 "the stream is being captured, and its graph would use the host's memory again at each replay: copy from or \
                  to pinned memory of gpupool (empty_pinned), or after the capture",
@@ -174,6 +174,7 @@ impl DeviceBuffer {
         self.record_consumer(stream)?;
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, stream.device())?;
+        let _used = stream.begin_use()?;
         work(runtime).map_err(|error| error.on(stream.device()))
     }
 }

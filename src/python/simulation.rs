@@ -55,8 +55,11 @@ pub(super) fn host_stream_of(handle: usize) -> PyResult<usize> {
 }
 
 #[pyfunction]
-pub(super) fn host_create_stream(device: &Bound<'_, PyAny>) -> PyResult<usize> {
-    Ok(host::create_stream(device::extract(device.py(), device)?)?.address())
+#[pyo3(signature = (device, blocking = false))]
+pub(super) fn host_create_stream(device: &Bound<'_, PyAny>, blocking: bool) -> PyResult<usize> {
+    let device = device::extract(device.py(), device)?;
+    let created = if blocking { host::create_blocking_stream(device) } else { host::create_stream(device) };
+    Ok(created?.address())
 }
 
 #[pyfunction]

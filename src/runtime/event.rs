@@ -1,6 +1,6 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
-use super::{BoundDevice, ExportedEvent, Stream, get};
+use super::{BoundDevice, ExportedEvent, Stream, get, is_known_stream_capturing};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
@@ -73,7 +73,8 @@ impl Event {
     /// Records the stream's work so far.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the stream is on another device; `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if the stream is on another device, and as for [`Stream::query`]; `ErrorKind::Library` if
+    /// the driver refuses.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         if stream.device() != self.device {
             return Err(Error::invalid_value(format!(
@@ -82,27 +83,36 @@ impl Event {
                 stream.device()
             )));
         }
+        let _stream_bound = stream.begin_use()?;
         let runtime = get()?;
         let _bound = BoundDevice::new(runtime, self.device)?;
         // SAFETY: this event is ours, and a `Stream` is alive.
         unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
 
-    /// Records all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there.
-    pub(crate) fn record_context(&self) -> Result<()> {
+    /// Records all work on the device so far, on whichever streams, destroyed ones too. Returns false, with nothing
+    /// recorded, while a capture is known of there, which that would spoil.
+    pub(crate) fn record_context(&self) -> Result<bool> {
         let runtime = get()?;
+        if is_known_stream_capturing(runtime, self.device)? {
+            return Ok(false);
+        }
         let _bound = BoundDevice::new(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
-        unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device))
+        unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
     }
 
-    /// Makes all later work on the device, on whichever streams, wait for what this recorded. Spoils every capture there.
+    /// Makes all later work on the device, on whichever streams, wait for what this recorded. Returns false, with nothing
+    /// done, as [`Event::record_context`].
     #[cfg(feature = "python")]
-    pub(crate) fn delay_context(&self) -> Result<()> {
+    pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;
+        if is_known_stream_capturing(runtime, self.device)? {
+            return Ok(false);
+        }
         let _bound = BoundDevice::new(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
-        unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device))
+        unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
     }
 
     /// Returns whether the recorded work is done; true if nothing was recorded.

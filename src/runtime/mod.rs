@@ -158,9 +158,6 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 
     /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
-    /// Returns whether a blocking stream of the current device is captured. Other streams can only be queried one by
-    /// one.
-    fn is_blocking_stream_capturing(&self) -> Result<bool>;
 
     /// Creates a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
@@ -189,7 +186,9 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// Both are alive and of this runtime.
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
-    /// Returns whether work on the stream is recorded into a graph.
+    /// Returns whether work on the stream is recorded into a graph. Of the legacy default stream it returns whether a
+    /// blocking stream of the current device is captured, with HIP of any device; other streams can only be queried one
+    /// by one.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.

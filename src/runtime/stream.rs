@@ -145,7 +145,7 @@ impl Stream {
     /// declared to last. Another foreign one may have been destroyed since it was given, and no driver says so: it
     /// crashes.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.owned.is_some() || self.raw == RawStream::LEGACY || self.raw.address() == 1
+        self.owned.is_some() || self.raw.is_legacy()
     }
 
     /// Returns the same stream, which the result keeps alive if it is one of our own, of which this may be a view, or
@@ -231,12 +231,13 @@ impl Stream {
     /// Returns whether all work on the stream is done.
     ///
     /// # Errors
-    /// `ErrorKind::Library`, also for an error of earlier work.
+    /// `ErrorKind::InvalidValue` for the legacy default stream while a blocking stream of its device is captured, which
+    /// the call would invalidate; `ErrorKind::Library`, also for an error of earlier work.
     pub fn query(&self) -> Result<bool> {
         if self.is_of_host() {
             return Ok(true);
         }
-        let _bound = self.bind_default()?;
+        let _bound = self.begin_use()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_query(self.raw) }.map_err(|e| e.on(self.device))
     }
@@ -244,12 +245,12 @@ impl Stream {
     /// Waits for all work on the stream.
     ///
     /// # Errors
-    /// `ErrorKind::Library`, also for an error of earlier work.
+    /// As [`Stream::query`].
     pub fn synchronize(&self) -> Result<()> {
         if self.is_of_host() {
             return Ok(());
         }
-        let _bound = self.bind_default()?;
+        let _bound = self.begin_use()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_synchronize(self.raw) }.map_err(|e| e.on(self.device))
     }
@@ -257,9 +258,9 @@ impl Stream {
     /// Makes later work on this stream wait for what the event recorded.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` as for [`Stream::query`]; `ErrorKind::Library` if the driver refuses.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let _bound = self.bind_default()?;
+        let _bound = self.begin_use()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract. An `Event` owns its
         // event.
         unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
@@ -278,11 +279,33 @@ impl Stream {
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
     }
 
+    /// Returns whether what is submitted to the stream goes to a graph, or to a capture that was invalidated. The legacy
+    /// default stream is never captured, whatever is captured beside it, and is not asked.
+    pub(crate) fn is_captured(&self) -> Result<bool> {
+        Ok(!self.raw.is_legacy() && self.capture_status()? != CaptureStatus::None)
+    }
+
     /// Returns the capture that work on the stream goes to, if the driver can tell.
     pub(crate) fn capture(&self) -> Result<Option<Capture>> {
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_capture(self.raw) }.map_err(|e| e.on(self.device))
+    }
+
+    /// Makes a use of the stream possible, and refuses one that would invalidate the capture of a blocking stream.
+    ///
+    /// # Errors
+    /// As [`Stream::query`].
+    pub(crate) fn begin_use(&self) -> Result<Option<BoundDevice>> {
+        let bound = self.bind_default()?;
+        if self.raw.is_legacy() && self.capture_status()? == CaptureStatus::Implicit {
+            return Err(Error::invalid_value(format!(
+                "a blocking stream of {} is being captured, and any use of the legacy default stream would invalidate that \
+                 capture: use another stream, or do this after the capture",
+                self.device
+            )));
+        }
+        Ok(bound)
     }
 
     /// Default streams are found through the current context, so that must be the device's.
@@ -378,9 +401,6 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
         return Ok(true);
     }
     let _bound = BoundDevice::new(runtime, device)?;
-    if runtime.is_blocking_stream_capturing().map_err(|e| e.on(device))? {
-        return Ok(true);
-    }
     // No clone ends under the lock, which its end takes.
     let owned: Vec<_> = lock(&OWNED).values().filter_map(Weak::upgrade).collect();
     let noted: Vec<_> = {
@@ -389,8 +409,10 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     };
     let noted = noted.iter().map(|stream| stream.raw);
     let owned = owned.iter().filter(|stream| stream.device == device).map(|stream| stream.raw);
-    for stream in owned.chain(noted).chain([scope::current(device)]) {
-        // SAFETY: `owned` keeps its streams alive, and who entered a stream keeps it alive while it is current.
+    // The legacy default stream tells of the blocking ones.
+    for stream in [RawStream::LEGACY].into_iter().chain(owned).chain(noted).chain([scope::current(device)]) {
+        // SAFETY: the legacy default stream always exists, `owned` keeps its streams alive, and who entered a stream keeps it
+        // alive while it is current.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
         if status != CaptureStatus::None {
             return Ok(true);

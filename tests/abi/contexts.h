@@ -48,6 +48,9 @@ static int stream_status(const void *stream) {
   return context && context->is_destroyed ? STREAM_DETACHED : 0;
 }
 #define NEEDS_STREAM(stream) do { int refused = stream_status(stream); if (refused) return refused; } while (0)
+#define USES_STREAM(stream) \
+  NEEDS_STREAM(stream); \
+  do { int refused = use_beside_capture(stream); if (refused) return refused; } while (0)
 
 Result cuCtxFromGreenCtx(Context **context, GreenContext *green) {
   CALL();

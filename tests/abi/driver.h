@@ -7,6 +7,9 @@
 // cards with FAKE_RDMA=1; FAKE_REFUSES_SHAREABLE=1 and FAKE_REFUSES_RDMA=1 refuse it though the attributes say so.
 
 #include "double.h"
+#ifndef OF_ANY_DEVICE
+#define OF_ANY_DEVICE 0
+#endif
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -62,21 +65,38 @@ static int put_pci_bus_id(char *id, int length, int device) {
 
 // Streams. 0 and 1 are the legacy default stream, 2 the thread's own.
 static int is_default(const void *stream) { return (uintptr_t)stream <= 2; }
+static int is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 static int device_of(const void *stream) {
   return is_default(stream) ? current_device() : alive("stream", stream)->device;
 }
 
-static Object *captured(int only_blocking) {
-  for (Object *object = objects; object; object = object->next) {
-    int counts = !only_blocking || !(object->flags & NON_BLOCKING);
+static Object *captured(void) {
+  for (Object *object = objects; object; object = object->next)
+    if (!strcmp(object->kind, "stream") && object->state) return object;
+  return NULL;
+}
+
+// The captured blocking stream beside which the legacy default stream must not be used: of the current device, with HIP of
+// any.
+static Object *captured_beside(const void *stream) {
+  for (Object *object = is_legacy(stream) ? objects : NULL; object; object = object->next) {
+    int counts = !(object->flags & NON_BLOCKING) && (OF_ANY_DEVICE || object->device == current_device());
     if (!strcmp(object->kind, "stream") && object->state && counts) return object;
   }
   return NULL;
 }
 
+// What any use of a stream answers first, other than the question whether it is captured. A use of the legacy default
+// stream spoils the capture of a blocking one, in every mode.
+static int use_beside_capture(const void *stream) {
+  Object *other = captured_beside(stream);
+  if (other) other->state = 2;
+  return other ? IMPLICIT_IN_CAPTURE : 0;
+}
+
 // What waits for the whole device spoils captures in every mode, what allocates in any but the relaxed one.
 static int spoil_captures(void) {
-  Object *stream = captured(0);
+  Object *stream = captured();
   if (!stream) return 0;
   stream->state = 2;
   return UNSUPPORTED_IN_CAPTURE;
@@ -84,7 +104,7 @@ static int spoil_captures(void) {
 static int allocation_spoils(void) { return capture_mode == RELAXED ? 0 : spoil_captures(); }
 
 static int capture_status(const void *stream, int *status) {
-  if (is_default(stream) && captured(1)) return IMPLICIT_IN_CAPTURE;
+  if (captured_beside(stream)) return IMPLICIT_IN_CAPTURE;
   *status = is_default(stream) ? 0 : alive("stream", stream)->state;
   return 0;
 }

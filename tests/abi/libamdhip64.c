@@ -9,6 +9,7 @@ static int remembered(int status) {
   return status;
 }
 #define ANSWER(status) remembered(status)
+#define OF_ANY_DEVICE 1
 
 #include "driver.h"
 
@@ -26,6 +27,9 @@ static int unknown(const void *stream) {
   return is_default(stream) || known("stream", (uintptr_t)stream) ? 0 : CONTEXT_IS_DESTROYED;
 }
 #define KNOWN(stream) if (unknown(stream)) return ANSWER(CONTEXT_IS_DESTROYED)
+#define USED(stream) \
+  KNOWN(stream); \
+  do { int refused = use_beside_capture(stream); if (refused) return ANSWER(refused); } while (0)
 
 Error hipInit(unsigned flags) { CALL(); return ANSWER(flags ? INVALID : 0); }
 Error hipRuntimeGetVersion(int *version) {
@@ -112,11 +116,11 @@ Error hipStreamGetDevice(void *stream, int *device) {
   return 0;
 }
 #endif
-Error hipStreamQuery(void *stream) { CALL(); KNOWN(stream); return 0; }
-Error hipStreamSynchronize(void *stream) { CALL(); KNOWN(stream); return 0; }
+Error hipStreamQuery(void *stream) { CALL(); USED(stream); return 0; }
+Error hipStreamSynchronize(void *stream) { CALL(); USED(stream); return 0; }
 Error hipStreamWaitEvent(void *stream, void *event, unsigned flags) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   alive("event", event);
   return 0;
 }
@@ -132,7 +136,7 @@ Error hipEventCreateWithFlags(void **event, unsigned flags) {
 Error hipEventDestroy(void *event) { CALL(); return ANSWER(destroy_object("event", event)); }
 Error hipEventRecord(void *event, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(record(event, stream));
 }
 Error hipEventQuery(void *event) { CALL(); alive("event", event); return 0; }
@@ -183,12 +187,12 @@ Error hipMemUnmap(void *address, size_t bytes) {
 }
 Error hipMemcpyDtoHAsync(void *to, void *from, size_t bytes, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(copy(stream, to, from, from, bytes));
 }
 Error hipMemcpyHtoDAsync(void *to, void *from, size_t bytes, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(copy(stream, to, from, to, bytes));
 }
 Error hipHostMalloc(void **address, size_t bytes, unsigned flags) {
@@ -203,16 +207,16 @@ Error hipMalloc(void **address, size_t bytes) {
 Error hipFree(void *address) { CALL(); return ANSWER(release((uintptr_t)address)); }
 Error hipMemsetD8Async(void *address, unsigned char byte, size_t bytes, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(fill(stream, address, byte, bytes));
 }
 Error hipMallocAsync(void **address, size_t bytes, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(allocate((uintptr_t *)address, bytes, device_of(stream)));
 }
 Error hipFreeAsync(void *address, void *stream) {
   CALL();
-  KNOWN(stream);
+  USED(stream);
   return ANSWER(release((uintptr_t)address));
 }

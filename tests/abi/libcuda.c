@@ -95,11 +95,11 @@ Result cuStreamCreate(void **stream, unsigned flags) {
   return status;
 }
 Result cuStreamDestroy_v2(void *stream) { CALL(); return destroy_object("stream", stream); }
-Result cuStreamQuery(void *stream) { CALL(); NEEDS_STREAM(stream); return 0; }
-Result cuStreamSynchronize(void *stream) { CALL(); NEEDS_STREAM(stream); return 0; }
+Result cuStreamQuery(void *stream) { CALL(); USES_STREAM(stream); return 0; }
+Result cuStreamSynchronize(void *stream) { CALL(); USES_STREAM(stream); return 0; }
 Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   CALL();
-  NEEDS_STREAM(stream);
+  USES_STREAM(stream);
   alive("event", event);
   return 0;
 }
@@ -161,7 +161,7 @@ void double_destroy_graph(int graph) {
 #endif
 Result cuEventCreate(void **event, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_event(event, flags); }
 Result cuEventDestroy_v2(void *event) { CALL(); return destroy_object("event", event); }
-Result cuEventRecord(void *event, void *stream) { CALL(); NEEDS_STREAM(stream); return record(event, stream); }
+Result cuEventRecord(void *event, void *stream) { CALL(); USES_STREAM(stream); return record(event, stream); }
 Result cuCtxRecordEvent(Context *context, void *event) {
   CALL();
   // That of a primary one has the work of its green contexts too.
@@ -232,12 +232,12 @@ Result cuMemSetAccess(Address address, size_t bytes, const Access *access, size_
 Result cuMemUnmap(Address address, size_t bytes) { CALL(); return each_mapping(address, bytes, -1, unmap_mapping); }
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *stream) {
   CALL();
-  NEEDS_STREAM(stream);
+  USES_STREAM(stream);
   return copy(stream, to, (void *)from, (void *)from, bytes);
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, void *stream) {
   CALL();
-  NEEDS_STREAM(stream);
+  USES_STREAM(stream);
   return copy(stream, (void *)to, from, (void *)to, bytes);
 }
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
@@ -260,15 +260,15 @@ Result cuMemAlloc_v2(Address *address, size_t bytes) {
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
 Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *stream) {
   CALL();
-  NEEDS_STREAM(stream);
+  USES_STREAM(stream);
   return fill(stream, (void *)address, byte, bytes);
 }
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   CALL();
-  NEEDS_STREAM(stream);
+  USES_STREAM(stream);
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
-Result cuMemFreeAsync(Address address, void *stream) { CALL(); NEEDS_STREAM(stream); return release(address); }
+Result cuMemFreeAsync(Address address, void *stream) { CALL(); USES_STREAM(stream); return release(address); }
 Result cuDeviceGetMemPool(void **pool, int device) {
   CALL();
   *pool = &contexts[device];

@@ -3,7 +3,7 @@
 
 use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
-use gpupool::runtime::host::{begin_capture, complete, complete_all, end_capture, submit};
+use gpupool::runtime::host::{begin_capture, complete, complete_all, create_blocking_stream, end_capture, submit};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
 
 fn pool() -> HandlePool {
@@ -119,4 +119,28 @@ fn a_closed_pool_takes_all_of_a_threads_handles_back() {
     full_window(pool);
     assert_eq!(pool.close().unwrap(), 8);
     assert!(pool.handle(&stream(0)).is_err());
+}
+
+#[test]
+fn beside_a_capture_none_is_handed_to_the_legacy_stream_or_from_it() {
+    host!();
+    let (pool, legacy) = (pool(), Stream::legacy(device(0)));
+    let of_legacy = address(pool, &legacy);
+    let others: Vec<_> = (0..7).map(|_| stream(0)).collect();
+    let handles: Vec<_> = others.iter().map(|stream| address(pool, stream)).collect();
+    submit(&legacy).unwrap();
+    let raw = create_blocking_stream(device(0)).unwrap();
+    // SAFETY: the stream is never destroyed.
+    let captured = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) };
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    // The oldest is the legacy stream's, whose work cannot be recorded now.
+    let ninth = address(pool, &stream(0));
+    assert!(ninth != of_legacy && !handles.contains(&ninth));
+    // Nor can the legacy stream wait for the work of another, whose handle it would take.
+    on_thread(move || {
+        let (_streams, handles) = full_window(pool);
+        assert!(!handles.contains(&address(pool, &Stream::legacy(device(0)))));
+    });
+    end_capture(&captured).expect("nothing spoils the capture");
+    complete_all().unwrap();
 }

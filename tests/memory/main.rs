@@ -8,6 +8,7 @@ mod bad_input;
 mod bookkeeping;
 mod copies;
 mod faults;
+mod foreign_captures;
 mod lent_bytes;
 mod many_streams;
 mod out_of_memory;

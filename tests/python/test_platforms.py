@@ -195,3 +195,14 @@ COPIES = ["bytes_go_there_and_back", "pinned_memory_is_not_waited_for", "refusal
 @pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
 def test_copies(machine, function):
     machine.run("platforms/copies.py", function, FAKE_DEVICES="2")
+
+
+@MEMORY
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_requests_beside_a_captured_blocking_stream(machine, virtual):
+    machine.run("platforms/captures.py", "requests_do_not_fail_and_spoil_nothing", FAKE_VMM=virtual)
+
+
+@pytest.mark.parametrize("machine", PLATFORMS, indirect=True)
+def test_the_legacy_stream_beside_a_captured_blocking_one(machine):
+    machine.run("platforms/captures.py", "what_would_use_the_legacy_stream_is_refused")

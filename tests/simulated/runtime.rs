@@ -3,7 +3,10 @@
 use crate::common::{device, on_thread, stream};
 use gpupool::library::Library;
 use gpupool::library::host::HostLibrary;
-use gpupool::runtime::host::{Call, Fault, begin_capture, complete, end_capture, inject, submit};
+use gpupool::runtime::host::{
+    Call, Fault, begin_capture, complete, create_blocking_stream, end_capture, inject, submit,
+};
+use gpupool::runtime::{self, BoundDevice, RelaxedCapture};
 use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, StatusKind, Stream, device_info};
 
 #[test]
@@ -115,4 +118,119 @@ fn faults_come_after_and_as_often_as_said() {
     inject(Fault { call: Call::StreamCreate, kind: StatusKind::Other, after: 1, times: 2 });
     let results: Vec<_> = (0..4).map(|_| Stream::new(device(0)).is_ok()).collect();
     assert_eq!(results, [true, false, false, true]);
+}
+
+/// A blocking stream of another library's.
+fn blocking(ordinal: u32) -> Stream {
+    let raw = create_blocking_stream(device(ordinal)).unwrap();
+    // SAFETY: the stream is never destroyed.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(ordinal)) }
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(outcome: gpupool::Result<T>, code: i32) {
+    let error = outcome.expect_err("it is refused");
+    assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == code), "{error}");
+}
+
+#[test]
+fn any_use_of_the_legacy_stream_spoils_the_captures_of_blocking_ones() {
+    host!();
+    let runtime = runtime::get().unwrap();
+    let _bound = BoundDevice::new(runtime, device(0)).unwrap();
+    let event = runtime.event_create().unwrap();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        for legacy in [Stream::legacy(device(0)).raw(), legacy_by_its_number().raw()] {
+            // SAFETY: the event and the stream are alive.
+            let uses: [&dyn Fn() -> gpupool::Result<()>; 5] = unsafe {
+                [
+                    &|| runtime.stream_query(legacy).map(drop),
+                    &|| runtime.stream_synchronize(legacy),
+                    &|| runtime.stream_wait_event(legacy, event),
+                    &|| runtime.event_record(event, legacy),
+                    &|| submit(&Stream::legacy(device(0))).map(drop),
+                ]
+            };
+            for (index, used) in uses.iter().enumerate() {
+                let captured = blocking(0);
+                begin_capture(&captured, mode).unwrap();
+                let _relaxed = RelaxedCapture::new(runtime).unwrap();
+                // SAFETY: the stream is alive.
+                let (status, capture) =
+                    unsafe { (runtime.stream_capture_status(legacy), runtime.stream_capture(legacy)) };
+                assert_eq!(status.unwrap(), CaptureStatus::Implicit);
+                assert_refused(capture, 906);
+                assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Active, "the question harms nothing");
+                assert_refused(used(), 906);
+                assert_eq!(captured.capture_status().unwrap(), CaptureStatus::Invalidated, "{index}, {mode:?}");
+                assert_refused(end_capture(&captured), 901);
+                used().unwrap();
+            }
+        }
+    }
+    // SAFETY: the event is alive, and not used again.
+    unsafe { runtime.event_destroy(event) }.unwrap();
+}
+
+/// The legacy default stream by its other name, `CU_STREAM_LEGACY`.
+fn legacy_by_its_number() -> Stream {
+    // SAFETY: the legacy default stream always exists.
+    unsafe { Stream::from_raw_on(std::ptr::without_provenance_mut(1), device(0)) }
+}
+
+#[test]
+fn the_legacy_stream_can_be_used_beside_other_captures() {
+    host!();
+    let legacy = Stream::legacy(device(0));
+    for captured in [stream(0), blocking(1)] {
+        begin_capture(&captured, CaptureMode::Relaxed).unwrap();
+        assert_eq!(legacy.capture_status().unwrap(), CaptureStatus::None);
+        submit(&legacy).unwrap();
+        legacy.synchronize().unwrap();
+        end_capture(&captured).unwrap();
+    }
+}
+
+#[test]
+fn the_legacy_stream_is_never_captured_and_each_threads_default_stream_on_its_own() {
+    host!();
+    assert_refused(begin_capture(&Stream::legacy(device(0)), CaptureMode::Relaxed), 900);
+    let per_thread = Stream::per_thread(device(0));
+    begin_capture(&per_thread, CaptureMode::Relaxed).unwrap();
+    let status = on_thread(|| {
+        let stream_of_another_thread = Stream::per_thread(device(0));
+        (stream_of_another_thread.capture_status().unwrap(), Stream::legacy(device(0)).capture_status().unwrap())
+    });
+    assert_eq!(status, (CaptureStatus::None, CaptureStatus::Implicit));
+    end_capture(&per_thread).unwrap();
+}
+
+#[test]
+fn no_call_of_gpupools_uses_the_legacy_stream_beside_a_capture() {
+    host!();
+    let (legacy, own, captured) = (Stream::legacy(device(0)), stream(0), blocking(0));
+    let (event, recorded) = (Event::new(device(0)).unwrap(), Event::new(device(0)).unwrap());
+    recorded.record(&own).unwrap();
+    let buffer = gpupool::empty(4096, &own).unwrap();
+    let pinned = gpupool::empty_pinned(4096, None).unwrap();
+    let mut bytes = [0; 4096];
+    begin_capture(&captured, CaptureMode::Global).unwrap();
+    let outcomes = [
+        ("query", legacy.query().map(drop)),
+        ("synchronize", legacy.synchronize()),
+        ("wait", legacy.wait(&recorded)),
+        ("record", event.record(&legacy)),
+        ("fill", buffer.fill(1, &legacy)),
+        ("copy_from_pinned", buffer.copy_from_pinned(&pinned, &legacy)),
+        ("copy_to", buffer.copy_to(&mut bytes, &legacy)),
+        ("share", buffer.share(&legacy).map(drop)),
+    ];
+    for (name, outcome) in outcomes {
+        let error = outcome.expect_err(name);
+        let is_told = error.to_string().contains("a blocking stream of device 0 is being captured");
+        assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)) && is_told, "{name}: {error}");
+    }
+    end_capture(&captured).expect("nothing spoils the capture");
+    legacy.synchronize().unwrap();
+    buffer.fill(1, &legacy).unwrap();
 }

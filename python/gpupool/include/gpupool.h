@@ -374,7 +374,8 @@ typedef struct gpupool_api {
   int (*pool_enter)(const gpupool_pool *pool, uint64_t *scope);
   /* Ends a scope, also if it is not the innermost, on the thread that entered it. */
   int (*scope_leave)(uint64_t scope);
-  /* Waits for the work so far on a stream of the device, which must exist and not be captured. */
+  /* Waits for the work so far on a stream of the device, which must exist and not be captured; the legacy default stream is
+   * refused while a blocking stream of the device is captured, which waiting would invalidate. */
   int (*synchronize)(int device, void *stream);
 } gpupool_api;
 

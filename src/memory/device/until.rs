@@ -13,7 +13,8 @@ use crate::runtime::{self, Event, RelaxedCapture, Stream};
 pub(in crate::memory) enum Until {
     /// Work recorded on streams.
     Events(Vec<Event>),
-    /// Streams on which nothing could be recorded yet: one is being captured, or the driver refused.
+    /// Streams on which nothing could be recorded yet: one is being captured, or is the legacy default stream beside a
+    /// capture, or the driver refused.
     Unrecorded(Vec<Stream>),
     /// All work on these devices, which could not be recorded yet.
     Devices(Vec<Device>),
@@ -41,16 +42,17 @@ impl Until {
     /// recorded later.
     pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
         let devices: Vec<_> = devices.iter().copied().filter(|device| device.host_node().is_none()).collect();
+        let mut recorded = Vec::new();
         for &device in &devices {
-            if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+            let event = events.take(device)?;
+            let is_recorded = event.record_context()?;
+            recorded.push(event);
+            if !is_recorded {
+                events.put_back(recorded);
                 return Ok(Self::Devices(devices));
             }
         }
-        let record = |&device: &Device| {
-            let event = events.take(device)?;
-            event.record_context().map(|()| event)
-        };
-        devices.iter().map(record).collect::<Result<_>>().map(Self::Events)
+        Ok(Self::Events(recorded))
     }
 
     /// Returns whether all of it is done; with `wait`, waits for what is recorded. A refusal leaves this as it is.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use super::c_api::{address_of, guard, stream_of};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device};
+use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
 use crate::memory::pool::{Pool, PoolToken, Purpose, closed, gone, only_in};
 use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
@@ -97,7 +97,7 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
         return Err(Error::invalid_value(format!("pool {} has no memory for {device}", pool.id)));
     }
     // Pages that another stream used are not asked about while that could spoil the caller's capture.
-    let is_captured = stream.capture_status()? != CaptureStatus::None;
+    let is_captured = stream.is_captured()?;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.
     without_callbacks(|| only_in(pool, Purpose::Feed { is_captured }, || serve::allocate(bytes, &idle)))

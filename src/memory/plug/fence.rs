@@ -14,11 +14,11 @@ use crate::runtime::{self, RelaxedCapture, Stream};
 pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;
-    if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+    let event = events.take(device)?;
+    if !event.record_context()? {
+        events.put_back([event]);
         return Ok(false);
     }
-    let event = events.take(device)?;
-    event.record_context()?;
     let is_done = {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         event.query()?
@@ -26,8 +26,9 @@ pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     if !is_done {
         // What the allocator asks about later is this stream.
         stream.wait(&event)?;
-        if delay {
-            event.delay_context()?;
+        // A capture that has begun since is spared, too.
+        if delay && !event.delay_context()? {
+            return Ok(false);
         }
     }
     events.put_back([event]);

@@ -16,7 +16,7 @@ use super::shared_route::{AllThreads, of_all_threads};
 use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device, RawStream};
+use crate::ids::{Device, RawStream};
 use crate::runtime::Stream;
 use crate::sync::{AtomicU64, Ordering, lock};
 
@@ -200,9 +200,8 @@ impl Routes {
         }
         let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
         let Some(capture) = followed.find(captures) else { return to(kind.is_captured()) };
-        let is_captured = kind.is_captured()
-            || capture.kind == RouteKind::Capture(Some(stream.raw()))
-            || stream.capture_status()? != CaptureStatus::None;
+        let is_captured =
+            kind.is_captured() || capture.kind == RouteKind::Capture(Some(stream.raw())) || stream.is_captured()?;
         if is_captured && capture.uses.iter().all(|used| used.pool().number != pool.number) {
             capture.uses.push(PoolUse::new(&pool, true)?);
         }
@@ -230,7 +229,7 @@ impl Given<'_> {
     /// Returns whether a request on the stream is of a graph: all are captured of a pool for graphs, but those of inner
     /// scopes only where the stream is.
     fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
-        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.capture_status()? != CaptureStatus::None))
+        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.is_captured()?))
     }
 
     /// Notes that graphs use memory of this pool.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, ThreadCache, WorkMark};
 use crate::memory::pool::Pool;
-use crate::runtime::{self, RelaxedCapture, Stream, is_known_stream_capturing};
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
 /// Marks the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have
@@ -44,12 +44,15 @@ pub(super) fn mark_work(cache: &ThreadCache, stream: &Stream, thread: ThisThread
 pub(super) fn mark_all_work(cache: &ThreadCache, thread: ThisThread) -> Result<()> {
     let memory = cache.memory;
     let turnover = cache.lock(thread).turnover();
-    if cache.last_work.turnover() == Some(turnover) || is_known_stream_capturing(runtime::get()?, memory.device)? {
+    if cache.last_work.turnover() == Some(turnover) {
         return Ok(());
     }
     let event = memory.events.take(memory.device)?;
-    event.record_context()?;
-    put_mark(cache, WorkMark { event, is_done: false, turnover });
+    if event.record_context()? {
+        put_mark(cache, WorkMark { event, is_done: false, turnover });
+    } else {
+        memory.events.put_back([event]);
+    }
     Ok(())
 }
 

@@ -166,16 +166,6 @@ impl Runtime for Cuda {
         })
     }
 
-    fn is_blocking_stream_capturing(&self) -> Result<bool> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: `status` is a valid place, and the legacy default stream always exists.
-        match unsafe { sys::cuStreamIsCapturing(ptr::null_mut(), &mut status) } {
-            // The status where a blocking stream of this context is captured. It harms no capture.
-            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
-            status => check("cuStreamIsCapturing", status).map(|()| false),
-        }
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -231,6 +221,10 @@ impl Runtime for Cuda {
         // The end of a context ends the captures of its streams.
         if is_gone(asked) {
             return Ok(CaptureStatus::None);
+        }
+        // Of the legacy default stream alone. The question harms no capture.
+        if asked == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(CaptureStatus::Implicit);
         }
         check("cuStreamIsCapturing", asked)?;
         Ok(match status {

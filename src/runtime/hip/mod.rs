@@ -243,19 +243,6 @@ impl Runtime for Hip {
         })
     }
 
-    fn is_blocking_stream_capturing(&self) -> Result<bool> {
-        let mut status = 0;
-        // SAFETY: `status` is a valid place, and the legacy default stream always exists.
-        match unsafe { (self.symbols.stream_is_capturing)(ptr::null_mut(), &mut status) } {
-            // The status where a blocking stream, of whichever device, is captured. It harms no capture.
-            CAPTURE_IMPLICIT => {
-                self.forget_last_error();
-                Ok(true)
-            }
-            status => self.check("hipStreamIsCapturing", status).map(|()| false),
-        }
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
@@ -304,6 +291,11 @@ impl Runtime for Hip {
         let mut status = 0;
         // SAFETY: the caller promises that the stream is alive.
         let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
+        // Of the legacy default stream alone. The question harms no capture.
+        if asked == CAPTURE_IMPLICIT {
+            self.forget_last_error();
+            return Ok(CaptureStatus::Implicit);
+        }
         self.check("hipStreamIsCapturing", asked)?;
         Ok(match status {
             0 => CaptureStatus::None,

@@ -2,7 +2,8 @@
 //!
 //! A thread in global mode spoils every global capture, and its own thread-local ones, by an unsafe call; a thread in
 //! thread-local mode its own captures only; a relaxed thread none. See `cuThreadExchangeStreamCaptureMode` in NVIDIA's
-//! driver API reference.
+//! driver API reference. Whatever the mode, any use of the legacy default stream spoils the captures of blocking streams
+//! of its device, but not the question whether it is captured, which is refused as well: see `cuStreamIsCapturing` there.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,6 +19,8 @@ use crate::sync::{ThisThread, ThreadNumber};
 pub(super) const UNSUPPORTED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_UNSUPPORTED", 900);
 /// The error of a wait, in a capture, for an event that the capture has not recorded.
 pub(super) const ISOLATED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_ISOLATION", 905);
+/// The error of a call on the legacy default stream while a blocking stream of its device is captured.
+pub(super) const IMPLICIT: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_IMPLICIT", 906);
 /// The error of a capture that a forbidden call spoiled.
 pub(super) const INVALIDATED: (&str, i32) = ("HOST_ERROR_STREAM_CAPTURE_INVALIDATED", 901);
 

@@ -176,13 +176,23 @@ fn not_chosen() -> Error {
     Error::runtime_unavailable(Kind::Host.name(), reason)
 }
 
-/// Creates a stream that gpupool does not know of, as other libraries do; [`destroy_stream`] destroys it.
+/// Creates a non-blocking stream that gpupool does not know of, as other libraries do; [`destroy_stream`] destroys it.
 ///
 /// # Errors
 /// As [`submit`].
 pub fn create_stream(device: Device) -> Result<RawStream> {
     super::require(Kind::Host)?;
-    Ok(timeline().create_stream(device))
+    Ok(timeline().create_stream(device, false))
+}
+
+/// As [`create_stream`], but a blocking one (`CU_STREAM_DEFAULT`): while it is captured, the legacy default stream must
+/// not be used.
+///
+/// # Errors
+/// As [`submit`].
+pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
+    super::require(Kind::Host)?;
+    Ok(timeline().create_stream(device, true))
 }
 
 /// Destroys a stream of [`create_stream`]. A later call with it fails, while a driver would crash.
@@ -337,15 +347,9 @@ impl Runtime for Host {
         Ok(capture::exchange_mode(mode))
     }
 
-    fn is_blocking_stream_capturing(&self) -> Result<bool> {
-        check(Call::StreamCaptureStatus)?;
-        // Only the default streams are blocking ones, and they are never captured.
-        Ok(false)
-    }
-
     fn stream_create(&self) -> Result<RawStream> {
         check(Call::StreamCreate)?;
-        Ok(timeline().create_stream(Self::bound()))
+        Ok(timeline().create_stream(Self::bound(), false))
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
@@ -629,12 +633,14 @@ impl Runtime for Host {
 impl StreamOrderedMemory for Host {
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         enter_memory_call(Call::MemoryAllocate)?;
+        timeline().check_not_beside_capture("allocate_async", Self::key(stream))?;
         let device = timeline().device(Self::key(stream))?;
         space().memory_allocate(self.memory, device, bytes)
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         enter_memory_call(Call::MemoryFree)?;
+        timeline().check_not_beside_capture("free_async", Self::key(stream))?;
         // The bytes go at once, not once the stream's work is done: simulated work touches none.
         timeline().device(Self::key(stream))?;
         // SAFETY: the caller gives the memory up.

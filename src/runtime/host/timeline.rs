@@ -11,6 +11,7 @@ use super::work::Work;
 use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::sync::{ThisThread, ThreadNumber};
 
 /// A stream, told apart also where its address names a default stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -18,17 +19,24 @@ pub(super) struct Key {
     raw: RawStream,
     /// The device of a default stream; any other stream knows its own.
     default_of: Option<Device>,
+    /// The thread of a per-thread default stream.
+    thread: Option<ThreadNumber>,
 }
 
 impl Key {
     pub(super) fn new(raw: RawStream, device: Device) -> Self {
-        Self { raw, default_of: raw.is_default().then_some(device) }
+        // The legacy default stream has two names.
+        let raw = if raw.is_legacy() { RawStream::LEGACY } else { raw };
+        let thread = (raw == RawStream::PER_THREAD).then(|| ThisThread::get().number());
+        Self { raw, default_of: raw.is_default().then_some(device), thread }
     }
 }
 
 #[derive(Debug)]
 struct SimulatedStream {
     device: Device,
+    /// Whether the legacy default stream must not be used while this one is captured. Their work is in no order.
+    is_blocking: bool,
     submitted: u64,
     completed: u64,
     waits: Vec<Wait>,
@@ -63,8 +71,16 @@ struct Pending {
 }
 
 impl SimulatedStream {
-    fn new(device: Device) -> Self {
-        Self { device, submitted: 0, completed: 0, waits: Vec::new(), work: VecDeque::new(), capture: None }
+    fn new(device: Device, is_blocking: bool) -> Self {
+        Self {
+            device,
+            is_blocking,
+            submitted: 0,
+            completed: 0,
+            waits: Vec::new(),
+            work: VecDeque::new(),
+            capture: None,
+        }
     }
 
     /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed. The first error of
@@ -132,7 +148,7 @@ impl Timeline {
     fn stream(&mut self, key: Key) -> Result<&mut SimulatedStream> {
         let streams = self.streams();
         if let Some(device) = key.default_of {
-            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device)));
+            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device, true)));
         }
         streams.get_mut(&key).ok_or_else(|| refused("the stream's look-up", INVALID_HANDLE, StatusKind::Other))
     }
@@ -142,10 +158,32 @@ impl Timeline {
         events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE, StatusKind::Other))
     }
 
-    pub(super) fn create_stream(&mut self, device: Device) -> RawStream {
+    pub(super) fn create_stream(&mut self, device: Device, is_blocking: bool) -> RawStream {
         let raw = RawStream::from_address(self.address());
-        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device));
+        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device, is_blocking));
         raw
+    }
+
+    /// Returns the captures beside which a stream must not be used: if it is the legacy default one, those of blocking
+    /// streams of its device.
+    fn captures_beside(&mut self, key: Key) -> impl Iterator<Item = &mut Capture> {
+        let device = key.default_of.filter(|_| key.raw == RawStream::LEGACY);
+        let blocking =
+            self.streams().values_mut().filter(move |stream| stream.is_blocking && Some(stream.device) == device);
+        blocking.filter_map(|stream| stream.capture.as_mut())
+    }
+
+    /// Returns whether the stream must not be used, beside a capture. To ask spoils nothing.
+    fn is_beside_capture(&mut self, key: Key) -> bool {
+        self.captures_beside(key).next().is_some()
+    }
+
+    /// Refuses to use a stream beside a capture, which that spoils, in whatever mode.
+    pub(super) fn check_not_beside_capture(&mut self, function: &str, key: Key) -> Result<()> {
+        match self.captures_beside(key).map(|capture| capture.is_valid = false).count() {
+            0 => Ok(()),
+            _ => Err(refused(function, capture::IMPLICIT, StatusKind::Other)),
+        }
     }
 
     pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
@@ -162,6 +200,7 @@ impl Timeline {
     }
 
     pub(super) fn submit(&mut self, key: Key) -> Result<u64> {
+        self.check_not_beside_capture("submit", key)?;
         let stream = self.stream(key)?;
         stream.submitted += 1;
         Ok(stream.submitted)
@@ -296,6 +335,11 @@ impl Timeline {
     }
 
     pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
+        self.check_not_beside_capture("stream_wait_event", key)?;
+        self.wait_for(key, event)
+    }
+
+    fn wait_for(&mut self, key: Key, event: RawEvent) -> Result<()> {
         let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
         let after = stream.submitted;
@@ -326,7 +370,7 @@ impl Timeline {
         self.spoil_captures_on(device);
         let streams = self.streams().iter().filter(|(_, stream)| stream.device == device);
         let keys: Vec<_> = streams.map(|(&key, _)| key).collect();
-        keys.into_iter().try_for_each(|key| self.wait_event(key, event))
+        keys.into_iter().try_for_each(|key| self.wait_for(key, event))
     }
 
     pub(super) fn create_event(&mut self) -> RawEvent {
@@ -368,6 +412,7 @@ impl Timeline {
     }
 
     pub(super) fn record_event(&mut self, event: RawEvent, key: Key) -> Result<()> {
+        self.check_not_beside_capture("event_record", key)?;
         let recorded = match &self.stream(key)?.capture {
             Some(capture) => Recorded::Captured(key, capture.id),
             None => Recorded::Work(self.work_so_far(key)?),
@@ -459,14 +504,19 @@ impl Timeline {
         captures.map(|capture| capture.is_valid = false).count() > 0
     }
 
-    /// Refuses to ask about, or wait for, a stream that is captured, in whatever mode, and spoils the capture.
+    /// Refuses to ask about, or wait for, a stream that is captured, or beside a capture, in whatever mode, and spoils the
+    /// capture.
     pub(super) fn check_not_captured(&mut self, key: Key) -> Result<()> {
+        self.check_not_beside_capture("a question about the legacy default stream", key)?;
         let Some(capture) = &mut self.stream(key)?.capture else { return Ok(()) };
         capture.is_valid = false;
         Err(refused("a question about a captured stream", capture::UNSUPPORTED, StatusKind::Other))
     }
 
     pub(super) fn begin_capture(&mut self, key: Key, mode: CaptureMode) -> Result<()> {
+        if key.raw == RawStream::LEGACY {
+            return Err(refused("begin_capture", capture::UNSUPPORTED, StatusKind::Other));
+        }
         self.next_capture += 1;
         let id = self.next_capture;
         let stream = self.stream(key)?;
@@ -485,10 +535,16 @@ impl Timeline {
 
     /// Returns the capture that the stream's work goes to, if it was not spoiled.
     pub(super) fn capture(&mut self, key: Key) -> Result<Option<&mut Capture>> {
+        if self.is_beside_capture(key) {
+            return Err(refused("stream_capture", capture::IMPLICIT, StatusKind::Other));
+        }
         Ok(self.stream(key)?.capture.as_mut().filter(|capture| capture.is_valid))
     }
 
     pub(super) fn capture_status(&mut self, key: Key) -> Result<CaptureStatus> {
+        if self.is_beside_capture(key) {
+            return Ok(CaptureStatus::Implicit);
+        }
         Ok(match &self.stream(key)?.capture {
             None => CaptureStatus::None,
             Some(capture) if capture.is_valid => CaptureStatus::Active,

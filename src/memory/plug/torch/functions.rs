@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{exception, stream};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device};
+use crate::ids::Device;
 use crate::memory::plug::c_api::{C_API, address_of, guard, stream_of};
 use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, only_in};
 use crate::memory::serve;
@@ -108,7 +108,7 @@ fn graphs() -> MutexGuard<'static, Graphs> {
 
 /// Returns the pool of the capture that the stream is in, if it is in one of PyTorch's.
 fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
-    if ROUTES.load(Ordering::Acquire) == 0 || stream.capture_status()? == CaptureStatus::None {
+    if ROUTES.load(Ordering::Acquire) == 0 || !stream.is_captured()? {
         return Ok(None);
     }
     let mut graphs = graphs();
@@ -150,7 +150,7 @@ fn new_pool(device: Device) -> Result<PoolUse> {
 fn forget_failed() -> Result<()> {
     let streams: Vec<_> = graphs().routes.iter().filter_map(|route| Some(route.stream.as_ref()?.0.view())).collect();
     for stream in streams {
-        if stream.capture_status()? == CaptureStatus::None {
+        if !stream.is_captured()? {
             graphs().routes.retain(|route| !route.is_of(&stream));
         }
     }

@@ -11,7 +11,6 @@ use super::in_place::serve_in_place;
 use super::place::{EXTENT_PAGES_AMONG_RIVALS, find_place, rivals, spare};
 use super::segment::grow_by_segment;
 use crate::error::{Bytes, Result};
-use crate::ids::CaptureStatus;
 use crate::memory::device::PAGE;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
@@ -33,8 +32,7 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
     // Work on a captured stream runs whenever its graph does, so what it used is never known to be done; and segments that
     // may be registered stay where they are.
-    let may_move =
-        !service.is_captured && !service.pool.no_split() && service.stream.capture_status()? == CaptureStatus::None;
+    let may_move = !service.is_captured && !service.pool.no_split() && !service.stream.is_captured()?;
     let rivals = if effort == Effort::Ready { rivals(&service.pool) } else { 0 };
     if effort == Effort::Ready
         && rivals == 0

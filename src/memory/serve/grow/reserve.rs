@@ -7,7 +7,6 @@ use super::claim::{claimed, out_of_addresses};
 use super::effort::Effort;
 use super::gather::{LOOKED_AT, Readiness, readiness};
 use crate::error::Result;
-use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache, is_recorded};
 use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
@@ -82,7 +81,7 @@ pub(super) fn grow_by_reserve(request: &Request, reserve: &Reserve, effort: Effo
         return Ok(Some(found));
     }
     // Work on a captured stream runs whenever its graph does, and asking about other streams may wait.
-    let is_captured = request.service.is_captured || request.service.stream.capture_status()? != CaptureStatus::None;
+    let is_captured = request.service.is_captured || request.service.stream.is_captured()?;
     if is_captured || !collect(request, reserve, effort)? {
         return Ok(None);
     }

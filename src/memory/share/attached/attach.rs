@@ -15,7 +15,7 @@ use super::mapping::Mapping;
 use super::owner_process::{Link, Owner, Unanswered};
 use super::retired::{Use, end_mappings};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device};
+use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::serve::device_caches;
 use crate::memory::share::broker;
@@ -56,7 +56,7 @@ pub(in crate::memory) fn attach(
         Some(stream) => stream.view().on(Some(on))?,
         None => Stream::current_on(on),
     };
-    if stream.capture_status()? != CaptureStatus::None {
+    if stream.is_captured()? {
         return Err(Error::invalid_value(
             "the stream is being captured, and a graph cannot wait for work of another process: attach the buffer before the \
              capture",

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use super::events::Recorded;
 use super::regions::{self, Region};
 use crate::error::{Error, Result};
-use crate::ids::CaptureStatus;
 use crate::memory::cache::Sharing;
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{self, Pool};
@@ -129,7 +128,7 @@ pub(in crate::memory::share) fn share(
 
 /// Returns what stands for the work so far on a stream, if there is any.
 fn work_of(stream: &Stream) -> Result<Option<Arc<Recorded>>> {
-    if stream.capture_status()? != CaptureStatus::None {
+    if stream.is_captured()? {
         return Err(Error::invalid_value(
             "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
              before the capture or after it",

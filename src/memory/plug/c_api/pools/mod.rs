@@ -20,8 +20,8 @@ pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake
 
 use super::call::{device_of, hand_out, null, place, pointer, run, stream_on};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device};
-use crate::memory::cache::{GivenKey, normalized};
+use crate::ids::Device;
+use crate::memory::cache::GivenKey;
 use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -144,7 +144,8 @@ pub(super) unsafe extern "C" fn pool_allocate(
         }
         // SAFETY: the caller names a stream of the pool's device, which is alive.
         let stream = unsafe { stream_on(slot.device(), stream) }?;
-        let is_captured = slot.is_for_graphs() || is_captured(&stream)?;
+        // What a captured stream gets becomes a part of its graph.
+        let is_captured = slot.is_for_graphs() || stream.is_captured()?;
         let key = GivenKey { pool: slot.number(), ticket, is_captured };
         let block = match serve::allocate_as_last(bytes, &stream, key) {
             Some(block) => block?,
@@ -154,12 +155,6 @@ pub(super) unsafe extern "C" fn pool_allocate(
     };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, take) }
-}
-
-/// Returns whether the stream is captured, so that what it gets becomes a part of a graph. The legacy default stream never
-/// is, and asking it while another is can be an error.
-fn is_captured(stream: &Stream) -> Result<bool> {
-    Ok(normalized(stream.raw()) != 0 && stream.capture_status()? != CaptureStatus::None)
 }
 
 /// Allocates from a pool that did not serve the thread last.
