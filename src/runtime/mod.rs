@@ -12,6 +12,7 @@ mod guard;
 mod hip;
 pub mod host;
 mod host_memory;
+mod known_captures;
 mod scope;
 mod sharing;
 mod stream;
@@ -37,14 +38,17 @@ pub use device_info::{DeviceInfo, device_info};
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
 pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
+#[cfg(feature = "python")]
+pub(crate) use known_captures::ExpectedCaptures;
+pub use known_captures::synchronize;
+pub(crate) use known_captures::{
+    KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
+};
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped};
 pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
-pub(crate) use stream::{
-    KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
-};
-pub use stream::{Stream, synchronize};
+pub use stream::Stream;
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.

@@ -81,6 +81,13 @@ CALL(set_device, int device) {
 CALL(set_stream, int number) {
   return answer([=] { c10::cuda::setCurrentCUDAStream(stream(number)); });
 }
+// Of a stream that is not PyTorch's own.
+CALL(set_external_stream, void *handle) {
+  return answer([=] {
+    auto device = static_cast<c10::DeviceIndex>(c10::cuda::current_device());
+    c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(handle), device));
+  });
+}
 // The handle of a stream, for the driver's double.
 CALL(stream_handle, int number) {
   return answer([=] { return static_cast<void *>(stream(number).stream()); });
@@ -556,6 +563,17 @@ CALL(begin_allocate_to_pool, int which, int device, uint64_t first_id, uint64_t 
       filter = [wanted = stream(number).stream()](cudaStream_t asked) { return asked == wanted; };
     else
       filter = [thread = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == thread; };
+    allocator(which)->beginAllocateToPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, filter);
+  });
+}
+// As a graph does before its capture of the current stream, which it cannot tell from others yet.
+CALL(begin_capture_to_pool, int which, int device, uint64_t first_id, uint64_t second_id) {
+  return answer([=] {
+    auto filter = [](cudaStream_t asked) {
+      cudaStreamCaptureStatus status{};
+      C10_CUDA_CHECK(cudaStreamIsCapturing(asked, &status));
+      return status == cudaStreamCaptureStatusActive;
+    };
     allocator(which)->beginAllocateToPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, filter);
   });
 }

@@ -410,11 +410,15 @@ class Graph:
         _native.host_end_capture(self.stream)
         self.allocator.end(0, *self.id)
 
+    @property
+    def address(self):
+        return self.stream.ptr if isinstance(self.stream, gpupool.Stream) else self.stream
+
     def allocate(self, size):
-        return self.allocator.allocate(size, 0, self.stream.ptr)
+        return self.allocator.allocate(size, 0, self.address)
 
     def free(self, address, size):
-        self.allocator.free(address, size, 0, self.stream.ptr)
+        self.allocator.free(address, size, 0, self.address)
 
     def reset(self):
         self.allocator.release(0, *self.id)
@@ -493,6 +497,35 @@ def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
     assert gpupool.memory_stats(0).pools == count + 1
     failed.reset()
     assert gpupool.memory_stats(0).pools == count
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "external"])
+def test_a_capture_is_known_before_it_allocates(allocator, torch, is_own):
+    with Graph(allocator) as older:
+        address = older.allocate(4 * MIB)
+    graph = Graph(allocator)
+    graph.stream = _native.host_create_stream(0)
+    torch.library.torch_set_current(ctypes.c_void_p(graph.stream), is_own)
+    # It begins with work in place, while another thread ends the other graph.
+    with graph, other_thread() as run:
+        run(lambda: older.free(address, 4 * MIB))
+        run(older.reset)
+        run(allocator.reset)
+    torch.library.torch_set_current(None, False)
+    graph.reset()
+
+
+def test_a_request_on_the_default_stream_is_no_graphs(allocator):
+    graph = Graph(allocator)
+    # PyTorch itself captures no blocking stream; one of an extension may be.
+    graph.stream = _native.host_create_stream(0, blocking=True)
+    with graph:
+        inside, outside = graph.allocate(MIB), allocator.allocate(MIB, 0, None)
+        allocator.reset()
+    assert pool_of(outside) == (0, 0) != pool_of(inside)
+    graph.free(inside, MIB)
+    allocator.free(outside, MIB, 0, None)
+    graph.reset()
 
 
 def test_a_captures_scope_of_gpupool_stays_its_own(allocator):

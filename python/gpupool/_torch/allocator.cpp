@@ -518,7 +518,7 @@ class Allocator final : public CUDAAllocator {
   }
 #endif
 #if PYTORCH_AT_LEAST(2, 13)
-  // gpupool knows of captures by their routes.
+  // gpupool knows of captures by their routes, which begin before them.
   void markCaptureBegin(DeviceIndex device) override { native->markCaptureBegin(device); }
   void markCaptureEnd(DeviceIndex device) override { native->markCaptureEnd(device); }
   DataPtr allocateWithAddress(size_t, void *) override {

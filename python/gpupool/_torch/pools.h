@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "table.h"
 
@@ -39,6 +40,28 @@ struct Pool {
   ~Pool() { api.pool_release(handle); }
 };
 
+// Captures on a device that gpupool expects as long as this lives.
+struct ExpectedCaptures {
+  DeviceIndex device;
+
+  explicit ExpectedCaptures(DeviceIndex device) : device(device) { check(api.expect_captures(device)); }
+  ExpectedCaptures(const ExpectedCaptures &) = delete;
+  ExpectedCaptures &operator=(const ExpectedCaptures &) = delete;
+  ~ExpectedCaptures() { api.end_expecting_captures(device); }
+};
+
+// Makes a capture known that is about to begin, which may do other work before it allocates: PyTorch captures its current
+// stream. One of its own is asked from then on. Any other may be gone by the time it would be asked, so captures are expected
+// for as long as the result lives; but not for a scope, whose filter accepts the stream already.
+inline std::shared_ptr<ExpectedCaptures> expect_capture(DeviceIndex device,
+                                                        const std::function<bool(cudaStream_t)> &accepts) {
+  auto stream = c10::cuda::getCurrentCUDAStream(device);
+  // The default stream, which is never captured.
+  if (stream.id() == 0) return nullptr;
+  auto handle = lasting(stream);
+  return is_own(stream) || accepts(handle) ? nullptr : std::make_shared<ExpectedCaptures>(device);
+}
+
 // Which requests come from a pool, from beginAllocateToPool to endAllocateToPool.
 struct Route {
   DeviceIndex device;
@@ -46,6 +69,7 @@ struct Route {
   std::function<bool(cudaStream_t)> accepts;
   uint64_t ticket;
   std::shared_ptr<Pool> pool; // null: the pool is of PyTorch's own allocator
+  std::shared_ptr<ExpectedCaptures> expected;
 };
 using Routes = std::vector<Route>;
 
@@ -164,9 +188,10 @@ class Pools {
 
   void begin(DeviceIndex device, const MempoolId_t &id, std::function<bool(cudaStream_t)> accepts) {
     check_not_routed(device, id);
+    auto expected = expect_capture(device, accepts);
     auto pool = create_or_use(device, id, nullptr, GRAPHS);
     if (!pool) native->beginAllocateToPool(device, id, accepts);
-    Route route{device, id, std::move(accepts), api.ticket(), std::move(pool)};
+    Route route{device, id, std::move(accepts), api.ticket(), std::move(pool), std::move(expected)};
     change_routes([&](Routes &routes) { routes.push_back(std::move(route)); });
   }
 

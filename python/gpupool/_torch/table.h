@@ -131,11 +131,14 @@ template <typename Struct> Struct sized() {
   return value;
 }
 
-// PyTorch never destroys the streams of its own pools, which an odd id tells, so that gpupool may ask about them later.
+// Whether a stream is of PyTorch's own pools, whose streams it never destroys.
+inline bool is_own(const c10::cuda::CUDAStream &stream) { return stream.id() & 1; }
+
+// Tells gpupool of a stream that lasts, so that it may ask about it later.
 inline cudaStream_t lasting(const c10::cuda::CUDAStream &stream) {
   static thread_local std::pair<DeviceIndex, cudaStream_t> last{-1, nullptr};
   auto handle = stream.stream();
-  if (stream.id() & 1)
+  if (is_own(stream))
     if (std::pair now(stream.device_index(), handle); C10_UNLIKELY(now != last)) {
       api.declare_lasting(now.first, handle);
       last = now;

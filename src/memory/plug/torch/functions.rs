@@ -16,7 +16,7 @@ use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, only_in};
 use crate::memory::serve;
 use crate::memory::{empty_cache, set_per_process_memory_fraction};
 use crate::process;
-use crate::runtime::{self, KnownCapture, Stream, note_capture};
+use crate::runtime::{self, ExpectedCaptures, KnownCapture, Stream, note_capture};
 use crate::sync::{AtomicUsize, Ordering, lock};
 
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
@@ -82,8 +82,11 @@ struct Route {
     device: Device,
     id: TorchId,
     pool: Arc<Pool>,
-    /// Its stream, once it is known, noted so that other threads know that work on the device cannot be recorded.
+    /// Its stream, once an allocation has named it, noted so that other threads know that work on the device cannot be
+    /// recorded.
     stream: Option<(Stream, KnownCapture)>,
+    /// What is known of it from its beginning, before it allocates.
+    _expected: Option<ExpectedCaptures>,
 }
 
 impl Route {
@@ -157,10 +160,14 @@ fn forget_failed() -> Result<()> {
     Ok(())
 }
 
-fn begin(device: c_int, id: TorchId) -> Result<()> {
+/// # Safety
+/// PyTorch's allocator called, and lets C++ exceptions through.
+unsafe fn begin(device: c_int, id: TorchId) -> Result<()> {
     process::refuse_forked()?;
     let device = device_of(device)?;
     forget_failed()?;
+    // SAFETY: the caller promises that PyTorch called.
+    let expected = unsafe { stream::expect_capture(device) };
     let is_known = graphs().pools.iter().any(|pool| pool.is(device, id));
     // Made outside the lock, and dropped again if another thread was first.
     let made = if is_known { None } else { Some(new_pool(device)?) };
@@ -184,7 +191,7 @@ fn begin(device: c_int, id: TorchId) -> Result<()> {
         }
     }
     pools[place].begun += 1;
-    routes.push(Route { device, id, pool, stream: None });
+    routes.push(Route { device, id, pool, stream: None, _expected: expected });
     ROUTES.store(routes.len(), Ordering::Release);
     Ok(())
 }

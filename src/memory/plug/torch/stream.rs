@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::ids::{Device, RawStream};
-use crate::runtime::Stream;
+use crate::runtime::{ExpectedCaptures, Stream};
 
 /// `c10::cuda::CUDAStream`.
 #[repr(C)]
@@ -78,13 +78,50 @@ pub(super) unsafe fn note(stream: &Stream) {
 #[cold]
 unsafe fn ask(stream: &Stream, device: Device) {
     let (Some(functions), Ok(ordinal)) = (FUNCTIONS.get(), i8::try_from(device.ordinal())) else { return };
-    // SAFETY: the functions are what their names say (`set_symbols`), and PyTorch, which just named a stream of the
-    // device, has initialised it.
-    let (id, address) = unsafe {
+    // SAFETY: the caller promises that PyTorch called, which just named a stream of the device.
+    let (id, address) = unsafe { current(*functions, ordinal) };
+    if is_own(id) && address.addr() == stream.raw().address() {
+        stream.declare_lasting();
+    }
+}
+
+/// Returns the id and the address of PyTorch's current stream.
+///
+/// # Safety
+/// As [`note`], and PyTorch has initialised the device.
+unsafe fn current(functions: Functions, ordinal: i8) -> (i64, *mut c_void) {
+    // SAFETY: the functions are what their names say (`set_symbols`), and the caller promises that they can be called.
+    unsafe {
         let current = (functions.current)(ordinal);
         (current.id, (functions.address)(&raw const current))
+    }
+}
+
+/// Returns whether a stream with this id is of PyTorch's own pools.
+const fn is_own(id: i64) -> bool {
+    id & 1 == 1
+}
+
+/// Makes the capture known that PyTorch is about to begin, on its current stream. One of its own is asked from then on, and
+/// any other may be gone before its capture is known to have ended: captures are expected for as long as the caller keeps the
+/// result.
+///
+/// # Safety
+/// As [`note`].
+pub(super) unsafe fn expect_capture(device: Device) -> Option<ExpectedCaptures> {
+    let (Some(functions), Ok(ordinal)) = (FUNCTIONS.get(), i8::try_from(device.ordinal())) else {
+        return Some(ExpectedCaptures::new(device));
     };
-    if id & 1 == 1 && address.addr() == stream.raw().address() {
-        stream.declare_lasting();
+    // SAFETY: the caller promises that PyTorch called, which captures on the device.
+    let (id, address) = unsafe { current(*functions, ordinal) };
+    match id {
+        // The default stream is never captured.
+        0 => None,
+        id if is_own(id) => {
+            // SAFETY: PyTorch's current stream is alive, and of the device.
+            unsafe { Stream::from_raw_on(address, device) }.declare_lasting();
+            None
+        }
+        _ => Some(ExpectedCaptures::new(device)),
     }
 }

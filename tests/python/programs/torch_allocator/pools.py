@@ -1,8 +1,11 @@
 """Private pools, and what leads requests into them. See torch_calls.py."""
 
+import ctypes
+
 import double
 import gpupool
 from torch_calls import GRAPHS, MIB, NATIVE, NO_POOL, POOL, Allocator, adopt, call, drop, install, live, main, uninstall
+from waiting import in_thread
 
 
 def compare_pools(allocator):
@@ -93,6 +96,64 @@ def check_captures_are_not_spoilt(allocator):
     allocator.release_pool(0, 2, 0)
     drop(*blocks)
     call("set_stream", 0)
+    allocator.empty_cache(*NO_POOL)
+    assert allocator.device_stats(0)["reserved_bytes"]["all"]["current"] == 0
+
+
+def older_graph(allocator, pool):
+    """Return a block of a graph that was captured on PyTorch's stream 1."""
+    stream = call("stream_handle", 1)
+    call("set_stream", 1)
+    allocator.begin_capture_to_pool(0, *pool)
+    double.set_capture(stream, 1)
+    block = allocator.block(3 * MIB)
+    double.set_capture(stream, 0)
+    allocator.end_allocate_to_pool(0, *pool)
+    call("set_stream", 0)
+    return block
+
+
+def spares_the_capture(allocator, stream, number, enter):
+    """Return whether a capture that has allocated nothing yet outlasts another thread's end of an older graph."""
+    older, pool = (number, 0), (number + 1, 0)
+    block = older_graph(allocator, older)
+
+    def reset():
+        drop(block)
+        allocator.release_pool(0, *older)
+        allocator.empty_cache(*older)
+
+    enter()
+    allocator.begin_capture_to_pool(0, *pool)
+    double.set_capture(stream, 1)
+    in_thread(reset)
+    is_spared = double.is_capturing(stream)
+    double.set_capture(stream, 0)
+    allocator.end_allocate_to_pool(0, *pool)
+    call("set_stream", 0)
+    allocator.release_pool(0, *pool)
+    return is_spared
+
+
+def stream_of_another_library():
+    """Return a non-blocking stream that gpupool knows nothing of."""
+    stream = ctypes.c_void_p()
+    with gpupool.stream(gpupool.Stream(0)):
+        assert double.driver.cuStreamCreate(ctypes.byref(stream), 1) == 0, "the double made no stream"
+    return stream.value
+
+
+def check_captures_are_known_before_they_allocate(allocator):
+    stream, external = call("stream_handle", 2), stream_of_another_library()
+    assert spares_the_capture(allocator, stream, 1, lambda: call("set_stream", 2)), "a stream of PyTorch's own"
+    assert spares_the_capture(allocator, external, 3, lambda: call("set_external_stream", external)), "an external one"
+    # None is expected once that has ended, nor in a scope, whatever stream is current.
+    call("set_external_stream", external)
+    allocator.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
+    unknown = stream_of_another_library()
+    assert not spares_the_capture(allocator, unknown, 5, lambda: call("set_stream", 0)), "captures are still expected"
+    allocator.end_allocate_to_pool(0, *POOL)
+    allocator.release_pool(0, *POOL)
     allocator.empty_cache(*NO_POOL)
     assert allocator.device_stats(0)["reserved_bytes"]["all"]["current"] == 0
 
