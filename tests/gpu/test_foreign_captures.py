@@ -1,0 +1,29 @@
+"""Captures of other libraries: gpupool spoils none, and nothing that it is asked for fails beside them."""
+
+import pytest
+from gpu_helpers import import_or_skip, run_prepared_program, run_program
+
+TORCH_MODES = ["global", "thread_local", "relaxed"]
+
+
+@pytest.mark.parametrize("by", ["here", "thread"])
+@pytest.mark.parametrize("kind", ["blocking", "non_blocking", "per_thread"])
+@pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
+def test_a_capture_of_cupys(mode, kind, by):
+    run_program("captures/of_cupy.py", mode, kind, by)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "non_blocking"])
+@pytest.mark.parametrize("mode", TORCH_MODES)
+@pytest.mark.parametrize("way", ["context", "raw"])
+def test_a_capture_of_pytorchs_on_its_own_memory(way, mode, kind):
+    import_or_skip("torch")
+    run_prepared_program("captures/of_pytorch.py", way, mode, kind)
+
+
+@pytest.mark.parametrize("kind", ["own", "external"])
+@pytest.mark.parametrize("mode", TORCH_MODES)
+@pytest.mark.parametrize("way", ["full", "pluggable"])
+def test_a_capture_of_pytorchs_that_begins_in_place(way, mode, kind):
+    import_or_skip("torch")
+    run_prepared_program("pytorch/in_place_captures.py", way, mode, kind)
