@@ -1,5 +1,6 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
+use super::known_captures::WholeDevice;
 use super::{BoundDevice, ExportedEvent, Stream, get, is_known_stream_capturing};
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -94,6 +95,8 @@ impl Event {
     /// recorded, while a capture is known of there, which that would spoil.
     pub(crate) fn record_context(&self) -> Result<bool> {
         let runtime = get()?;
+        // Begun before it is asked, so that no announced capture begins in between.
+        let Some(_whole) = WholeDevice::begin(self.device) else { return Ok(false) };
         if is_known_stream_capturing(runtime, self.device)? {
             return Ok(false);
         }
@@ -107,6 +110,8 @@ impl Event {
     #[cfg(feature = "python")]
     pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;
+        // Begun before it is asked, so that no announced capture begins in between.
+        let Some(_whole) = WholeDevice::begin(self.device) else { return Ok(false) };
         if is_known_stream_capturing(runtime, self.device)? {
             return Ok(false);
         }

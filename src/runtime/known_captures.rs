@@ -1,10 +1,12 @@
 //! Captures that are known of: those on streams that can be asked, and those that were announced.
 //!
 //! No driver tells of all captures on a device. So streams are asked one by one, and what a caller says it is about to capture
-//! is asked, too, or taken for captured where its stream may be gone by the time it would be asked.
+//! is asked, too, or taken for captured where its stream may be gone by the time it would be asked. A call for a whole device,
+//! which would invalidate every capture there, is made while none is announced, and who announces one waits for such calls to
+//! end: so none meets a capture that begins in between.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::stream::alive_on;
 use super::{BoundDevice, Runtime, Stream, get, scope};
@@ -12,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 #[cfg(feature = "python")]
 use crate::process;
-use crate::sync::lock;
+use crate::sync::{lock, wait};
 
 /// A stream that will be captured.
 #[derive(Debug)]
@@ -22,8 +24,62 @@ struct CapturedStream {
     stream: Stream,
 }
 
-/// Streams that a caller of [`note_capture`] is about to capture.
-static CAPTURED: Mutex<Vec<CapturedStream>> = Mutex::new(Vec::new());
+/// What is announced, and what must not meet it.
+#[derive(Debug)]
+struct Books {
+    /// Streams that a caller of [`note_capture`] is about to capture.
+    captured: Vec<CapturedStream>,
+    /// How many callers of [`expect_captures`] there are for each device.
+    expecting: BTreeMap<Device, usize>,
+    /// How many calls for a whole device are being made.
+    whole: BTreeMap<Device, usize>,
+}
+
+static BOOKS: Mutex<Books> =
+    Mutex::new(Books { captured: Vec::new(), expecting: BTreeMap::new(), whole: BTreeMap::new() });
+/// Notified when a call for a whole device has ended.
+static ENDED: Condvar = Condvar::new();
+
+fn count(counts: &BTreeMap<Device, usize>, device: Device) -> usize {
+    counts.get(&device).copied().unwrap_or(0)
+}
+
+/// Waits until no call for the whole device is being made. None begins after an announcement.
+fn wait_for_calls(mut books: MutexGuard<'_, Books>, device: Device) {
+    while count(&books.whole, device) > 0 {
+        books = wait(&ENDED, &BOOKS, books);
+    }
+}
+
+/// A call for a whole device, which is being made as long as this lives.
+#[derive(Debug)]
+pub(super) struct WholeDevice {
+    device: Device,
+}
+
+impl WholeDevice {
+    /// Begins a call for a whole device; none while a capture is announced there.
+    pub(super) fn begin(device: Device) -> Option<Self> {
+        let mut books = lock(&BOOKS);
+        let is_announced = books.captured.iter().any(|noted| noted.stream.device() == device);
+        if is_announced || count(&books.expecting, device) > 0 {
+            return None;
+        }
+        *books.whole.entry(device).or_default() += 1;
+        Some(Self { device })
+    }
+}
+
+impl Drop for WholeDevice {
+    fn drop(&mut self) {
+        let mut books = lock(&BOOKS);
+        if let Some(count) = books.whole.get_mut(&self.device) {
+            *count -= 1;
+        }
+        drop(books);
+        ENDED.notify_all();
+    }
+}
 
 /// A note that a stream is captured. The stream is asked about as long as this lives.
 #[derive(Debug)]
@@ -33,16 +89,17 @@ pub(crate) struct KnownCapture {
 
 /// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
 pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
-    let mut captured = lock(&CAPTURED);
-    let number = captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
-    captured.push(CapturedStream { number, stream: stream.clone() });
+    let mut books = lock(&BOOKS);
+    let number = books.captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
+    books.captured.push(CapturedStream { number, stream: stream.clone() });
+    wait_for_calls(books, stream.device());
     KnownCapture { number }
 }
 
 impl Drop for KnownCapture {
     fn drop(&mut self) {
         let ended = {
-            let mut captured = lock(&CAPTURED);
+            let captured = &mut lock(&BOOKS).captured;
             let index = captured.iter().position(|noted| noted.number == self.number);
             index.map(|index| captured.swap_remove(index))
         };
@@ -51,18 +108,17 @@ impl Drop for KnownCapture {
     }
 }
 
-/// How many callers of [`expect_captures`] there are for each device.
-static EXPECTING: Mutex<BTreeMap<Device, usize>> = Mutex::new(BTreeMap::new());
-
 /// Takes it that streams of the device are captured, whichever they are, until as many calls of
 /// [`end_expecting_captures`].
 pub(crate) fn expect_captures(device: Device) {
-    *lock(&EXPECTING).entry(device).or_default() += 1;
+    let mut books = lock(&BOOKS);
+    *books.expecting.entry(device).or_default() += 1;
+    wait_for_calls(books, device);
 }
 
 /// Ends one call of [`expect_captures`]; false if there is none.
 pub(crate) fn end_expecting_captures(device: Device) -> bool {
-    let mut expecting = lock(&EXPECTING);
+    let expecting = &mut lock(&BOOKS).expecting;
     let Some(count) = expecting.get_mut(&device).filter(|count| **count > 0) else { return false };
     *count -= 1;
     true
@@ -113,14 +169,14 @@ pub fn synchronize(device: Device) -> Result<()> {
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
 /// that was noted, or any blocking one; also where captures of others are expected.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
-    if lock(&EXPECTING).get(&device).is_some_and(|count| *count > 0) {
+    if count(&lock(&BOOKS).expecting, device) > 0 {
         return Ok(true);
     }
     let _bound = BoundDevice::new(runtime, device)?;
     let owned = alive_on(device);
     let noted: Vec<_> = {
-        let captured = lock(&CAPTURED);
-        captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
+        let books = lock(&BOOKS);
+        books.captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
     };
     let known = owned.iter().chain(&noted).map(Stream::raw);
     // The legacy default stream tells of the blocking ones.

@@ -24,7 +24,6 @@ mod shared_pages;
 mod slabs;
 mod sleep;
 mod sleep_meets;
-mod sleep_peers;
 mod sleep_submissions;
 mod sleep_threads;
 mod streams;
