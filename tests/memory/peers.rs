@@ -181,6 +181,8 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
 
 /// Enabled so often beside threads that allocate, free, grow, sleep and wake.
 const TIMES: u32 = 40;
+/// As the number of those that are enabled: the threads are to end.
+const OVER: u32 = TIMES + 1;
 
 /// What one of these threads does until all is enabled: its block is for the peers that are enabled before it looks, and for
 /// as long as it has it.
@@ -189,7 +191,7 @@ fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let mut random = Random(number + 1);
     let mut held: Vec<DeviceBuffer> = Vec::new();
-    while enabled.load(Ordering::Acquire) < TIMES {
+    while enabled.load(Ordering::Acquire) < OVER {
         let bytes = [600 << 10, 3 * MIB, 7 * MIB, 30 * MIB, 70 * MIB][random.below(5)];
         let of = if random.below(4) == 0 { &Stream::new(device(0)).unwrap() } else { &own };
         held.push(if number.is_multiple_of(2) {
@@ -201,7 +203,7 @@ fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
             pool.sleep(Backup::None).unwrap();
             pool.wake().unwrap();
         }
-        let peers = enabled.load(Ordering::Acquire);
+        let peers = enabled.load(Ordering::Acquire).min(TIMES);
         for block in &held {
             let missing = (1..=peers).find(|&peer| !reaches_from(block, peer));
             assert!(missing.is_none(), "{missing:?} of {peers} cannot use a block of {} bytes", block.nbytes());
@@ -227,7 +229,7 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
                 // The others end where this one fails.
                 let outcome = catch_unwind(AssertUnwindSafe(|| work(number, enabled, checked)));
                 if let Err(panic) = outcome {
-                    enabled.store(TIMES, Ordering::Release);
+                    enabled.store(OVER, Ordering::Release);
                     resume_unwind(panic);
                 }
             });
@@ -236,7 +238,7 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
             let before = checked.load(Ordering::Relaxed);
             let outcome = enable_peer_access(device(0), device(peer));
             if let Err(error) = outcome {
-                enabled.store(TIMES, Ordering::Release);
+                enabled.store(OVER, Ordering::Release);
                 panic!("peer {peer}: {error}");
             }
             if enabled.fetch_max(peer, Ordering::AcqRel) >= peer {
@@ -246,6 +248,7 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
                 checked.load(Ordering::Relaxed) > before + 7 || enabled.load(Ordering::Acquire) > peer
             });
         }
+        enabled.store(OVER, Ordering::Release);
     });
     complete_all().unwrap();
     assert_all_back();
