@@ -76,7 +76,8 @@ demo: .venv/optimised ## threads share handles and trace files are replayed, on 
 # How many processes Python's tests run in, and what pytest is told besides, as SKIPS=tests/skips.txt of CI.
 PROCESSES ?= auto
 SKIPS ?=
-PYTEST := $(BIN)/python -m pytest --quiet -r fE --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
+# What a process of the tests writes as it ends too early is seen: nothing takes over its descriptors.
+PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
 
 .PHONY: test
 test: announce rust-tests .venv/built .venv/library ## all tests but the thorough ones; those that need a GPU skip without one
@@ -84,7 +85,7 @@ test: announce rust-tests .venv/built .venv/library ## all tests but the thoroug
 	$(PYTEST) -m "not thorough" tests/python
 
 .PHONY: thorough
-thorough: models user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
+thorough: models schedules user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
 	$(PYTEST) -m thorough tests/gpu
 	$(PYTEST) -m thorough tests/python
 
@@ -106,6 +107,11 @@ rust-tests: .venv/frameworks
 .PHONY: models
 models: ## every interleaving of the lock-free parts, by loom
 	RUSTFLAGS="--cfg loom" cargo test --quiet --target-dir target/loom --lib models
+
+.PHONY: schedules
+schedules: SCHEDULES ?= 1500
+schedules: ## SCHEDULES (1,500) random programs of threads on each subject, each in a random schedule of the real code
+	GPUPOOL_SCHEDULES=$(SCHEDULES) cargo test --quiet --test models schedules:: -- --nocapture
 
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone
@@ -188,8 +194,9 @@ bench: ## the Rust benches, on whatever runtime is here
 
 .PHONY: soak
 soak: OPERATIONS ?= 100000000
-soak: ## OPERATIONS (10^8) random operations on memory, half of them with faults, against the naive model
-	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS)
+soak: SECONDS ?= 3600
+soak: ## OPERATIONS (10^8) random operations on memory against the naive model, half with faults; SECONDS of random schedules
+	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS) $(SECONDS)
 
 .PHONY: gpu
 gpu: .venv/ready .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there

@@ -6,12 +6,13 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{
-    Call, Fault, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream, end_capture,
-    inject, submit,
+    Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
+    end_capture, inject, submit, submit_using,
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
@@ -168,6 +169,10 @@ struct Block {
     buffer: Option<DeviceBuffer>,
     bytes: u64,
     pool: PoolId,
+    /// The place of the stream that it was allocated on, and the name of that.
+    stream: (usize, u64),
+    /// A number that no block of any program has.
+    unique: u64,
     uses: Uses,
     /// The places of streams that were recorded of it.
     recorded: Vec<usize>,
@@ -176,6 +181,8 @@ struct Block {
     /// Whether its content was given up.
     is_lost: bool,
 }
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
 enum Scope {
@@ -653,8 +660,23 @@ impl Model {
         }
     }
 
+    /// Submits work with a block, which is ordered behind what its own stream has to do, since that may still use the block's
+    /// memory for an older one. The simulated device sees that nothing takes the block from under the work.
     fn submit(&mut self, number: usize, stream: usize) {
-        submit(&self.streams[stream]).unwrap();
+        let (block, used) = (&self.blocks[number], &self.streams[stream]);
+        let (own, name) = block.stream;
+        let is_apart = own != stream && self.names[own] == name;
+        if is_apart && self.is_captured(own) {
+            submit(used).unwrap();
+        } else {
+            if is_apart {
+                let ready = Event::new(DEVICE).unwrap();
+                ready.record(&self.streams[own]).unwrap();
+                used.wait(&ready).unwrap();
+            }
+            let address = block.buffer.as_ref().unwrap().address();
+            submit_using(used, &[UsedBlock { number: block.unique, address, bytes: block.bytes }]).unwrap();
+        }
         self.submitted[stream] += 1;
         let event = Event::new(DEVICE).unwrap();
         event.record(&self.streams[stream]).unwrap();
@@ -705,6 +727,8 @@ impl Model {
             buffer: Some(buffer),
             bytes,
             pool,
+            stream: (stream, self.names[stream]),
+            unique: NUMBERS.fetch_add(1, Ordering::Relaxed),
             uses: Vec::new(),
             recorded: Vec::new(),
             captured,

@@ -2,13 +2,15 @@
 //! unmapped or handed on while work uses it, no request fails that need not, and at the end everything comes back.
 //!
 //! The simulated device sees what work uses. Each program does a few kinds of things only, so that those meet often, and its
-//! seed makes it again, after those before it: `SCHEDULE=<seed> cargo test --test models schedules::<test> -- --nocapture` prints
-//! what it does. `SCHEDULES` says how many there are.
+//! seed makes it again, after those before it: `GPUPOOL_SCHEDULE=<seed> cargo test --test models schedules::<test> --
+//! --nocapture` prints what it does. `GPUPOOL_SCHEDULES` says how many there are, and `GPUPOOL_SCHEDULE_SECONDS` for how long
+//! there are more.
 
 use std::collections::VecDeque;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use gpupool::memory::{deallocate, enable_peer_access};
 use gpupool::runtime::host::schedule::{self, Body};
@@ -473,20 +475,24 @@ fn number(variable: &str) -> Option<u64> {
 
 /// Runs so many programs of a theme, or that of one seed.
 fn explore(theme: Theme, many: u64) {
-    let shown = number("SCHEDULE");
-    let many = shown.or_else(|| number("SCHEDULES")).unwrap_or(many);
+    let shown = number("GPUPOOL_SCHEDULE");
+    let many = shown.or_else(|| number("GPUPOOL_SCHEDULES")).unwrap_or(many);
+    let end = number("GPUPOOL_SCHEDULE_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     collect_mistakes();
     // What is made once is made before threads take turns.
     drop(empty(512, &Stream::new(DEVICE).unwrap()).unwrap());
-    let mut choices = 0;
-    for seed in 1..=many {
+    let (mut choices, mut done) = (0, 0);
+    for seed in 1.. {
+        if end.map_or(done == many, |end| Instant::now() >= end) {
+            break;
+        }
         IS_SHOWN.store(shown == Some(seed), Ordering::Relaxed);
         match try_seed(theme, seed) {
-            Ok(made) => choices += made,
+            Ok(made) => (choices, done) = (choices + made, seed),
             Err(wrong) => panic!("{theme:?}, schedule {seed}: {wrong}"),
         }
     }
-    println!("{theme:?}: {many} schedules, {choices} choices");
+    println!("{theme:?}: {done} schedules, {choices} choices");
 }
 
 #[test]
