@@ -74,8 +74,9 @@ def while_attaching() -> None:
     bytes(buffer)
     failed = set()
     with other_process() as other:
-        # What is made once stays: the connection, and the device.
+        # What is made once stays: the connection, the device, and pinned memory.
         other.call(attach, buffer.share())
+        other.call(content)
         other.call(free)
         wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
         # What stays mapped is attached again without most of the calls.
@@ -122,6 +123,8 @@ def while_attaching_what_is_mapped() -> None:
         # In use, and idle.
         for is_used in (True, False):
             other.call(attach, held.share(), "held")
+            # Its pinned memory is made once.
+            other.call(content, "held")
             if not is_used:
                 other.call(free, "held")
                 wait_until(lambda: shared_blocks() == [], "nothing is attached")
