@@ -18,7 +18,6 @@ mod retired_segments;
 mod segments;
 mod small;
 mod supply;
-mod under_way;
 mod until;
 
 pub(in crate::memory) use access::{Placed, reaches};
@@ -36,5 +35,4 @@ pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource
 pub(in crate::memory) use supply::{
     Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
 };
-pub(in crate::memory) use under_way::Moment;
 pub(in crate::memory) use until::{Until, devices};

@@ -9,8 +9,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::refusal::refused;
+use super::timeline;
 use super::uses::{self, User};
-use super::{refused, timeline};
 use crate::error::{Result, StatusKind};
 use crate::ids::CaptureMode;
 use crate::sync::{ThisThread, ThreadNumber};

@@ -6,9 +6,10 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{no_such_device, refused};
+use super::refusal::refused;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
+use crate::runtime::no_such_device;
 
 /// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
 #[derive(Debug)]

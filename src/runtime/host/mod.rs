@@ -12,6 +12,7 @@ mod fault;
 #[cfg(feature = "fault-injection")]
 mod hooks;
 mod memory;
+mod refusal;
 mod timeline;
 mod uses;
 mod virtual_memory;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use super::host_memory::{Pages, map, unmap};
 use super::{
     Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
-    RawGraph, Runtime, Stream, StreamOrderedMemory, no_such_device,
+    RawGraph, Runtime, Stream, StreamOrderedMemory,
 };
 use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
@@ -36,6 +37,8 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::lock;
 use extent_calls::ExtentCall;
 use memory::{Memory, NODES, system_error};
+use refusal::INVALID_HANDLE;
+pub(crate) use refusal::refused;
 use timeline::{Key, Timeline};
 use virtual_memory::{PAGE, space};
 use words::Word;
@@ -67,9 +70,6 @@ const MOST_DEVICES: u64 = 4096;
 /// As many bytes as a process has addresses for.
 const MOST_MEMORY: u64 = 1 << 47;
 
-/// The error of a stream or event that does not exist.
-const INVALID_HANDLE: (&str, i32) = ("HOST_ERROR_INVALID_HANDLE", 400);
-
 thread_local! {
     /// The bound device, as an ordinal plus one; 0 for none.
     static BOUND: Cell<usize> = const { Cell::new(0) };
@@ -89,10 +89,6 @@ static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
 
 fn timeline() -> MutexGuard<'static, Timeline> {
     lock(&TIMELINE)
-}
-
-pub(crate) fn refused(function: &str, (status, code): (&str, i32), kind: StatusKind) -> Error {
-    Error::refused("host", function, status, code, kind)
 }
 
 impl Host {

@@ -5,12 +5,13 @@ use std::collections::{HashMap, VecDeque};
 
 use super::capture::{self, Capture};
 use super::memory::system_error;
+use super::refusal::{INVALID_HANDLE, refused};
 use super::uses::{self, UsedBlock, User};
 use super::words::Word;
 use super::work::Work;
-use super::{INVALID_HANDLE, RawEvent, refused};
 use crate::error::{Result, StatusKind};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::runtime::RawEvent;
 use crate::sync::{ThisThread, ThreadNumber};
 
 /// A stream, told apart also where its address names a default stream.

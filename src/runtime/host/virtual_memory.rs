@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use rustix::fs::{fstat, seek};
 
 use super::memory::{Memory, Store, out_of_memory, system_error};
-use super::{Extent, refused};
+use super::refusal::refused;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
+use crate::runtime::Extent;
 use crate::sync::lock;
 
 /// The granularity of physical memory and of mappings, as on NVIDIA GPUs.

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use super::refused;
+use super::refusal::refused;
 use super::virtual_memory::space;
 use crate::error::{Result, StatusKind};
 use crate::ids::Device;

@@ -14,7 +14,7 @@ thread_local! {
 
 /// The moves of one device's memory.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct UnderWay {
+pub(crate) struct UnderWay {
     begun: AtomicU64,
     ended: AtomicU64,
     waiting: AtomicUsize,
@@ -24,11 +24,11 @@ pub(in crate::memory) struct UnderWay {
 
 /// A thread has memory in hand as long as this lives.
 #[derive(Debug)]
-pub(in crate::memory) struct Moving<'a>(&'a UnderWay);
+pub(crate) struct Moving<'a>(&'a UnderWay);
 
 /// What was under way at a moment.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::memory) struct Moment {
+pub(crate) struct Moment {
     /// By others, begun so far.
     begun: u64,
     is_quiet: bool,
@@ -36,7 +36,7 @@ pub(in crate::memory) struct Moment {
 
 impl UnderWay {
     /// Begins a move.
-    pub(in crate::memory) fn begin(&self) -> Moving<'_> {
+    pub(crate) fn begin(&self) -> Moving<'_> {
         let (begun, active) = OWN.get();
         OWN.set((begun + 1, active + 1));
         self.begun.fetch_add(1, Ordering::SeqCst);
@@ -49,7 +49,7 @@ impl UnderWay {
 
     /// Waits until all moves have ended that other threads have begun by now; none where the calling thread is itself in one,
     /// as what others are in may wait for that.
-    pub(in crate::memory) fn wait(&self) -> Option<Moment> {
+    pub(crate) fn wait(&self) -> Option<Moment> {
         let (own, active) = OWN.get();
         if active > 0 {
             return None;
@@ -70,7 +70,7 @@ impl UnderWay {
     }
 
     /// Returns whether nothing has been under way in other threads since a moment.
-    pub(in crate::memory) fn was_quiet_since(&self, moment: Moment) -> bool {
+    pub(crate) fn was_quiet_since(&self, moment: Moment) -> bool {
         moment.is_quiet && self.begun.load(Ordering::SeqCst).wrapping_sub(OWN.get().0) == moment.begun
     }
 }
