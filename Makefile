@@ -196,7 +196,8 @@ bench: ## the Rust benches, on whatever runtime is here
 soak: OPERATIONS ?= 100000000
 soak: SECONDS ?= 3600
 soak: ## OPERATIONS (10^8) random operations on memory against the naive model, half with faults; SECONDS of random schedules
-	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS) $(SECONDS)
+	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS) \
+	  "$$(tests/program.sh test --no-run --test models)" $(SECONDS)
 
 .PHONY: gpu
 gpu: .venv/ready .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there

@@ -1,6 +1,6 @@
 //! What the C library needs of its build: the name that programs linked against it look for. What the Python module needs:
 //! a function of ours before Rust's own, see `src/python/ffi/unwinding.rs`, and its docstrings, which are those of the
-//! stubs, `python/gpupool/_native.pyi`.
+//! stubs, `python/gpupool/_native.pyi`. What tests need: `cfg(schedules)`, see `src/sync/schedule.rs`.
 //!
 //! Each docstring becomes a file, `OUT_DIR/docstrings/MemPool.trim`, which `docstring!("MemPool.trim")` includes.
 
@@ -16,6 +16,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var_os("CARGO_FEATURE_C_API").is_some() {
         // The number changes when programs that were linked before can no longer run with it.
         println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgpupool.so.0");
+    }
+    // What tests run on, and no bench, is built so that its threads can run in schedules.
+    let is_for_tests = env::var_os("CARGO_FEATURE_FAULT_INJECTION").is_some() && env::var("PROFILE")? == "debug";
+    if is_for_tests && env::var_os("CARGO_CFG_LOOM").is_none() {
+        println!("cargo::rustc-cfg=schedules");
     }
     if env::var_os("CARGO_FEATURE_PYTHON").is_none() {
         return Ok(());

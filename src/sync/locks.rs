@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{Condvar, Mutex, MutexGuard};
 
 /// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
-#[cfg(all(feature = "fault-injection", not(loom)))]
+#[cfg(schedules)]
 fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
     use super::schedule;
     schedule::point();
@@ -22,7 +22,7 @@ fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockRe
     take().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(not(all(feature = "fault-injection", not(loom))))]
+#[cfg(not(schedules))]
 #[inline]
 fn take<G>(_attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
     take().unwrap_or_else(PoisonError::into_inner)
@@ -81,7 +81,7 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 
 /// Waits until the condition is notified, or for no reason.
 pub(crate) fn wait<'a, T>(condition: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    #[cfg(all(feature = "fault-injection", not(loom)))]
+    #[cfg(schedules)]
     if super::schedule::is_member() {
         drop(guard);
         super::schedule::wait();

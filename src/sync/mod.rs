@@ -1,7 +1,7 @@
 //! What threads share: locks and atomics of `std`, or in a model those of loom; and structures made from them.
 //!
-//! With the feature `fault-injection` a test can run a few threads in a random [`schedule`]: each lock and atomic of here is
-//! then a place where another thread may go on.
+//! In builds of tests (`cfg(schedules)`, see `build.rs`) a few threads can run in a random [`schedule`]: each lock and atomic of
+//! here is then a place where another thread may go on.
 //!
 //! A build with `--cfg loom` runs nothing but the models: the tests, named `models`, that loom runs with every order in
 //! which the threads can take turns, and every value that the memory orderings let them read.
@@ -9,23 +9,23 @@
 mod door;
 mod locks;
 mod owner_lock;
-#[cfg(all(feature = "fault-injection", not(loom)))]
+#[cfg(schedules)]
 pub mod schedule;
 mod shared_list;
-#[cfg(all(feature = "fault-injection", not(loom)))]
+#[cfg(schedules)]
 mod stepped;
 mod table;
 mod thread;
 mod under_way;
 
-#[cfg(not(any(loom, feature = "fault-injection")))]
+#[cfg(not(any(loom, schedules)))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{Ordering, fence},
 };
-#[cfg(all(feature = "fault-injection", not(loom)))]
+#[cfg(schedules)]
 pub(crate) use stepped::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(loom)]

@@ -150,9 +150,9 @@ impl<'a, T> OwnerGuard<'a, T> {
 }
 
 fn yield_now() {
-    #[cfg(all(feature = "fault-injection", not(loom)))]
+    #[cfg(schedules)]
     super::schedule::wait();
-    #[cfg(not(any(loom, feature = "fault-injection")))]
+    #[cfg(not(any(loom, schedules)))]
     std::thread::yield_now();
     #[cfg(loom)]
     loom::thread::yield_now();

@@ -6,4 +6,6 @@ mod common;
 
 mod memory;
 mod pinned;
+// Optimised builds take no schedules, so that benches measure none.
+#[cfg(debug_assertions)]
 mod schedules;

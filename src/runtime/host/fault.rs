@@ -122,7 +122,7 @@ mod injection {
     use super::Call;
     use crate::error::{Result, StatusKind};
     use crate::runtime::host::{hooks, refused};
-    use crate::sync::{lock, schedule};
+    use crate::sync::lock;
 
     /// A failure to come.
     #[derive(Clone, Copy, Debug)]
@@ -157,7 +157,8 @@ mod injection {
     /// Runs what a test has put before this call, and fails if a fault is due.
     #[inline]
     pub(crate) fn check(call: Call) -> Result<()> {
-        schedule::point();
+        #[cfg(schedules)]
+        crate::sync::schedule::point();
         hooks::run_before(call);
         if ARMED.load(Ordering::Acquire) { check_armed(call) } else { Ok(()) }
     }

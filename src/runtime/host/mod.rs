@@ -58,7 +58,7 @@ pub use uses::{collect as collect_mistakes, register, unregister};
 #[cfg(feature = "fault-injection")]
 pub use virtual_memory::reuse_extent_numbers;
 
-#[cfg(feature = "fault-injection")]
+#[cfg(schedules)]
 pub use crate::sync::schedule;
 
 /// How many devices to simulate.
