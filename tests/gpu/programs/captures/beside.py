@@ -1,5 +1,7 @@
 """What gpupool is asked for while another library captures: each step prepares, yields, and goes on meanwhile."""
 
+import gc
+
 import gpupool
 
 MIB = 1 << 20
@@ -137,6 +139,9 @@ def wrong_steps(capture, kind, leaves_out=()):
                 asker, other = (gpupool.Stream() if each is None else each for each in (first, second))
                 begun = step(asker, other)
                 next(begun)
+                # A graph that ended here would spoil the capture.
+                end = None
+                gc.collect()
                 end = capture()
                 try:
                     next(begun, None)
