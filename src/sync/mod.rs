@@ -40,4 +40,4 @@ pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;
 pub(crate) use thread::{ThisThread, ThreadNumber};
-pub(crate) use under_way::{Moment, UnderWay};
+pub(crate) use under_way::{Moment, UnderWay, call_out};

@@ -1,88 +1,149 @@
 //! Memory under way: taken out of one place by a thread, and not yet in another.
 //!
 //! No search finds it, so a request that finds nothing may not say that there is none: it waits for what was under way and
-//! searches again. Who has memory in hand keeps a [`Moving`] as long.
+//! searches again. Who has memory in hand keeps a [`Moving`] as long. In [`call_out`] it is not waited for: a callback may
+//! take as long as it likes, or wait for the very thread whose request would wait.
 
 use std::cell::Cell;
+use std::sync::{Condvar, Mutex};
 
-use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, lock, wait};
+use crate::ids::Device;
+use crate::sync::{ThisThread, ThreadNumber, lock, wait};
 
 thread_local! {
-    /// How many moves the calling thread has begun, on any device, and how many of those it is in.
-    static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// How many moves the calling thread is in.
+    static OWN: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Those of the process, for a thread may be in moves of several devices when it calls out.
+static MOVES: Mutex<Moves> = Mutex::new(Moves { begun: 0, under_way: Vec::new() });
+/// Notified when a move has ended, or calls out.
+static CHANGED: Condvar = Condvar::new();
+
+#[derive(Debug)]
+struct Moves {
+    /// How many have begun.
+    begun: u64,
+    under_way: Vec<Move>,
+}
+
+#[derive(Debug)]
+struct Move {
+    /// How many had begun with it.
+    number: u64,
+    device: Device,
+    thread: ThreadNumber,
+    /// How many callbacks its thread is in, one within the other.
+    callbacks: u32,
 }
 
 /// The moves of one device's memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UnderWay {
-    begun: AtomicU64,
-    ended: AtomicU64,
-    waiting: AtomicUsize,
-    lock: Mutex<()>,
-    changed: Condvar,
+    device: Device,
+    begun: Mutex<Begun>,
+}
+
+/// The numbers of the last moves that have begun.
+#[derive(Clone, Copy, Default, Debug)]
+struct Begun {
+    last: u64,
+    /// The thread that began it.
+    thread: Option<ThreadNumber>,
+    /// The last one of any other thread.
+    last_of_others: u64,
 }
 
 /// A thread has memory in hand as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Moving<'a>(&'a UnderWay);
+pub(crate) struct Moving {
+    number: u64,
+}
 
 /// What was under way at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
-    /// By others, begun so far.
-    begun: u64,
+    /// The last move that another thread had begun.
+    last: u64,
     is_quiet: bool,
 }
 
 impl UnderWay {
+    pub(crate) const fn new(device: Device) -> Self {
+        let begun = Begun { last: 0, thread: None, last_of_others: 0 };
+        Self { device, begun: Mutex::new(begun) }
+    }
+
     /// Begins a move.
-    pub(crate) fn begin(&self) -> Moving<'_> {
-        let (begun, active) = OWN.get();
-        OWN.set((begun + 1, active + 1));
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        Moving(self)
+    pub(crate) fn begin(&self) -> Moving {
+        let thread = ThisThread::get().number();
+        OWN.set(OWN.get() + 1);
+        let mut moves = lock(&MOVES);
+        moves.begun += 1;
+        let number = moves.begun;
+        moves.under_way.push(Move { number, device: self.device, thread, callbacks: 0 });
+        let mut begun = lock(&self.begun);
+        if begun.thread != Some(thread) {
+            begun.last_of_others = begun.last;
+        }
+        (begun.last, begun.thread) = (number, Some(thread));
+        Moving { number }
     }
 
-    fn are_left(&self, begun: u64) -> bool {
-        self.ended.load(Ordering::SeqCst) < begun
-    }
-
-    /// Waits until all moves have ended that other threads have begun by now; none where the calling thread is itself in one,
-    /// as what others are in may wait for that.
+    /// Waits until all moves have ended that other threads have begun by now, but for those that call out; none where the calling
+    /// thread is itself in one, as what others are in may wait for that.
     pub(crate) fn wait(&self) -> Option<Moment> {
-        let (own, active) = OWN.get();
-        if active > 0 {
+        if OWN.get() > 0 {
             return None;
         }
-        let begun = self.begun.load(Ordering::SeqCst);
-        if self.are_left(begun) {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-            let mut guard = lock(&self.lock);
-            while self.are_left(begun) {
-                guard = wait(&self.changed, &self.lock, guard);
-            }
-            drop(guard);
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        let mut moves = lock(&MOVES);
+        let begun = moves.begun;
+        let is_of_device = |one: &Move| one.device == self.device;
+        while moves.under_way.iter().any(|one| is_of_device(one) && one.number <= begun && one.callbacks == 0) {
+            moves = wait(&CHANGED, &MOVES, moves);
         }
-        let begun = self.begun.load(Ordering::SeqCst);
-        // Ended moves are read last: none that is on is taken for ended.
-        Some(Moment { begun: begun.wrapping_sub(own), is_quiet: !self.are_left(begun) })
+        Some(Moment { last: self.last_of_others(), is_quiet: !moves.under_way.iter().any(is_of_device) })
     }
 
     /// Returns whether nothing has been under way in other threads since a moment.
     pub(crate) fn was_quiet_since(&self, moment: Moment) -> bool {
-        moment.is_quiet && self.begun.load(Ordering::SeqCst).wrapping_sub(OWN.get().0) == moment.begun
+        moment.is_quiet && self.last_of_others() == moment.last
+    }
+
+    /// Returns the last move that another thread than the calling one has begun.
+    fn last_of_others(&self) -> u64 {
+        let begun = *lock(&self.begun);
+        if begun.thread == Some(ThisThread::get().number()) { begun.last_of_others } else { begun.last }
     }
 }
 
-impl Drop for Moving<'_> {
+impl Drop for Moving {
     fn drop(&mut self) {
-        let (begun, active) = OWN.get();
-        OWN.set((begun, active - 1));
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
-        if self.0.waiting.load(Ordering::SeqCst) > 0 {
-            drop(lock(&self.0.lock));
-            self.0.changed.notify_all();
+        OWN.set(OWN.get() - 1);
+        lock(&MOVES).under_way.retain(|one| one.number != self.number);
+        CHANGED.notify_all();
+    }
+}
+
+/// Calls code of others: a callback, an observer or an allocator. No thread waits meanwhile for what this one has in hand.
+pub(crate) fn call_out<R>(call: impl FnOnce() -> R) -> R {
+    /// The end of a call, also by a panic.
+    struct Called(ThreadNumber);
+    impl Drop for Called {
+        fn drop(&mut self) {
+            own_moves(self.0, |one| one.callbacks -= 1);
         }
     }
+    if OWN.get() == 0 {
+        return call();
+    }
+    let thread = ThisThread::get().number();
+    own_moves(thread, |one| one.callbacks += 1);
+    CHANGED.notify_all();
+    let _called = Called(thread);
+    call()
+}
+
+fn own_moves(thread: ThreadNumber, change: impl FnMut(&mut Move)) {
+    lock(&MOVES).under_way.iter_mut().filter(|one| one.thread == thread).for_each(change);
 }

@@ -30,3 +30,4 @@ mod streams;
 mod summary;
 mod threads;
 mod turnover;
+mod under_way;

@@ -13,7 +13,7 @@ use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::observe::{Own, Ring, Timed, delivery};
 use crate::process;
-use crate::sync::{AtomicU64, Ordering, ThisThread};
+use crate::sync::{AtomicU64, Ordering, ThisThread, call_out};
 
 /// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,7 +173,7 @@ fn tell_kept() {
         if let Some(tell) = TELL.get()
             && observation == OBSERVATION.load(Ordering::Relaxed)
         {
-            tell(&event);
+            call_out(|| tell(&event));
         }
     }
 }

@@ -77,7 +77,7 @@ impl DeviceMemory {
             retired_segments: RetiredSegments::default(),
             budget: Budget::new(None),
             live: LivePeak::default(),
-            under_way: UnderWay::default(),
+            under_way: UnderWay::new(device),
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),

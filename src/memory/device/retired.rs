@@ -12,7 +12,7 @@ use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
-use crate::sync::{AtomicUsize, Ordering, lock};
+use crate::sync::{AtomicUsize, Ordering, call_out, lock};
 
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl DeviceMemory {
             Remains::Segment { address, bytes, stream } => {
                 let Some(source) = supply.source.segments() else { return Ok(()) };
                 self.range.count_driver_call();
-                let outcome = source.free(*address, *bytes, stream);
+                let outcome = call_out(|| source.free(*address, *bytes, stream));
                 if outcome.is_ok() || !source.frees_again() {
                     self.uncount(std::mem::take(bytes), supply, released);
                 }

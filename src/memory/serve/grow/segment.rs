@@ -15,7 +15,7 @@ use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::runtime::Stream;
-use crate::sync::ThisThread;
+use crate::sync::{ThisThread, call_out};
 
 /// Adds a segment of the pool's own source; see [`grow`](super::grow).
 pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Option<u64>> {
@@ -45,11 +45,11 @@ fn make_segment(
 ) -> Result<u64> {
     let start = claimed(cache.memory, pool, bytes, || {
         cache.memory.range.count_driver_call();
-        let address = supply(pool, || source.allocate(bytes, stream))?;
+        let address = supply(pool, || call_out(|| source.allocate(bytes, stream)))?;
         add_segment(cache, address, bytes).inspect_err(|_| {
             // To free what starts where a segment does would take that segment's memory away from its holder.
             if !cache.memory.segments.starts_at(address) {
-                let _ = source.free(address, bytes, stream);
+                let _ = call_out(|| source.free(address, bytes, stream));
             }
         })
     })?;

@@ -13,6 +13,7 @@ use crate::memory::device::{Mapping, Remains, Until};
 use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
 use crate::observe::target::MEMORY;
 use crate::process;
+use crate::sync::call_out;
 
 /// A callback for a pool's segments, registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]
@@ -137,7 +138,7 @@ fn tell_end(pool: &Pool, leaving: &Leaving) {
 /// Calls a callback. Its panic is told to the log: the call that made or gave back memory is another's.
 fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
     let event = SegmentEvent { kind, address, nbytes, device: pool.memory.device, pool: pool.id };
-    if catch_unwind(AssertUnwindSafe(|| listener.tell(&event))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.tell(&event)))).is_err() {
         let (label, device) = (pool.label(), event.device);
         error!(target: MEMORY, "pool {label} on {device}: a callback of on_segment panicked for {event:?}");
     }

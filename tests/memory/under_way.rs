@@ -1,0 +1,80 @@
+//! Requests that find no memory, while other threads have some in their hands.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory};
+use crate::common::{device, stream};
+use gpupool::memory::SegmentSource;
+use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty};
+
+/// Longer than any request takes; a test that waits for it has failed.
+const FOREVER: Duration = Duration::from_secs(20);
+
+/// An allocator that says when it is called, and fails once it may go on.
+#[derive(Debug)]
+struct Held {
+    called: Sender<()>,
+    go_on: Mutex<Option<Receiver<()>>>,
+}
+
+impl SegmentSource for Held {
+    fn allocate(&self, _bytes: u64, stream: &Stream) -> Result<u64> {
+        let go_on = self.go_on.lock().unwrap().take();
+        if let Some(go_on) = go_on {
+            self.called.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+        empty(900 * MIB, stream).map(DeviceBuffer::into_address)
+    }
+
+    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A request of more than there is ends while another thread is in `call`, which goes on only after that.
+fn ends_beside(call: impl FnOnce(Sender<()>, Receiver<()>) + Send + 'static) {
+    let ((called, is_called), (go_on, may_go_on)) = (channel(), channel());
+    let other = thread::spawn(move || call(called, may_go_on));
+    is_called.recv_timeout(FOREVER).unwrap();
+    let (ended, has_ended) = channel();
+    let request = thread::spawn(move || {
+        out_of_memory(empty(900 * MIB, &stream(0)));
+        ended.send(()).unwrap();
+    });
+    let outcome = has_ended.recv_timeout(FOREVER);
+    go_on.send(()).unwrap();
+    request.join().unwrap();
+    other.join().unwrap();
+    assert!(outcome.is_ok(), "a request waits for another thread's callback, which may wait for it");
+}
+
+#[test]
+fn no_request_waits_for_a_callback_of_another_thread() {
+    host!();
+    let held = empty(500 * MIB, &stream(0)).unwrap();
+    ends_beside(|called, go_on| {
+        let pool = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+        let go_on = Mutex::new(Some(go_on));
+        let guard = pool
+            .on_segment(move |_| {
+                if let Some(go_on) = go_on.lock().unwrap().take() {
+                    called.send(()).unwrap();
+                    go_on.recv().unwrap();
+                }
+            })
+            .unwrap();
+        drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
+        drop((pool, guard));
+    });
+    ends_beside(|called, go_on| {
+        let source = Arc::new(Held { called, go_on: Mutex::new(Some(go_on)) });
+        let pool = MemPool::builder().device(device(0)).allocator(source).build().unwrap();
+        out_of_memory(empty_in(&pool, PAGE, &stream(0)));
+    });
+    drop(held);
+    assert_all_back();
+}
