@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory};
 use crate::common::{device, stream};
 use gpupool::memory::SegmentSource;
-use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty};
+use gpupool::runtime::host::{Call, before_call, submit};
+use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty, empty_cache};
 
 /// Longer than any request takes; a test that waits for it has failed.
 const FOREVER: Duration = Duration::from_secs(20);
@@ -76,5 +77,35 @@ fn no_request_waits_for_a_callback_of_another_thread() {
         out_of_memory(empty_in(&pool, PAGE, &stream(0)));
     });
     drop(held);
+    assert_all_back();
+}
+
+#[test]
+fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() {
+    host!(1, 5 * PAGE);
+    /// More often than a request searches.
+    const OFTEN: u32 = 2000;
+    let (used, other) = (stream(0), stream(0));
+    let busy = MemPool::builder().device(device(0)).build().unwrap();
+    let waiting = empty_in(&busy, PAGE, &used).unwrap();
+    waiting.record_stream(&other).unwrap();
+    submit(&other).unwrap();
+    drop(waiting);
+    drop(empty(4 * PAGE, &used).unwrap());
+    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
+    before_call(Call::MemoryUnmap, 0, move || {
+        in_hand.send(()).unwrap();
+        may_go_on.recv().unwrap();
+    });
+    let trimming = thread::spawn(|| empty_cache().unwrap());
+    is_in_hand.recv_timeout(FOREVER).unwrap();
+    let request = thread::spawn(|| empty(4 * PAGE, &stream(0)).map(drop));
+    for _ in 0..OFTEN {
+        busy.trim().unwrap();
+    }
+    go_on.send(()).unwrap();
+    request.join().unwrap().expect("the four pages are free, in the hands of a thread that gives them back");
+    trimming.join().unwrap();
+    drop(busy);
     assert_all_back();
 }
