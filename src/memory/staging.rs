@@ -12,12 +12,14 @@ use std::ptr;
 use super::DeviceBuffer;
 use super::copies::Way;
 use super::host::{PinnedBuffer, empty_pinned_on_node};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 
 /// The most bytes of a piece: large enough for the full speed of a device, small enough for the cache of a processor.
 const PIECE_MOST: u64 = 4 << 20;
-/// How many pieces there are at once: the host moves one while the device copies the other.
+/// The bytes of a piece where there is no memory for a larger one.
+const PIECE_LEAST: u64 = 64 << 10;
+/// How many pieces there are at most: the host moves one while the device copies the other.
 const PIECES: usize = 2;
 
 /// Copies the buffer from or to bytes of the host at an address, after the stream's work so far, and waits until the copy
@@ -38,19 +40,29 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let node = runtime::nearest_host_node(stream.device())?.host_node().unwrap_or(0);
     let mut under_way: VecDeque<Piece<'_>> = VecDeque::new();
+    let (mut pieces, mut most) = (PIECES, bytes.min(PIECE_MOST));
     let mut at = 0;
     while at < bytes {
-        let oldest = if under_way.len() < PIECES { None } else { under_way.pop_front() };
-        let mut piece = match oldest {
-            Some(mut oldest) => {
-                oldest.wait()?;
-                // SAFETY: the piece's copy is done, and the caller vouches for the host's bytes.
-                unsafe { oldest.end(way, host) };
-                oldest
+        let new = if under_way.len() < pieces { Some(Piece::new(most, node, stream)) } else { None };
+        let new = match new.transpose() {
+            // It takes longer by one piece, or by small ones, but takes no more than there is.
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && !under_way.is_empty() => {
+                pieces = under_way.len();
+                None
             }
-            None => Piece::new(bytes.min(PIECE_MOST), node, stream)?,
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && most > PIECE_LEAST => {
+                most = PIECE_LEAST;
+                continue;
+            }
+            new => new?,
         };
-        let part = PIECE_MOST.min(bytes - at);
+        let Some(mut piece) = new.or_else(|| under_way.pop_front()) else { continue };
+        if piece.is_used {
+            piece.wait()?;
+            // SAFETY: the piece's copy is done, and the caller vouches for the host's bytes.
+            unsafe { piece.end(way, host) };
+        }
+        let part = most.min(bytes - at);
         // SAFETY: the part is one of the buffer's and of the host's bytes, for which the caller vouches.
         unsafe { piece.begin(buffer, way, host, at, part) }?;
         at += part;

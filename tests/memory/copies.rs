@@ -123,3 +123,21 @@ fn a_pool_allocates_whatever_scope_the_thread_is_in() {
     assert!(pool.is_closed());
     assert!(pool.empty(1000, &stream).is_err());
 }
+
+#[test]
+fn a_copy_goes_by_whatever_pinned_memory_there_is() {
+    host!();
+    let stream = stream(0);
+    let bytes = (9 << 20) + 100;
+    let buffer = empty(bytes, &stream).unwrap();
+    for limit in [16 << 20, 8 << 20, 6 << 20, 4 << 20, 2 << 20] {
+        gpupool::empty_cache().unwrap();
+        gpupool::set_pinned_limit(Some(limit)).unwrap();
+        let sent: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+        buffer.copy_from(&sent, &stream).unwrap_or_else(|error| panic!("{limit}: {error}"));
+        let mut found = vec![0; bytes as usize];
+        buffer.copy_to(&mut found, &stream).unwrap_or_else(|error| panic!("{limit}: {error}"));
+        assert!(found == sent, "{limit}");
+        buffer.fill(0, &stream).unwrap();
+    }
+}
