@@ -12,7 +12,6 @@ use super::stream::alive_on;
 use super::{BoundDevice, Runtime, Stream, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
-#[cfg(feature = "python")]
 use crate::process;
 use crate::sync::{lock, wait};
 
@@ -98,6 +97,10 @@ pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
 
 impl Drop for KnownCapture {
     fn drop(&mut self) {
+        // The lock may be held for ever in a forked child.
+        if process::is_forked() {
+            return;
+        }
         let ended = {
             let captured = &mut lock(&BOOKS).captured;
             let index = captured.iter().position(|noted| noted.number == self.number);
@@ -142,7 +145,7 @@ impl ExpectedCaptures {
 #[cfg(feature = "python")]
 impl Drop for ExpectedCaptures {
     fn drop(&mut self) {
-        // The lock may be held for ever in a forked child.
+        // As for a note.
         if !process::is_forked() {
             end_expecting_captures(self.device);
         }
@@ -189,4 +192,32 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
+        crate::process::watch_forks();
+        let known = note_capture(&Stream::legacy(Device::from_ordinal(77)));
+        let held = lock(&BOOKS);
+        // SAFETY: the child does only what is tried here, which may take no lock, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: what waits for ever is ended by the alarm.
+            unsafe { libc::alarm(20) };
+            drop(known);
+            // SAFETY: the child ends without what the parent's threads have.
+            unsafe { libc::_exit(0) };
+        }
+        drop(held);
+        let mut status = -1;
+        // SAFETY: the child is this process's, and `status` a place for how it ended.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waited for a lock");
+        drop(known);
+        assert!(lock(&BOOKS).captured.iter().all(|noted| noted.stream.device().ordinal() != 77));
+    }
 }
