@@ -71,6 +71,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "rubbish",
         "stalling",
         "guesses",
+        "an_answer_that_is_not_waited_for_holds_nothing",
         "tokens_of_elsewhere",
         "nothing_is_left_in_the_file_system",
         pytest.param(

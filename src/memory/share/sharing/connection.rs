@@ -26,6 +26,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Answer {
     packet: Vec<u8>,
     descriptors: Vec<OwnedFd>,
+    /// The block that it tells the process it holds.
+    held: Option<u64>,
+}
+
+impl Answer {
+    const fn new(packet: Vec<u8>, descriptors: Vec<OwnedFd>) -> Self {
+        Self { packet, descriptors, held: None }
+    }
 }
 
 /// The block that a process is just taking up.
@@ -142,7 +150,7 @@ impl Connection {
         let block = match is_known.filter(|block| block.secret.is(&request.secret.0)) {
             Some(block) => block,
             None if matches!(request.ask, Ask::LetGo | Ask::Arrived) => return true,
-            None => return self.put(Answer { packet: refusal(Status::Refused, FREED), descriptors: Vec::new() }),
+            None => return self.put(Answer::new(refusal(Status::Refused, FREED), Vec::new())),
         };
         self.deadline = None;
         let answer = match request.ask {
@@ -172,12 +180,12 @@ impl Connection {
                     self.know();
                     self.listener = self.known.as_ref().map(|_| Listener::new());
                 }
-                Ok(Answer { packet: gone(&[]), descriptors: Vec::new() })
+                Ok(Answer::new(gone(&[]), Vec::new()))
             }
             // Answered above.
             Ask::Unmapped => return true,
         };
-        self.put(answer.unwrap_or_else(|packet| Answer { packet, descriptors: Vec::new() }))
+        self.put(answer.unwrap_or_else(|packet| Answer::new(packet, Vec::new())))
     }
 
     fn hold(&mut self, block: &Arc<SharedBlock>, parcel: u64) -> std::result::Result<Answer, Vec<u8>> {
@@ -207,7 +215,7 @@ impl Connection {
         };
         let names: Vec<_> = events.iter().take(NAMES).map_while(|recorded| recorded.name()).collect();
         self.current = Some(Current { block: block.number, region, events });
-        Ok(Answer { packet: held.to_bytes(&names), descriptors: Vec::new() })
+        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names), Vec::new()) })
     }
 
     /// Keeps what is known of the process, which holds something, as long as the connection.
@@ -231,7 +239,7 @@ impl Connection {
 
     fn described(&self, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
         let packet = describe(Self::part(&self.current(request)?.region.extents, request, DESCRIBED));
-        Ok(Answer { packet, descriptors: Vec::new() })
+        Ok(Answer::new(packet, Vec::new()))
     }
 
     fn extents(&self, block: &SharedBlock, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
@@ -242,7 +250,7 @@ impl Connection {
             part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<Vec<_>>>()
         });
         match exported {
-            Ok(descriptors) => Ok(Answer { packet: vec![Status::Given as u8], descriptors }),
+            Ok(descriptors) => Ok(Answer::new(vec![Status::Given as u8], descriptors)),
             Err(error) => Err(refusal(Status::Failed, &error.to_string())),
         }
     }
@@ -259,7 +267,7 @@ impl Connection {
                 Err(error) => return Err(refusal(Status::Failed, &error.to_string())),
             }
         }
-        Ok(Answer { packet, descriptors })
+        Ok(Answer::new(packet, descriptors))
     }
 
     fn put(&mut self, answer: Answer) -> bool {
@@ -269,7 +277,7 @@ impl Connection {
     }
 
     fn send(&mut self) -> bool {
-        let Some(Answer { packet, descriptors }) = &self.answer else { return true };
+        let Some(Answer { packet, descriptors, .. }) = &self.answer else { return true };
         match socket::send(self.socket.as_fd(), packet, descriptors) {
             Ok(true) => {
                 // The descriptors are closed here.
@@ -281,6 +289,15 @@ impl Connection {
             }
             Ok(false) => true,
             Err(_) => false,
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A process that was never told of a hold does not let it go.
+        if let Some(block) = self.answer.take().and_then(|answer| answer.held) {
+            peers::let_go(self.process, block);
         }
     }
 }

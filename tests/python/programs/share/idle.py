@@ -23,6 +23,7 @@ from other_process import (
     free,
     other_process,
     shared_blocks,
+    stopped,
     watched_processes,
 )
 from waiting import wait_until
@@ -103,20 +104,6 @@ def needs_a_mapping(other: OtherProcess, token: gpupool.ShareToken) -> bool:
     finally:
         other.call(allow)
     return False
-
-
-@contextlib.contextmanager
-def stopped(process: int) -> Iterator[None]:
-    os.kill(process, signal.SIGSTOP)
-    wait_until(lambda: state(process) == "T", "the process is stopped")
-    try:
-        yield
-    finally:
-        os.kill(process, signal.SIGCONT)
-
-
-def state(process: int) -> str:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def it_is_attached_again_without_a_mapping() -> None:

@@ -9,7 +9,7 @@ import warnings
 
 import gpupool
 from errors import assert_says, raised
-from other_process import MIB, attach, content, free, other_process, shared_blocks
+from other_process import MIB, attach, content, free, other_process, shared_blocks, stopped
 from waiting import wait_until
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -118,6 +118,38 @@ def guesses() -> None:
         assert len(received) == 1
         os.close(received[0])
     others_are_served(token)
+
+
+def share_one(kept: dict) -> gpupool.ShareToken:
+    kept["shared"], token = shared()
+    return token
+
+
+def holders(kept: dict) -> list[int]:
+    return [process for block in shared_blocks() for process in block[3]]
+
+
+def an_answer_that_is_not_waited_for_holds_nothing() -> None:
+    with other_process() as owner:
+        token = owner.call(share_one)
+        # As attach does, whose owner does not answer in time.
+        with stopped(owner.process.pid), connected(token) as impatient:
+            impatient.send(request(token, HOLD))
+        with connected(token) as connection:
+            # Answered after the first.
+            connection.send(request(token, EXTENTS))
+            assert descriptors(connection)[0][0] == 1
+            assert owner.call(holders) == []
+            # One that is held stays so, whatever becomes of another request.
+            connection.send(request(token, HOLD))
+            assert descriptors(connection)[0][0] == 0
+            with stopped(owner.process.pid), connected(token) as impatient:
+                impatient.send(request(token, HOLD))
+            connection.send(request(token, EXTENTS))
+            data, received = descriptors(connection)
+            assert data[0] == 0
+            os.close(received[0])
+            assert owner.call(holders) == [os.getpid()]
 
 
 def tokens_of_elsewhere() -> None:

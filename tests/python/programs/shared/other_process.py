@@ -6,6 +6,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gpupool
@@ -89,6 +90,22 @@ def other_process() -> Iterator[OtherProcess]:
         if other.process.is_alive():
             other.process.kill()
             other.process.join()
+
+
+@contextlib.contextmanager
+def stopped(process: int) -> Iterator[None]:
+    """Have a process do nothing meanwhile."""
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: state(process) == "T", "the process is stopped")
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def state(process: int) -> str:
+    """Return a process's state as the system shows it."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def attach(kept: dict, token: gpupool.ShareToken, name: str = "buffer", **arguments: Any) -> int:
