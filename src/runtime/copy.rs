@@ -1,17 +1,7 @@
 //! Copies between a device and pinned memory of the host, in the order of a stream.
 
-use super::{BoundDevice, RelaxedCapture, Stream, get};
+use super::{BoundDevice, Stream, get};
 use crate::error::Result;
-use crate::ids::Device;
-
-/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Spoils every capture there, which
-/// [`synchronize`](super::synchronize) refuses.
-pub(crate) fn synchronize_in_any_case(device: Device) -> Result<()> {
-    let runtime = get()?;
-    let _bound = BoundDevice::new(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
-    runtime.context_synchronize().map_err(|e| e.on(device))
-}
 
 impl Stream {
     /// Copies memory of the stream's device to pinned memory of the host, after what was submitted to the stream.

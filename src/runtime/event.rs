@@ -1,7 +1,7 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
 use super::known_captures::WholeDevice;
-use super::{BoundDevice, ExportedEvent, Stream, get, is_known_stream_capturing};
+use super::{BoundDevice, ExportedEvent, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
@@ -95,11 +95,7 @@ impl Event {
     /// recorded, while a capture is known of there, which that would spoil.
     pub(crate) fn record_context(&self) -> Result<bool> {
         let runtime = get()?;
-        // Begun before it is asked, so that no announced capture begins in between.
-        let Some(_whole) = WholeDevice::begin(self.device) else { return Ok(false) };
-        if is_known_stream_capturing(runtime, self.device)? {
-            return Ok(false);
-        }
+        let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(false) };
         let _bound = BoundDevice::new(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
         unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
@@ -110,11 +106,7 @@ impl Event {
     #[cfg(feature = "python")]
     pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;
-        // Begun before it is asked, so that no announced capture begins in between.
-        let Some(_whole) = WholeDevice::begin(self.device) else { return Ok(false) };
-        if is_known_stream_capturing(runtime, self.device)? {
-            return Ok(false);
-        }
+        let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(false) };
         let _bound = BoundDevice::new(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
         unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)

@@ -58,7 +58,7 @@ pub(super) struct WholeDevice {
 
 impl WholeDevice {
     /// Begins a call for a whole device; none while a capture is announced there.
-    pub(super) fn begin(device: Device) -> Option<Self> {
+    fn begin_unannounced(device: Device) -> Option<Self> {
         let mut books = lock(&BOOKS);
         let is_announced = books.captured.iter().any(|noted| noted.stream.device() == device);
         if is_announced || count(&books.expecting, device) > 0 {
@@ -66,6 +66,13 @@ impl WholeDevice {
         }
         *books.whole.entry(device).or_default() += 1;
         Some(Self { device })
+    }
+
+    /// Begins a call for a whole device; none while a capture is known of there.
+    pub(super) fn begin(runtime: &'static dyn Runtime, device: Device) -> Result<Option<Self>> {
+        // Begun before streams are asked, so that no announced capture begins in between.
+        let Some(whole) = Self::begin_unannounced(device) else { return Ok(None) };
+        Ok(if is_known_stream_capturing(runtime, device)? { None } else { Some(whole) })
     }
 }
 
@@ -158,15 +165,22 @@ impl Drop for ExpectedCaptures {
 /// `ErrorKind::InvalidValue` while a stream is captured that gpupool knows of, as waiting would invalidate the capture;
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
 pub fn synchronize(device: Device) -> Result<()> {
-    let runtime = get()?;
-    if is_known_stream_capturing(runtime, device)? {
+    if !synchronize_unless_captured(device)? {
         return Err(Error::invalid_value(format!(
             "a stream of {device} is being captured, which waiting for the whole device would invalidate: wait after the capture, \
              or for another stream alone"
         )));
     }
+    Ok(())
+}
+
+/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Returns false, with nothing done, while
+/// a capture is known of there, which that would spoil.
+pub(crate) fn synchronize_unless_captured(device: Device) -> Result<bool> {
+    let runtime = get()?;
+    let Some(_whole) = WholeDevice::begin(runtime, device)? else { return Ok(false) };
     let _bound = BoundDevice::new(runtime, device)?;
-    runtime.context_synchronize().map_err(|e| e.on(device))
+    runtime.context_synchronize().map_err(|e| e.on(device)).map(|()| true)
 }
 
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one

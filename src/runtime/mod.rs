@@ -30,7 +30,6 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
-pub(crate) use copy::synchronize_in_any_case;
 #[cfg(feature = "cudarc")]
 pub(crate) use cuda::refused_by_driver;
 pub(crate) use device_info::memory_info;
@@ -43,6 +42,7 @@ pub(crate) use known_captures::ExpectedCaptures;
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
     KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
+    synchronize_unless_captured,
 };
 pub use scope::StreamScope;
 #[cfg(feature = "python")]

@@ -9,3 +9,4 @@ mod pinned;
 // Optimised builds take no schedules, so that benches measure none.
 #[cfg(debug_assertions)]
 mod schedules;
+mod whole_device;

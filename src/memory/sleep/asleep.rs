@@ -9,7 +9,7 @@ use log::{debug, info};
 use super::awake::{bring_back, trim_if_closed, wake_caches};
 use super::backup::{Backup, Copying, to_copy};
 use super::parts::{Part, Parts};
-use super::refusal::{refuse_captures, why_not};
+use super::refusal::{captured, refuse_captures, why_not};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Mapping};
@@ -137,8 +137,12 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    runtime::synchronize_in_any_case(memory.device)?;
-    memory.range.peers().into_iter().try_for_each(runtime::synchronize_in_any_case)?;
+    for device in iter::once(memory.device).chain(memory.range.peers()) {
+        // One may have begun since.
+        if !runtime::synchronize_unless_captured(device)? {
+            return Err(captured(pool, device));
+        }
+    }
     for cache in DeviceCaches::caches_of(pool) {
         settle(cache, thread, Patience::Wait)?;
     }

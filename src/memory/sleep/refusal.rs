@@ -49,7 +49,7 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
 }
 
 #[cold]
-fn captured(pool: &Pool, device: Device) -> Error {
+pub(super) fn captured(pool: &Pool, device: Device) -> Error {
     Error::invalid_value(format!(
         "a stream of {device} is captured, and pool {} cannot fall asleep meanwhile: end the capture first",
         pool.label()

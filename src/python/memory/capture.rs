@@ -44,14 +44,25 @@ impl PyCapture {
     #[doc = docstring!("Capture.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyGraphMemory>> {
         process::refuse_forked()?;
-        let mut state = lock(&self.state);
-        if state.is_some() {
-            return Err(Error::invalid_value("this capture was entered before; call MemPool.capture for each").into());
+        let wrong = || Error::invalid_value("this capture was entered before; call MemPool.capture for each");
+        if lock(&self.state).is_some() {
+            return Err(wrong().into());
         }
         let memory = PyGraphMemory { pool_id: pair(self.token.id()), memory: Mutex::new(None) };
         let memory = Py::new(py, memory)?;
-        let entered = self.token.enter_capture(&self.stream)?;
-        *state = Some((ThisThread::get().number(), entered, memory.clone_ref(py)));
+        // It waits for calls for the whole device, and they for work that may need Python.
+        let entered = py.detach(|| self.token.enter_capture(&self.stream))?;
+        let is_first = {
+            let mut state = lock(&self.state);
+            let is_first = state.is_none();
+            if is_first {
+                *state = Some((ThisThread::get().number(), entered, memory.clone_ref(py)));
+            }
+            is_first
+        };
+        if !is_first {
+            return Err(wrong().into());
+        }
         Ok(memory)
     }
 
