@@ -499,6 +499,21 @@ def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
     assert gpupool.memory_stats(0).pools == count
 
 
+def test_a_capture_that_failed_before_it_allocated_is_over_once_its_pool_is_released(allocator, torch):
+    failed = Graph(allocator)
+    failed.stream = _native.host_create_stream(0)
+    torch.library.torch_set_current(ctypes.c_void_p(failed.stream), False)
+    allocator.begin(0, *failed.id)
+    _native.host_begin_capture(failed.stream)
+    with pytest.raises(gpupool.InvalidValue, match="is being captured"):
+        gpupool.synchronize()
+    # PyTorch 2.11 tells of no end.
+    _native.host_end_capture(failed.stream)
+    torch.library.torch_set_current(None, False)
+    failed.reset()
+    gpupool.synchronize()
+
+
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "external"])
 def test_a_capture_is_known_before_it_allocates(allocator, torch, is_own):
     with Graph(allocator) as older:

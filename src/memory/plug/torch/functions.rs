@@ -216,7 +216,14 @@ fn release(device: c_int, id: TorchId) -> Result<()> {
             return Err(Error::invalid_value(format!("PyTorch released pool {id:?}, which it had not begun")));
         };
         graphs.pools[place].begun -= 1;
-        (graphs.pools[place].begun == 0).then(|| graphs.pools.swap_remove(place))
+        (graphs.pools[place].begun == 0).then(|| {
+            let pool = graphs.pools.swap_remove(place);
+            // Of captures that failed, whose ends PyTorch 2.11 does not tell of.
+            let routes: Vec<_> =
+                graphs.routes.extract_if(.., |route| route.device == device && route.id == id).collect();
+            ROUTES.store(graphs.routes.len(), Ordering::Release);
+            (routes, pool)
+        })
     };
     // Outside the lock, for it gives memory back.
     drop(released);
