@@ -171,13 +171,21 @@ class Pools {
   // Ends a use, and with the last one PyTorch's claim on the pool. Returns whether there was one.
   bool release(DeviceIndex device, const MempoolId_t &id) {
     std::shared_ptr<Pool> last; // ends after the lock
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto place = pools_.find({device, id});
-    if (place == pools_.end()) return false;
-    if (--place->second->uses == 0) {
-      last = std::move(place->second);
-      pools_.erase(place);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto place = pools_.find({device, id});
+      if (place == pools_.end()) return false;
+      if (--place->second->uses == 0) {
+        last = std::move(place->second);
+        pools_.erase(place);
+      }
     }
+    // A capture that failed, whose end PyTorch 2.11 does not tell of, is not expected any more.
+    if (last)
+      change_routes([&](Routes &routes) {
+        for (auto &route : routes)
+          if (route.device == device && route.id == id) route.expected = nullptr;
+      });
     return true;
   }
 

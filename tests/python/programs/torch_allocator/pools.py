@@ -4,6 +4,7 @@ import ctypes
 
 import double
 import gpupool
+from errors import assert_says, raised
 from torch_calls import GRAPHS, MIB, NATIVE, NO_POOL, POOL, Allocator, adopt, call, drop, install, live, main, uninstall
 from waiting import in_thread
 
@@ -156,6 +157,18 @@ def check_captures_are_known_before_they_allocate(allocator):
     allocator.release_pool(0, *POOL)
     allocator.empty_cache(*NO_POOL)
     assert allocator.device_stats(0)["reserved_bytes"]["all"]["current"] == 0
+
+
+def check_a_capture_that_failed_is_over_once_its_pool_is_released(allocator):
+    call("set_external_stream", stream_of_another_library())
+    allocator.begin_capture_to_pool(0, *POOL)
+    call("set_stream", 0)
+    assert_says(raised(gpupool.InvalidValue, gpupool.synchronize), "is being captured")
+    # PyTorch 2.11 tells of no end.
+    allocator.release_pool(0, *POOL)
+    gpupool.synchronize()
+    # Where it does later, nothing is wrong with that.
+    allocator.end_allocate_to_pool(0, *POOL)
 
 
 def compare_pool_that_ends_before_its_blocks(allocator):
