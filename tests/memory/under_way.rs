@@ -9,10 +9,12 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory}
 use crate::common::{device, stream};
 use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty, empty_cache};
+use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
 
 /// Longer than any request takes; a test that waits for it has failed.
 const FOREVER: Duration = Duration::from_secs(20);
+/// More often than a request searches.
+const OFTEN: u32 = 2000;
 
 /// An allocator that says when it is called, and fails once it may go on.
 #[derive(Debug)]
@@ -83,8 +85,6 @@ fn no_request_waits_for_a_callback_of_another_thread() {
 #[test]
 fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() {
     host!(1, 5 * PAGE);
-    /// More often than a request searches.
-    const OFTEN: u32 = 2000;
     let (used, other) = (stream(0), stream(0));
     let busy = MemPool::builder().device(device(0)).build().unwrap();
     let waiting = empty_in(&busy, PAGE, &used).unwrap();
@@ -108,4 +108,49 @@ fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() 
     trimming.join().unwrap();
     drop(busy);
     assert_all_back();
+}
+
+/// Has four of the five pages in the hands of a thread that gives them back, until others have moved memory often; meanwhile
+/// asks for them.
+fn asked_while_in_hand(ask: impl FnOnce() + Send + 'static) {
+    let (used, other) = (stream(0), stream(0));
+    let busy = MemPool::builder().device(device(0)).build().unwrap();
+    let waiting = empty_in(&busy, PAGE, &used).unwrap();
+    waiting.record_stream(&other).unwrap();
+    submit(&other).unwrap();
+    drop(waiting);
+    let held = Mutex::new(Some(empty(4 * PAGE, &used).unwrap()));
+    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
+    let trimming = Arc::new(Mutex::new(None));
+    let trims = Arc::clone(&trimming);
+    let begins = Mutex::new(Some((in_hand, is_in_hand, may_go_on)));
+    let (asked, is_asked) = channel();
+    let callback = on_oom(move |_, _| {
+        let Some((in_hand, is_in_hand, may_go_on)) = begins.lock().unwrap().take() else { return false };
+        drop(held.lock().unwrap().take());
+        before_call(Call::MemoryUnmap, 0, move || {
+            in_hand.send(()).unwrap();
+            may_go_on.recv().unwrap();
+        });
+        *trims.lock().unwrap() = Some(thread::spawn(|| empty_cache().unwrap()));
+        is_in_hand.recv_timeout(FOREVER).unwrap();
+        asked.send(()).unwrap();
+        true
+    });
+    let asking = thread::spawn(ask);
+    is_asked.recv_timeout(FOREVER).unwrap();
+    (0..OFTEN).for_each(|_| drop(busy.trim().unwrap()));
+    go_on.send(()).unwrap();
+    let outcome = asking.join();
+    trimming.lock().unwrap().take().unwrap().join().unwrap();
+    assert!(outcome.is_ok(), "the four pages are free, in the hands of a thread that gives them back");
+    drop((busy, callback));
+    assert_all_back();
+}
+
+#[test]
+fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
+    host!(1, 5 * PAGE);
+    asked_while_in_hand(|| drop(empty(4 * PAGE, &stream(0)).unwrap()));
+    asked_while_in_hand(|| drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
 }

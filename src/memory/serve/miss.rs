@@ -316,10 +316,15 @@ impl Climb {
             if !call(&callback, self.request.memory().device, self.request.bytes) {
                 continue;
             }
+            // What the callback has freed may be in the hands of another thread by now.
+            self.beginning = self.begin_search();
             self.give_memory_back();
-            let found = match self.request.search() {
+            if let Some(found) = self.request.search() {
+                return Ok(Some(found));
+            }
+            let found = match self.grow(Effort::Device)? {
                 Some(found) => Some(found),
-                None => self.grow(Effort::Device)?,
+                None => self.what_was_under_way()?,
             };
             if found.is_some() {
                 return Ok(found);

@@ -144,8 +144,9 @@ pub(in crate::memory) fn trim_pools(
 
 /// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
 /// done with it, and what other processes still map of that, or this one of theirs. What cannot be given back leaves the rest
-/// to help.
+/// to help. What other threads have in their hands is waited for, as it is in none of these places.
 pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
+    let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
     caches.memory.end_idle_attachments();
     caches.memory.wait_for_processes();
