@@ -57,10 +57,12 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     if users.is_empty() {
         // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
         let own = own.filter(|_| cache.marks_work() && (cache.is_owned_by(thread) || cache.is_large(offset)));
+        // Asked while the block is live: afterwards the cache may serve another stream.
+        let marked = own.and_then(|own| Some((own, cache.service()?)));
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
-        if let Some(own) = own {
+        if let Some((own, service)) = marked {
             // Without a mark the pages serve no other stream.
-            let _ = work_marks::mark_work(cache, own, thread);
+            let _ = work_marks::mark_work(cache, &service, own, thread);
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;

@@ -160,9 +160,10 @@ pub(super) fn mark_closed(pool: &Pool) {
     }
 }
 
-/// Gives back the pages of a closed pool's cache in which a block was freed.
+/// Gives back the pages of a closed pool's cache in which a block was freed. Since then the cache may serve another pool,
+/// which is left as it is.
 pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()> {
-    let Some(service) = cache.service() else { return Ok(()) };
+    let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
     settle(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
     end_reserve(&service.pool);

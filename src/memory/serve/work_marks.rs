@@ -8,17 +8,21 @@
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
-use crate::memory::cache::{DeviceCaches, ThreadCache, WorkMark};
+use crate::memory::cache::{DeviceCaches, Service, ThreadCache, WorkMark};
 use crate::memory::pool::Pool;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// Marks the work so far on the cache's stream, which the caller names and so keeps alive, if its free pages have
-/// changed since the last mark. A refusal leaves the last mark, which counts for nothing then.
-pub(super) fn mark_work(cache: &ThreadCache, stream: &Stream, thread: ThisThread) -> Result<()> {
+/// Marks the work so far on the stream of a cache's service, which the caller names and so keeps alive, if its free pages
+/// have changed since the last mark; nothing if the cache has ended that service. A refusal leaves the last mark, which
+/// counts for nothing then.
+pub(super) fn mark_work(cache: &ThreadCache, service: &Service, stream: &Stream, thread: ThisThread) -> Result<()> {
     // Read first: what is freed after this is not in the mark.
     let turnover = {
         let mut heap = cache.lock(thread);
+        if !heap.is_in(service.number) {
+            return Ok(());
+        }
         if heap.live() == 0 {
             // The stream may be at its end, and nothing of it is to stay behind.
             heap.drop_empty_slabs(&cache.memory.pages);

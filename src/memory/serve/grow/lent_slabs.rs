@@ -32,6 +32,10 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
         return Ok(None);
     }
     let Some(lender) = DeviceCaches::lender_for_many(&service.pool, MANY_CACHES, thread)? else { return Ok(None) };
+    // Asked once the lender is known to the pool, so that the call that ends the pool sees it, or this one sees the end.
+    if service.pool.is_closed() {
+        return Ok(None);
+    }
     // One whose pool has ended lends for another by now.
     let Some(lending) = lender.service_of(&service.pool) else { return Ok(None) };
     let lend = || {
