@@ -28,6 +28,8 @@ const MEMORY: u64 = 64 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
 const THREADS: usize = 3;
 const STREAMS: usize = 3;
+/// With a cache for each a pool lends slabs.
+const STREAMS_OF_LENDER: usize = 18;
 const POOLS: usize = 2;
 /// Pages that a thread holds at most.
 const PAGES_MOST: u64 = 10;
@@ -62,6 +64,8 @@ enum Kind {
     Capture,
     Reset,
     EnablePeer,
+    /// A pool serves all threads for a while, on so many streams that it lends slabs.
+    ServeAll,
     Look,
 }
 
@@ -100,6 +104,10 @@ enum Theme {
     Tight,
     /// Pools are closed while others use them.
     Closing,
+    /// Pools with reserves come and go, while others free blocks of those before.
+    Reserves,
+    /// Pools that lend slabs end while other threads allocate there.
+    Lent,
     /// Graphs are captured and reset.
     Graphs,
     /// Pools sleep and wake.
@@ -126,6 +134,8 @@ impl Program {
             Theme::Trims => &[],
             Theme::Tight => &[Kind::Allocate, Kind::Allocate],
             Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool, Kind::ReplacePool, Kind::ReplaceStream],
+            Theme::Reserves => &[Kind::PassOn, Kind::TakeOver, Kind::EmptyCache, Kind::ReplacePool, Kind::ReplacePool],
+            Theme::Lent => &[],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
@@ -136,6 +146,9 @@ impl Program {
         }
         if matches!(theme, Theme::Trims) {
             kinds = vec![Kind::Once, Kind::EmptyCache, Kind::Complete];
+        }
+        if matches!(theme, Theme::Lent) {
+            kinds = vec![Kind::Once, Kind::Once, Kind::Once, Kind::ServeAll];
         }
         let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims) { 1 } else { 4 }))
             .map(|_| SELDOM[random.below(SELDOM.len())])
@@ -150,7 +163,7 @@ impl Program {
             kinds.retain(|kind| !matches!(kind, Kind::PassOn));
         }
         let sizes = match theme {
-            Theme::Trims => Sizes::Small,
+            Theme::Trims | Theme::Reserves | Theme::Lent => Sizes::Small,
             Theme::Tight => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
@@ -159,9 +172,17 @@ impl Program {
             kinds,
             sizes,
             theme,
-            reserve: if may_reserve && random.below(2) == 0 { 2 * PAGE } else { 0 },
+            reserve: match theme {
+                Theme::Reserves => PAGE,
+                _ if may_reserve && random.below(2) == 0 => 2 * PAGE,
+                _ => 0,
+            },
             use_on_oom: random.below(2) == 0,
-            streams: if matches!(theme, Theme::Trims) { 1 } else { STREAMS },
+            streams: match theme {
+                Theme::Trims => 1,
+                Theme::Lent => STREAMS_OF_LENDER,
+                _ => STREAMS,
+            },
             steps: 4 + random.below(24),
         }
     }
@@ -246,7 +267,7 @@ impl World {
         let is_allowed = match error.kind() {
             ErrorKind::OutOfMemory(_) => !matches!(theme, Theme::Tight),
             ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep),
-            ErrorKind::InvalidValue(_) => pool.is_some_and(MemPool::is_closed),
+            ErrorKind::InvalidValue(_) => pool.is_some_and(MemPool::is_closed) || matches!(theme, Theme::Lent),
             _ => false,
         };
         assert!(is_allowed, "{what:?}: {error}");
@@ -258,9 +279,12 @@ impl World {
             return;
         }
         let bytes = self.program.bytes(random);
-        let is_of_pool = matches!(self.program.theme, Theme::Closing | Theme::Sleep) || random.below(2) == 0;
+        let is_of_pool =
+            matches!(self.program.theme, Theme::Closing | Theme::Reserves | Theme::Sleep) || random.below(2) == 0;
         // Another pool keeps its free pages unless it helps others.
-        let is_of_pool = is_of_pool && (self.program.use_on_oom || !matches!(self.program.theme, Theme::Tight));
+        let is_of_pool = is_of_pool
+            && !matches!(self.program.theme, Theme::Lent)
+            && (self.program.use_on_oom || !matches!(self.program.theme, Theme::Tight));
         let had_peer = self.has_peer.load(Ordering::SeqCst);
         let pool = is_of_pool.then(|| self.pool(random));
         let made = pool.as_ref().map_or_else(|| empty(bytes, &stream), |pool| pool.empty(bytes, &stream));
@@ -336,7 +360,7 @@ impl World {
             return;
         }
         drop(pool);
-        if self.program.reserve > 0 {
+        if self.program.reserve > 0 && !matches!(self.program.theme, Theme::Reserves) {
             return;
         }
         let new = self.program.pool();
@@ -406,6 +430,14 @@ impl World {
                 self.has_peer.store(true, Ordering::SeqCst);
                 held.iter().for_each(|block| self.check_peer(block));
             }
+            (Kind::ServeAll, _) => {
+                let pool = self.program.pool();
+                let scope = pool.enter_all_threads().unwrap();
+                let streams = self.streams.lock().unwrap().clone();
+                streams.iter().for_each(|stream| drop(empty(512, stream)));
+                drop(pool);
+                drop(scope);
+            }
             (Kind::Look, _) => drop(memory_stats(DEVICE).unwrap()),
             (_, None) => {}
         }
@@ -448,8 +480,15 @@ fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
         drop(graph);
         memory.reset();
     }
-    drop(world);
     let mut wrong = collect_mistakes();
+    for pool in world.pools.lock().unwrap().iter().filter(|pool| !pool.is_closed()) {
+        let reserved = pool.stats().unwrap().reserved_bytes;
+        if reserved < pool.reserve() {
+            wrong.push(format!("{reserved} bytes are left of a reserve of {}", pool.reserve()));
+        }
+    }
+    drop(world);
+    wrong.extend(collect_mistakes());
     if let Err(panic) = &outcome {
         let text = panic.downcast_ref::<String>().cloned();
         wrong.push(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default());
@@ -517,6 +556,18 @@ fn no_request_fails_while_enough_is_free() {
 fn pools_closed_in_the_midst() {
     host!(1, MEMORY);
     explore(Theme::Closing, 200);
+}
+
+#[test]
+fn pools_with_reserves_that_come_and_go() {
+    host!(1, MEMORY);
+    explore(Theme::Reserves, 200);
+}
+
+#[test]
+fn pools_that_lend_slabs_and_end() {
+    host!(1, MEMORY);
+    explore(Theme::Lent, 100);
 }
 
 #[test]
