@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::sync::{Condvar, Mutex};
 
 use crate::ids::Device;
+use crate::process;
 use crate::sync::{ThisThread, ThreadNumber, lock, wait};
 
 thread_local! {
@@ -120,6 +121,10 @@ impl UnderWay {
 impl Drop for Moving {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
+        if process::is_forked() {
+            // A callback has forked, and the lock may be held for ever in the child.
+            return;
+        }
         lock(&MOVES).under_way.retain(|one| one.number != self.number);
         CHANGED.notify_all();
     }
@@ -131,7 +136,9 @@ pub(crate) fn call_out<R>(call: impl FnOnce() -> R) -> R {
     struct Called(ThreadNumber);
     impl Drop for Called {
         fn drop(&mut self) {
-            own_moves(self.0, |one| one.callbacks -= 1);
+            if !process::is_forked() {
+                own_moves(self.0, |one| one.callbacks -= 1);
+            }
         }
     }
     if OWN.get() == 0 {

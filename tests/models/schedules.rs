@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use gpupool::memory::{deallocate, enable_peer_access};
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{
-    Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, end_capture, submit_using,
+    Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, create_stream,
+    destroy_stream, end_capture, submit_using,
 };
 use gpupool::{
-    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool, Stream, empty,
+    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool, RawStream, Stream, empty,
     empty_cache, memory_stats,
 };
 
@@ -108,6 +109,8 @@ enum Theme {
     Reserves,
     /// Pools that lend slabs end while other threads allocate there.
     Lent,
+    /// Streams are of other code, which gpupool touches in calls alone that name them.
+    Foreign,
     /// Graphs are captured and reset.
     Graphs,
     /// Pools sleep and wake.
@@ -136,6 +139,7 @@ impl Program {
             Theme::Closing => &[Kind::ClosePool, Kind::ReplacePool, Kind::ReplacePool, Kind::ReplaceStream],
             Theme::Reserves => &[Kind::PassOn, Kind::TakeOver, Kind::EmptyCache, Kind::ReplacePool, Kind::ReplacePool],
             Theme::Lent => &[],
+            Theme::Foreign => &[Kind::EmptyCache, Kind::Free, Kind::ReplacePool, Kind::PassOn, Kind::TakeOver],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
@@ -237,10 +241,22 @@ struct World {
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
+/// The foreign streams of a program, which live as long.
+static FOREIGN: Mutex<Vec<RawStream>> = Mutex::new(Vec::new());
+
+fn foreign_stream() -> Stream {
+    let raw = create_stream(DEVICE).unwrap();
+    FOREIGN.lock().unwrap().push(raw);
+    // SAFETY: it is destroyed at the end of the program, when nothing uses it any more.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }
+}
+
 impl World {
     fn new(program: Program, peer: Device) -> Self {
         let pools = (0..POOLS).map(|_| program.pool()).collect();
-        let streams = (0..program.streams).map(|_| Stream::new(DEVICE).unwrap()).collect();
+        let is_foreign = matches!(program.theme, Theme::Foreign);
+        let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
+        let streams = (0..program.streams).map(stream).collect();
         Self {
             program,
             streams: Mutex::new(streams),
@@ -279,8 +295,8 @@ impl World {
             return;
         }
         let bytes = self.program.bytes(random);
-        let is_of_pool =
-            matches!(self.program.theme, Theme::Closing | Theme::Reserves | Theme::Sleep) || random.below(2) == 0;
+        let is_of_pool = matches!(self.program.theme, Theme::Closing | Theme::Foreign | Theme::Reserves | Theme::Sleep)
+            || random.below(2) == 0;
         // Another pool keeps its free pages unless it helps others.
         let is_of_pool = is_of_pool
             && !matches!(self.program.theme, Theme::Lent)
@@ -411,7 +427,8 @@ impl World {
             (Kind::EmptyCache, _) => drop(empty_cache().unwrap()),
             (Kind::Trim, _) => drop(self.pool(random).trim().unwrap()),
             (Kind::ReplaceStream, _) => {
-                let new = Stream::new(DEVICE).unwrap();
+                let is_foreign = matches!(self.program.theme, Theme::Foreign);
+                let new = if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
                 let old = std::mem::replace(&mut self.streams.lock().unwrap()[random.below(self.program.streams)], new);
                 drop(old);
             }
@@ -493,6 +510,9 @@ fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
         let text = panic.downcast_ref::<String>().cloned();
         wrong.push(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default());
     }
+    let foreign = std::mem::take(&mut *FOREIGN.lock().unwrap());
+    let _ = complete_all();
+    foreign.into_iter().for_each(|raw| destroy_stream(raw, DEVICE).unwrap());
     let end = complete_all().and_then(|()| empty_cache()).and_then(|_| memory_stats(DEVICE));
     match end {
         Ok(stats) if wrong.is_empty() => {
@@ -568,6 +588,12 @@ fn pools_with_reserves_that_come_and_go() {
 fn pools_that_lend_slabs_and_end() {
     host!(1, MEMORY);
     explore(Theme::Lent, 100);
+}
+
+#[test]
+fn streams_of_other_code() {
+    host!(1, MEMORY);
+    explore(Theme::Foreign, 200);
 }
 
 #[test]
