@@ -16,7 +16,6 @@ mod shared_list;
 mod stepped;
 mod table;
 mod thread;
-mod under_way;
 
 #[cfg(not(any(loom, schedules)))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -40,4 +39,3 @@ pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;
 pub(crate) use thread::{ThisThread, ThreadNumber};
-pub(crate) use under_way::{Moment, UnderWay, call_out};

@@ -9,11 +9,12 @@ use std::collections::VecDeque;
 use std::sync::{LazyLock, OnceLock};
 
 use crate::ids::Device;
+use crate::memory::device::call_out;
 use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::observe::{Own, Ring, Timed, delivery};
 use crate::process;
-use crate::sync::{AtomicU64, Ordering, ThisThread, call_out};
+use crate::sync::{AtomicU64, Ordering, ThisThread};
 
 /// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,8 +6,7 @@
 
 use std::sync::OnceLock;
 
-use super::access::{Mapped, Peers, Placed, reaches};
-use super::busy_extents::BUSY_EXTENTS;
+use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, reaches};
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};

@@ -15,10 +15,11 @@ use super::retired::Retired;
 use super::retired_segments::RetiredSegments;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
+use super::under_way::UnderWay;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime;
-use crate::sync::{AtomicU64, UnderWay, lock};
+use crate::sync::{AtomicU64, lock};
 
 /// The memory of one device.
 #[derive(Debug)]

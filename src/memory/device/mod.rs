@@ -6,7 +6,6 @@
 mod access;
 mod address_range;
 mod address_space;
-mod busy_extents;
 mod device_memory;
 mod elsewhere;
 mod event_pool;
@@ -18,6 +17,7 @@ mod retired_segments;
 mod segments;
 mod small;
 mod supply;
+mod under_way;
 mod until;
 
 pub(in crate::memory) use access::{Placed, reaches};
@@ -35,4 +35,5 @@ pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource
 pub(in crate::memory) use supply::{
     Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
 };
+pub(in crate::memory) use under_way::{Moment, call_out};
 pub(in crate::memory) use until::{Until, devices};

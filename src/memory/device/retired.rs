@@ -8,11 +8,12 @@ use super::device_memory::DeviceMemory;
 use super::pages::Mapping;
 use super::retired_segments::RetiredSegment;
 use super::supply::{PINNED_GONE, Run, Supply};
+use super::under_way::call_out;
 use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
-use crate::sync::{AtomicUsize, Ordering, call_out, lock};
+use crate::sync::{AtomicUsize, Ordering, lock};
 
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]

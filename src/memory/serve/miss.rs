@@ -19,12 +19,13 @@ use super::settle::{Patience, settle};
 use super::trim::{leave_closed, make_room};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
+use crate::memory::device::Moment;
 use crate::memory::pool::{self, Pool};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
-use crate::sync::{Moment, ThisThread};
+use crate::sync::ThisThread;
 
 /// A step of the ladder: a block, or none if the next step is to be tried.
 type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;

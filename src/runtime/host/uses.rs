@@ -6,6 +6,8 @@
 //! another stream has not been ordered behind, wherever its pages are mapped by now. Who makes such a mistake ends the
 //! process, unless a test collects them ([`collect`]). Without the feature `fault-injection` nothing is looked at.
 
+use std::backtrace::Backtrace;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Mutex;
 #[cfg(feature = "fault-injection")]
@@ -74,7 +76,8 @@ fn mistake(books: &mut Books, text: String) {
     match &mut books.collected {
         Some(collected) => collected.push(text),
         None => {
-            eprintln!("gpupool's simulated device: {text}\n{}", std::backtrace::Backtrace::force_capture());
+            let place = Backtrace::force_capture();
+            let _ = writeln!(io::stderr(), "gpupool's simulated device: {text}\n{place}");
             std::process::abort();
         }
     }

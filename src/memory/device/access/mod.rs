@@ -1,8 +1,11 @@
-//! Which devices may read and write a device's memory: its peers, and all that is mapped for them.
+//! Which devices may read and write a device's memory: its peers, and all that is mapped for them; and the extents that the
+//! driver works on just now.
 
+mod busy_extents;
 mod mapped;
 mod peers;
 
+pub(in crate::memory) use busy_extents::BUSY_EXTENTS;
 pub(super) use mapped::Mapped;
 pub(in crate::memory) use mapped::Placed;
 pub(super) use peers::Peers;

@@ -6,6 +6,7 @@ use super::claim::{claimed, out_of_addresses};
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
+use crate::memory::device::call_out;
 use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
 use crate::memory::pool::{Pool, supply};
 use crate::memory::serve::out_of_memory::no_memory_left;
@@ -15,7 +16,7 @@ use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::runtime::Stream;
-use crate::sync::{ThisThread, call_out};
+use crate::sync::ThisThread;
 
 /// Adds a segment of the pool's own source; see [`grow`](super::grow).
 pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Option<u64>> {

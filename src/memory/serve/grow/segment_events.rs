@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 use log::error;
 
 use crate::error::{Error, Result};
+use crate::memory::device::call_out;
 use crate::memory::device::{Mapping, Remains, Until};
 use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::call_out;
 
 /// A callback for a pool's segments, registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]

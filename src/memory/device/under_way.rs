@@ -40,7 +40,7 @@ struct Move {
 
 /// The moves of one device's memory.
 #[derive(Debug)]
-pub(crate) struct UnderWay {
+pub(in crate::memory) struct UnderWay {
     device: Device,
     begun: Mutex<Begun>,
 }
@@ -57,26 +57,26 @@ struct Begun {
 
 /// A thread has memory in hand as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Moving {
+pub(in crate::memory) struct Moving {
     number: u64,
 }
 
 /// What was under way at a moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(in crate::memory) struct Moment {
     /// The last move that another thread had begun.
     last: u64,
     is_quiet: bool,
 }
 
 impl UnderWay {
-    pub(crate) const fn new(device: Device) -> Self {
+    pub(in crate::memory) const fn new(device: Device) -> Self {
         let begun = Begun { last: 0, thread: None, last_of_others: 0 };
         Self { device, begun: Mutex::new(begun) }
     }
 
     /// Begins a move.
-    pub(crate) fn begin(&self) -> Moving {
+    pub(in crate::memory) fn begin(&self) -> Moving {
         let thread = ThisThread::get().number();
         OWN.set(OWN.get() + 1);
         let mut moves = lock(&MOVES);
@@ -93,7 +93,7 @@ impl UnderWay {
 
     /// Waits until all moves have ended that other threads have begun by now, but for those that call out; none where the calling
     /// thread is itself in one, as what others are in may wait for that.
-    pub(crate) fn wait(&self) -> Option<Moment> {
+    pub(in crate::memory) fn wait(&self) -> Option<Moment> {
         if OWN.get() > 0 {
             return None;
         }
@@ -107,7 +107,7 @@ impl UnderWay {
     }
 
     /// Returns whether nothing has been under way in other threads since a moment.
-    pub(crate) fn was_quiet_since(&self, moment: Moment) -> bool {
+    pub(in crate::memory) fn was_quiet_since(&self, moment: Moment) -> bool {
         moment.is_quiet && self.last_of_others() == moment.last
     }
 
@@ -131,7 +131,7 @@ impl Drop for Moving {
 }
 
 /// Calls code of others: a callback, an observer or an allocator. No thread waits meanwhile for what this one has in hand.
-pub(crate) fn call_out<R>(call: impl FnOnce() -> R) -> R {
+pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
     /// The end of a call, also by a panic.
     struct Called(ThreadNumber);
     impl Drop for Called {
