@@ -2,7 +2,7 @@
 //!
 //! No code under gpupool's locks can panic but for want of memory, so a poisoned lock is taken like any other.
 
-use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
+use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
 use std::time::Instant;
 
 use super::{Condvar, Mutex, MutexGuard};
@@ -10,7 +10,10 @@ use super::{Condvar, Mutex, MutexGuard};
 /// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
 #[cfg(schedules)]
 fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
+    use std::sync::TryLockError;
+
     use super::schedule;
+
     schedule::point();
     while schedule::is_member() {
         match attempt() {
