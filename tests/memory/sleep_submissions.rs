@@ -175,8 +175,9 @@ fn many_fills_beside_sleep_are_refused_or_kept() {
                 let (is_over, done, refused) = (&is_over, &done, &refused);
                 let own = stream(0);
                 let block = empty_in(&pool, 5000 + (part << 19), &own).unwrap();
+                // Before any other thread has the pool fall asleep.
+                block.fill(0, &own).unwrap();
                 scope.spawn(move || {
-                    block.fill(0, &own).unwrap();
                     let mut last = 0;
                     for byte in (1..=u8::MAX).cycle() {
                         if is_over.load(Ordering::Relaxed) {
