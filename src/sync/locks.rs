@@ -5,7 +5,7 @@
 use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
 use std::time::Instant;
 
-use super::{Condvar, Mutex, MutexGuard};
+use super::{Condvar, MutexGuard};
 
 /// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
 #[cfg(schedules)]
@@ -82,8 +82,35 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     take(|| lock.try_write(), || lock.write())
 }
 
+/// A condition of `std`, or in a model one of loom, of what a mutex guards.
+pub(crate) trait Condition<M: Lock> {
+    /// Lets the mutex go until the condition is notified, or for no reason.
+    fn wait_whole<'a>(&self, guard: M::Guard<'a>) -> M::Guard<'a>
+    where
+        M: 'a;
+}
+
+impl<T> Condition<std::sync::Mutex<T>> for std::sync::Condvar {
+    fn wait_whole<'a>(&self, guard: std::sync::MutexGuard<'a, T>) -> std::sync::MutexGuard<'a, T>
+    where
+        T: 'a,
+    {
+        self.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(loom)]
+impl<T> Condition<loom::sync::Mutex<T>> for loom::sync::Condvar {
+    fn wait_whole<'a>(&self, guard: loom::sync::MutexGuard<'a, T>) -> loom::sync::MutexGuard<'a, T>
+    where
+        T: 'a,
+    {
+        self.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Waits until the condition is notified, or for no reason.
-pub(crate) fn wait<'a, T>(condition: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+pub(crate) fn wait<'a, M: Lock>(condition: &impl Condition<M>, mutex: &'a M, guard: M::Guard<'a>) -> M::Guard<'a> {
     #[cfg(schedules)]
     if super::schedule::is_member() {
         drop(guard);
@@ -91,7 +118,7 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, mutex: &'a Mutex<T>, guard: Mutex
         return lock(mutex);
     }
     let _ = mutex;
-    condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    condition.wait_whole(guard)
 }
 
 /// Waits for the condition until the deadline. Returns the guard as an error once the deadline has passed. In a model no

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustc_hash::FxHashMap;
@@ -17,7 +18,7 @@ use crate::ids::{Device, RawStream};
 use crate::memory::device::{DeviceMemory, Flow, LENT};
 use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
-use crate::sync::{AtomicU32, AtomicUsize, Ordering, Table, ThisThread, lock};
+use crate::sync::{AtomicU32, Ordering, Table, ThisThread, lock};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 1 << 20;

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
 use std::sync::{LazyLock, OnceLock};
 
 use crate::ids::Device;
@@ -14,7 +15,7 @@ use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::observe::{Own, Ring, Timed, delivery};
 use crate::process;
-use crate::sync::{AtomicU64, Ordering, ThisThread};
+use crate::sync::{Ordering, ThisThread};
 
 /// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

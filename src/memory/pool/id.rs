@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 
 use crate::process;
-use crate::sync::{AtomicU64, Ordering, lock};
+use crate::sync::{Ordering, lock};
 
 /// The id of a pool, unique in the process: `(0, n)` for pools made by users, `(n, 0)` for those made for graph
 /// capture, `(0, 0)` for none, which is the device's default pool. An id is never used twice.

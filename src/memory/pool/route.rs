@@ -7,6 +7,7 @@
 //! [`changes`] says.
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 #[cfg(feature = "python")]
@@ -18,7 +19,7 @@ use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 use crate::runtime::Stream;
-use crate::sync::{AtomicU64, Ordering, lock};
+use crate::sync::{Ordering, lock};
 
 /// A pool that the thread's requests on its device go to.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Pools: made, found by their ids, and ended with their last use.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use super::devices::device_caches;
 use super::grow::{is_no_memory, make_reserve};
@@ -14,7 +15,7 @@ use crate::memory::device::{PAGE, Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
 #[cfg(feature = "python")]
 use crate::process;
-use crate::sync::{AtomicU32, Ordering, ThisThread};
+use crate::sync::{Ordering, ThisThread};
 
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
 static NUMBERS: AtomicU32 = AtomicU32::new(1);

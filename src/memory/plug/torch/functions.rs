@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{exception, stream};
@@ -17,7 +18,7 @@ use crate::memory::serve;
 use crate::memory::{empty_cache, set_per_process_memory_fraction};
 use crate::process;
 use crate::runtime::{self, ExpectedCaptures, KnownCapture, Stream, note_capture};
-use crate::sync::{AtomicUsize, Ordering, lock};
+use crate::sync::{Ordering, lock};
 
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
 type TorchId = (u64, u64);

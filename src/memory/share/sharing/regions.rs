@@ -5,13 +5,14 @@
 //! memory, wherever the owner has its pages.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::share::wire::Described;
 use crate::runtime::Extent;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, lock};
+use crate::sync::{AtomicBool, Ordering, lock};
 
 /// A list of extents. It is known as long as a block that was attached lies in it, or another process has it mapped.
 #[derive(Debug)]
