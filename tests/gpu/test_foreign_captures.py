@@ -13,6 +13,7 @@ def test_a_capture_of_cupys(mode, kind, by):
     run_program("captures/of_cupy.py", mode, kind, by)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["blocking", "non_blocking"])
 @pytest.mark.parametrize("mode", TORCH_MODES)
 @pytest.mark.parametrize("way", ["context", "raw"])
@@ -21,6 +22,7 @@ def test_a_capture_of_pytorchs_on_its_own_memory(way, mode, kind):
     run_prepared_program("captures/of_pytorch.py", way, mode, kind)
 
 
+@pytest.mark.thorough
 # In the global mode the end of a graph on another thread spoils it on PyTorch's own allocator, too.
 @pytest.mark.parametrize("kind", ["own", "external"])
 @pytest.mark.parametrize("mode", TORCH_MODES[1:])

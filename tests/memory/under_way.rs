@@ -139,7 +139,9 @@ fn asked_while_in_hand(ask: impl FnOnce() + Send + 'static) {
     });
     let asking = thread::spawn(ask);
     is_asked.recv_timeout(FOREVER).unwrap();
-    (0..OFTEN).for_each(|_| drop(busy.trim().unwrap()));
+    (0..OFTEN).for_each(|_| {
+        busy.trim().unwrap();
+    });
     go_on.send(()).unwrap();
     let outcome = asking.join();
     trimming.lock().unwrap().take().unwrap().join().unwrap();

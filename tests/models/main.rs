@@ -9,4 +9,5 @@ mod pinned;
 // Optimised builds take no schedules, so that benches measure none.
 #[cfg(debug_assertions)]
 mod schedules;
+#[cfg(debug_assertions)]
 mod whole_device;

@@ -3,7 +3,7 @@
 //! A request claims its bytes before the driver is asked, so that no two together pass the limit. Only what the driver
 //! then gives counts as reserved, so that a refused request leaves no mark on the peak.
 
-use crate::sync::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(in crate::memory) struct Budget {

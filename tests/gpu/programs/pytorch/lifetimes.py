@@ -20,6 +20,7 @@ def of_before_go_back():
     with torch.cuda.stream(side):
         late.before.add_(1)
     late.before.record_stream(side)
+    torch.cuda.current_stream().wait_stream(side)
     assert all_are(late.before.clone(), 6)
     torch.cuda.synchronize()
     late.before = None
