@@ -190,16 +190,16 @@ impl AddressRange {
     /// # Safety
     /// The addresses are reserved for this caller alone, who has the extents, which are as long as said.
     pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
-        // Also while it is opened: who lets a peer in opens it, too, and the driver refuses one of two that do so at once.
-        let _turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
         for (count, placed) in row.iter().enumerate() {
             let &Placed { address, bytes, extent, .. } = placed;
+            let turn = BUSY_EXTENTS.take([extent]);
             // SAFETY: as the caller promises.
             let outcome = self.driver(|runtime| unsafe { runtime.memory_map(address, bytes, extent) });
             if outcome.is_err() {
                 return (count, outcome);
             }
             self.mapped.add(placed);
+            drop(turn);
         }
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
         (row.len(), unsafe { self.open(row) })
@@ -211,7 +211,6 @@ impl AddressRange {
     /// These mappings stand in a row, and nothing unmaps them meanwhile.
     pub(in crate::memory) unsafe fn open_row(&self, row: &[Mapping]) -> Result<()> {
         let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
-        let _turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
         unsafe { self.open(&row) }
     }
