@@ -28,7 +28,7 @@ find_python() {
 missing=()
 for version in $promised; do
   [ "$version" = "$ours" ] && continue
-  python=$(find_python "$version")
+  python=$(find_python "$version" || true)
   [ -n "$python" ] || { missing+=("$version") && continue; }
   "$python" -m venv --without-pip --clear "$out/$version"
   .venv/bin/python -m pip --python "$out/$version" install --quiet --disable-pip-version-check -r "$out/requirements.txt"
