@@ -4,8 +4,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
-use std::thread;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
 
 use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
 use crate::common::{device, stream, wait_until};
@@ -15,6 +15,27 @@ use gpupool::{Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empt
 /// Gives the second device access to the first one's memory.
 fn enable() {
     enable_peer_access(device(0), device(1)).unwrap();
+}
+
+/// The end of a call beside others.
+struct Beside(Receiver<JoinHandle<()>>);
+
+impl Beside {
+    /// Gives the access in a thread of its own, from the next such call of the driver on.
+    fn enable(call: Call) -> Self {
+        let (sender, started) = channel();
+        before_call(call, 0, move || {
+            let thread = thread::spawn(enable);
+            // Time for it to come as far as it can.
+            (0..10_000).take_while(|_| !thread.is_finished()).for_each(|_| thread::yield_now());
+            sender.send(thread).unwrap();
+        });
+        Self(started)
+    }
+
+    fn join(self) {
+        self.0.recv().unwrap().join().unwrap();
+    }
 }
 
 /// Returns whether the second device can use all of a block.
@@ -32,8 +53,9 @@ fn pages_that_are_being_added_are_the_peers_too() {
     host!();
     let own = stream(0);
     // They are mapped, and in no cache yet.
-    before_call(Call::MemorySetAccess, 0, enable);
+    let beside = Beside::enable(Call::MemorySetAccess);
     let block = empty(5 * MIB, &own).unwrap();
+    beside.join();
     assert!(reaches(&block));
     drop(block);
     assert_all_back();
@@ -52,11 +74,34 @@ fn pages_on_their_way_to_another_stream_are_the_peers_too() {
     assert_all_back();
 }
 
+/// Pages that move stand at two places until work at the first is done, and the driver gives other devices access by the
+/// first place as long as that is there.
+#[test]
+fn pages_that_have_moved_are_the_peers_too() {
+    host!();
+    let own = stream(0);
+    let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
+    drop(first);
+    // Only with the pages of the free block is there room for it; they move behind new ones.
+    let block = empty(50 * MIB, &own).unwrap();
+    assert_eq!(reserved(), 80 * MIB);
+    empty_cache().unwrap();
+    enable();
+    assert!(reaches(&block) && reaches(&kept));
+    let late = empty(60 * MIB, &own).unwrap();
+    drop(block);
+    let again = empty(70 * MIB, &own).unwrap();
+    assert!(reaches(&late) && reaches(&again));
+    drop((late, again, kept));
+    assert_all_back();
+}
+
 #[test]
 fn a_reserve_that_is_being_made_is_the_peers_too() {
     host!();
-    before_call(Call::MemorySetAccess, 0, enable);
+    let beside = Beside::enable(Call::MemorySetAccess);
     let pool = MemPool::builder().device(device(0)).reserve(300 * MIB).build().unwrap();
+    beside.join();
     let block = empty_in(&pool, 300 * MIB, &stream(0)).unwrap();
     assert!(reaches(&block));
     drop((block, pool));
@@ -69,8 +114,9 @@ fn a_pool_that_is_just_waking_is_the_peers_too() {
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     pool.sleep(Backup::Host).unwrap();
-    before_call(Call::MemorySetAccess, 0, enable);
+    let beside = Beside::enable(Call::MemorySetAccess);
     pool.wake().unwrap();
+    beside.join();
     assert!(reaches(&block));
     drop((block, pool));
     assert_all_back();

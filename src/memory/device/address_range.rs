@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, reaches};
+use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
@@ -55,6 +55,13 @@ pub(in crate::memory) fn with_device<R>(
     let _bound = BoundDevice::new(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
     call(runtime).map_err(|e| e.on(device))
+}
+
+/// As CUDA, HIP and the simulated platform number it.
+const INVALID_VALUE: i32 = 1;
+
+fn is_invalid_value(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Library(refused) if refused.code == INVALID_VALUE)
 }
 
 /// Returns the error of a device whose memory has too few addresses to stand in: where the driver says that it ran out
@@ -202,7 +209,7 @@ impl AddressRange {
             drop(turn);
         }
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
-        (row.len(), unsafe { self.open(row) })
+        (row.len(), unsafe { self.open_in_turn(row) })
     }
 
     /// Lets the device and its peers read and write what stands at offsets, as far as it was not.
@@ -212,14 +219,25 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn open_row(&self, row: &[Mapping]) -> Result<()> {
         let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
         // SAFETY: as the caller promises.
-        unsafe { self.open(&row) }
+        unsafe { self.open_in_turn(&row) }
+    }
+
+    /// As [`AddressRange::open`], once no other call works on these extents.
+    ///
+    /// # Safety
+    /// All of it is mapped in a row, and nothing unmaps it meanwhile.
+    unsafe fn open_in_turn(&self, row: &[Placed]) -> Result<()> {
+        let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+        // SAFETY: as the caller promises.
+        unsafe { self.open(row, &turn) }
     }
 
     /// Lets the device and those peers that reach the memory read and write it.
     ///
     /// # Safety
-    /// All of it is mapped in a row, and nothing unmaps it meanwhile.
-    unsafe fn open(&self, row: &[Placed]) -> Result<()> {
+    /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
+    /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
+    unsafe fn open(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut devices = vec![self.device];
         for peer in self.peers.devices() {
@@ -227,9 +245,52 @@ impl AddressRange {
                 devices.push(peer);
             }
         }
-        let (start, bytes) = (first.address, last.end() - first.address);
         // SAFETY: the caller promises that the range is mapped.
-        self.driver(|runtime| unsafe { runtime.memory_set_access(start, bytes, &devices) })
+        let opened = unsafe { self.set_access(first.address, last.end() - first.address, &devices) };
+        match opened {
+            Err(error) if devices.len() > 1 && is_invalid_value(&error) => {
+                // SAFETY: each is mapped, and its extent's turn is this caller's.
+                row.iter().try_for_each(|placed| unsafe { self.open_by_another_place(placed, &devices) })
+            }
+            opened => opened,
+        }
+    }
+
+    /// Opens a mapping whose extent was moved there. For memory that RDMA can use, too, NVIDIA's driver 580.159 gives other
+    /// devices access by the extent's first mapping, and refuses once that is gone, until there is a new one: so another is
+    /// made and opened first, for as long as this takes (`benches/results/h100-peers`).
+    ///
+    /// # Safety
+    /// It is mapped, and no other call works on its extent.
+    unsafe fn open_by_another_place(&self, placed: &Placed, devices: &[Device]) -> Result<()> {
+        let &Placed { address, bytes, extent, .. } = placed;
+        // SAFETY: the caller promises that this is mapped.
+        let refused = match unsafe { self.set_access(address, bytes, devices) } {
+            Err(error) if is_invalid_value(&error) => error,
+            opened => return opened,
+        };
+        let other = self.driver(|runtime| runtime.address_reserve(bytes))?;
+        // SAFETY: the addresses were reserved for this, and the extent is mapped, so alive, and as long as its mapping.
+        let mapped = self.driver(|runtime| unsafe { runtime.memory_map(other, bytes, extent) });
+        let opened = mapped.and_then(|()| {
+            // SAFETY: both are mapped, and nothing uses the other place.
+            unsafe {
+                let opened =
+                    self.set_access(other, bytes, devices).and_then(|()| self.set_access(address, bytes, devices));
+                let unmapped = self.driver(|runtime| runtime.memory_unmap(other, bytes));
+                opened.and(unmapped)
+            }
+        });
+        // SAFETY: nothing is mapped there any more; where something is, the driver refuses.
+        let _ = self.driver(|runtime| unsafe { runtime.address_free(other, bytes) });
+        opened.map_err(|_| refused)
+    }
+
+    /// # Safety
+    /// The range consists of whole mappings.
+    unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+        // SAFETY: as the caller promises.
+        self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, devices) })
     }
 
     /// Unmaps mappings that stand in a row, in the order of their addresses.
@@ -269,10 +330,10 @@ impl AddressRange {
         let Some(entering) = self.peers.enter(peer) else { return Ok(()) };
         for row in self.mapped.rows() {
             // Nothing of it is unmapped as long as this lasts.
-            let _turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+            let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
             for still in self.mapped.still(&row) {
                 // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                unsafe { self.open(&still) }?;
+                unsafe { self.open(&still, &turn) }?;
             }
         }
         entering.finish();

@@ -1,10 +1,12 @@
 //! Calls that work on extents. Two at once break an extent, as in NVIDIA's driver 580.159: no mapping of it succeeds after
-//! that. Without the feature `fault-injection` nothing is looked at.
+//! that, or devices that were to get access have none. Without the feature `fault-injection` nothing is looked at.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::thread;
 
+use super::refusal::refused;
+use crate::error::{Result, StatusKind};
 use crate::sync::lock;
 
 struct Books {
@@ -15,15 +17,16 @@ struct Books {
 static BOOKS: Mutex<Books> = Mutex::new(Books { busy: BTreeSet::new(), broken: BTreeSet::new() });
 
 /// A call that works on the extents with these numbers, as long as this lives.
-pub(super) struct ExtentCall(Vec<u64>);
+pub(super) struct ExtentCall(BTreeSet<u64>);
 
 impl ExtentCall {
     /// Begins a call, and lets other threads go on in the midst of it.
     pub(super) fn begin(numbers: impl FnOnce() -> Vec<u64>) -> Self {
         if !cfg!(feature = "fault-injection") {
-            return Self(Vec::new());
+            return Self(BTreeSet::new());
         }
-        let numbers = numbers();
+        // One that is mapped twice in a range is in one call.
+        let numbers: BTreeSet<_> = numbers().into_iter().collect();
         let mut books = lock(&BOOKS);
         for &number in &numbers {
             if !books.busy.insert(number) {
@@ -35,9 +38,14 @@ impl ExtentCall {
         Self(numbers)
     }
 
-    /// Returns whether two calls at once have broken one of the extents.
-    pub(super) fn is_broken(&self) -> bool {
-        self.0.iter().any(|number| lock(&BOOKS).broken.contains(number))
+    /// Refuses the call if two calls at once have broken one of the extents.
+    pub(super) fn check(&self, function: &str) -> Result<()> {
+        if !self.0.iter().any(|number| lock(&BOOKS).broken.contains(number)) {
+            return Ok(());
+        }
+        let error = refused(function, ("HOST_ERROR_UNKNOWN", 999), StatusKind::Other);
+        let why = "two calls worked on this extent at once".to_owned();
+        Err(error.map_library(|refused| refused.advice = Some(why)))
     }
 
     /// Forgets what was broken, since the extents go.

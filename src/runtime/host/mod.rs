@@ -536,17 +536,15 @@ impl Runtime for Host {
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         enter_memory_call(Call::MemoryMap)?;
         let call = ExtentCall::begin(|| vec![extent.0]);
-        if call.is_broken() {
-            let error = refused("memory_map", ("HOST_ERROR_UNKNOWN", 999), StatusKind::Other);
-            let why = "two calls worked on this extent at once".to_owned();
-            return Err(error.map_library(|refused| refused.advice = Some(why)));
-        }
+        call.check("memory_map")?;
         space().memory_map(address, bytes, extent)
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
         enter_memory_call(Call::MemorySetAccess)?;
         devices.iter().try_for_each(|&device| self.memory.check(device))?;
+        let call = ExtentCall::begin(|| space().extents_in(address, bytes));
+        call.check("memory_set_access")?;
         space().memory_set_access(address, bytes, devices)
     }
 

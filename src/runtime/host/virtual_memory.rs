@@ -1,7 +1,8 @@
 //! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there.
 //!
 //! As in CUDA, an extent lives until it was released and no mapping of it is left, one extent may be mapped at several
-//! addresses, and a mapping can be used once access was set. The books are kept under one lock of their own, so
+//! addresses, and a mapping can be used once access was set. As for memory that RDMA can use, too, other devices get access by
+//! an extent's first mapping alone (`benches/results/h100-peers`). The books are kept under one lock of their own, so
 //! that a call takes little more than its system call.
 
 use std::collections::btree_map::Entry;
@@ -84,6 +85,9 @@ struct SimulatedExtent {
     /// The file of another process that has the bytes.
     imported: Option<Arc<File>>,
     mappings: u64,
+    /// The address of the mapping by which other devices get access to all of them: of the first, or of the first since that
+    /// was unmapped.
+    first: Option<u64>,
     is_released: bool,
 }
 
@@ -252,7 +256,7 @@ impl Space {
         pages(FUNCTION, 0, bytes)?;
         let place = self.take(FUNCTION, memory, device, bytes)?;
         let number = self.number();
-        let extent = SimulatedExtent { place, imported: None, mappings: 0, is_released: false };
+        let extent = SimulatedExtent { place, imported: None, mappings: 0, first: None, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
         Ok(Extent(number))
     }
@@ -298,7 +302,7 @@ impl Space {
         };
         let place = Place { device: Device::from_ordinal(0), offset, bytes: 0 };
         let number = self.number();
-        let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, is_released: false };
+        let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, first: None, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
         Ok(Extent(number))
     }
@@ -318,7 +322,7 @@ impl Space {
     fn free_if_unused(&mut self, memory: &Memory, number: u64) -> Result<()> {
         let extents = self.extents.get_or_insert_default();
         match extents.get(&number) {
-            Some(&SimulatedExtent { place, ref imported, mappings: 0, is_released: true }) => {
+            Some(&SimulatedExtent { place, ref imported, mappings: 0, is_released: true, .. }) => {
                 let is_own = imported.is_none();
                 extents.remove(&number);
                 if self.keeps_gone {
@@ -352,7 +356,9 @@ impl Space {
         };
         // SAFETY: the range is of a reservation, and nothing is mapped there.
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
-        self.extent(FUNCTION, extent.0)?.mappings += 1;
+        let extent_mapped = self.extent(FUNCTION, extent.0)?;
+        extent_mapped.mappings += 1;
+        extent_mapped.first.get_or_insert(address);
         self.mappings.insert(address, Mapping { bytes, extent: extent.0, access: Vec::new() });
         Ok(())
     }
@@ -375,6 +381,18 @@ impl Space {
         if reached == range.end { Ok(()) } else { Err(invalid(function, "this range is not one of whole mappings")) }
     }
 
+    /// Refuses further devices of an extent whose first mapping is gone.
+    fn check_first_mappings(&self, function: &str, range: &Range<u64>, devices: &[Device]) -> Result<()> {
+        for (_, mapping) in self.mappings.range(range.clone()) {
+            let extent = self.extents.as_ref().and_then(|extents| extents.get(&mapping.extent));
+            let Some(SimulatedExtent { place, imported: None, first: None, .. }) = extent else { continue };
+            if devices.iter().any(|device| *device != place.device && !mapping.access.contains(device)) {
+                return Err(invalid(function, "the first mapping of this extent is gone, and there is no new one"));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn memory_set_access(&mut self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
         const FUNCTION: &str = "memory_set_access";
         let range = pages(FUNCTION, address, bytes)?;
@@ -382,6 +400,7 @@ impl Space {
             return Err(invalid(FUNCTION, "no device was given"));
         }
         self.check_mapped(FUNCTION, &range)?;
+        self.check_first_mappings(FUNCTION, &range, devices)?;
         // SAFETY: the range consists of mappings made here; more access does no harm.
         let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
         if status != 0 {
@@ -409,6 +428,7 @@ impl Space {
             let Some(mapping) = self.mappings.remove(&start) else { break };
             if let Some(extent) = self.extents.get_or_insert_default().get_mut(&mapping.extent) {
                 extent.mappings -= 1;
+                extent.first.take_if(|first| *first == start);
             }
             self.free_if_unused(memory, mapping.extent)?;
         }
