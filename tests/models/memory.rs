@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{
     Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
-    end_capture, inject, submit, submit_using,
+    end_capture, inject, register as register_memory, submit, submit_using, unregister,
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
@@ -230,10 +230,18 @@ struct Model {
 
 type Registered = Arc<Mutex<BTreeMap<u64, (PoolId, u64)>>>;
 
-/// Registers the segments of a pool as they come and go, for as long as it has any.
+/// Registers the segments of a pool as they come and go, for as long as it has any, with the simulated device too, which sees
+/// that none goes before it is taken back.
 fn register(pool: &MemPool, registered: &Registered) {
     let (id, registered) = (pool.id(), Arc::clone(registered));
+    let registrations = Mutex::new(BTreeMap::new());
     let guard = pool.on_segment(move |event| {
+        let mut registrations = registrations.lock().unwrap();
+        if matches!(event.kind, SegmentEventKind::Added) {
+            registrations.insert(event.address, register_memory(DEVICE, event.address, event.nbytes));
+        } else {
+            registrations.remove(&event.address).into_iter().for_each(unregister);
+        }
         let (segment, mut registered) = ((id, event.nbytes), registered.lock().unwrap());
         let before = match event.kind {
             SegmentEventKind::Added => registered.insert(event.address, segment),
