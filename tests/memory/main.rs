@@ -6,6 +6,7 @@ mod common;
 
 mod bad_input;
 mod bookkeeping;
+mod broken_extents;
 mod copies;
 mod faults;
 mod foreign_captures;

@@ -20,6 +20,8 @@ use crate::sync::{AtomicUsize, Ordering, lock};
 pub(in crate::memory) enum Remains {
     /// The pages stand elsewhere now.
     Moved(Vec<Mapping>),
+    /// As moved, but for some extents others stand there, which count in their place. So these go.
+    Replaced { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// The physical memory goes too, as that of mappings which are unmapped already.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// As released, but the pages stay those of the pool, which is asleep.
@@ -123,13 +125,17 @@ impl DeviceMemory {
     /// Ends as much as the driver allows, and adds the physical bytes that went back; what is left stays in `remains`.
     fn end(&self, remains: &mut Remains, supply: &Supply, released: &mut u64) -> Result<()> {
         match remains {
-            Remains::Moved(mappings) => {
-                while !mappings.is_empty() {
-                    self.unmap_run(mappings, true)?;
-                }
+            Remains::Moved(mappings) => self.end_moved(mappings)?,
+            Remains::Replaced { moved, mapped, unmapped } => {
+                self.end_moved(moved)?;
+                self.end_extents(mapped, unmapped, true, |_| {})?;
             }
-            Remains::Released { mapped, unmapped } => self.end_extents(mapped, unmapped, true, supply, released)?,
-            Remains::Asleep { mapped, unmapped } => self.end_extents(mapped, unmapped, false, supply, released)?,
+            Remains::Released { mapped, unmapped } => {
+                self.end_extents(mapped, unmapped, true, |bytes| self.uncount(bytes, supply, released))?;
+            }
+            Remains::Asleep { mapped, unmapped } => {
+                self.end_extents(mapped, unmapped, false, |bytes| self.uncount(bytes, supply, released))?;
+            }
             Remains::Reserve(runs) => {
                 let runs = std::mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
@@ -163,17 +169,25 @@ impl DeviceMemory {
         unmapped: &mut Vec<Mapping>,
         supply: &Supply,
     ) -> Result<()> {
-        self.end_extents(mapped, unmapped, false, supply, &mut 0)
+        self.end_extents(mapped, unmapped, false, |bytes| self.uncount(bytes, supply, &mut 0))
     }
 
-    /// Gives extents back that are mapped, and such as are unmapped already; with `frees_pages` others may have their pages.
+    /// Unmaps extents that stand elsewhere, too.
+    fn end_moved(&self, mappings: &mut Vec<Mapping>) -> Result<()> {
+        while !mappings.is_empty() {
+            self.unmap_run(mappings, true)?;
+        }
+        Ok(())
+    }
+
+    /// Gives extents back that are mapped, and such as are unmapped already, and counts the bytes of each; with `frees_pages`
+    /// others may have their pages.
     fn end_extents(
         &self,
         mapped: &mut Vec<Mapping>,
         unmapped: &mut Vec<Mapping>,
         frees_pages: bool,
-        supply: &Supply,
-        released: &mut u64,
+        mut count: impl FnMut(u64),
     ) -> Result<()> {
         while !(mapped.is_empty() && unmapped.is_empty()) {
             while let Some(mapping) = unmapped.last() {
@@ -181,7 +195,7 @@ impl DeviceMemory {
                 // below.
                 let release = || unsafe { self.range.release(mapping.extent) };
                 if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
-                self.uncount(mapping.bytes(), supply, released);
+                count(mapping.bytes());
                 unmapped.pop();
             }
             unmapped.extend(self.unmap_run(mapped, frees_pages)?);
@@ -222,6 +236,9 @@ impl Remains {
         match self {
             Self::Moved(mappings) => !mappings.is_empty(),
             Self::Reserve(runs) => !runs.is_empty(),
+            Self::Replaced { moved, mapped, unmapped } => {
+                !(moved.is_empty() && mapped.is_empty() && unmapped.is_empty())
+            }
             Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => {
                 !(mapped.is_empty() && unmapped.is_empty())
             }

@@ -6,7 +6,9 @@ use std::sync::Mutex;
 use std::thread;
 
 use super::refusal::refused;
-use crate::error::{Result, StatusKind};
+#[cfg(feature = "fault-injection")]
+use super::virtual_memory::space;
+use crate::error::{Error, Result, StatusKind};
 use crate::sync::lock;
 
 struct Books {
@@ -16,41 +18,61 @@ struct Books {
 
 static BOOKS: Mutex<Books> = Mutex::new(Books { busy: BTreeSet::new(), broken: BTreeSet::new() });
 
+#[cold]
+fn broken(function: &str) -> Error {
+    let error = refused(function, ("HOST_ERROR_UNKNOWN", 999), StatusKind::Other);
+    let why = "two calls worked on this extent at once".to_owned();
+    error.map_library(|refused| refused.advice = Some(why))
+}
+
 /// A call that works on the extents with these numbers, as long as this lives.
-pub(super) struct ExtentCall(BTreeSet<u64>);
+pub(super) struct ExtentCall {
+    numbers: BTreeSet<u64>,
+    is_alone: bool,
+}
+
+/// Breaks all extents that there are: they can be used where they are mapped, and be mapped nowhere else.
+#[cfg(feature = "fault-injection")]
+pub fn break_extents() {
+    let numbers = space().extent_numbers();
+    lock(&BOOKS).broken.extend(numbers);
+}
 
 impl ExtentCall {
     /// Begins a call, and lets other threads go on in the midst of it.
     pub(super) fn begin(numbers: impl FnOnce() -> Vec<u64>) -> Self {
         if !cfg!(feature = "fault-injection") {
-            return Self(BTreeSet::new());
+            return Self { numbers: BTreeSet::new(), is_alone: true };
         }
         // One that is mapped twice in a range is in one call.
         let numbers: BTreeSet<_> = numbers().into_iter().collect();
         let mut books = lock(&BOOKS);
+        let mut is_alone = true;
         for &number in &numbers {
             if !books.busy.insert(number) {
                 books.broken.insert(number);
+                is_alone = false;
             }
         }
         drop(books);
         thread::yield_now();
-        Self(numbers)
+        Self { numbers, is_alone }
     }
 
-    /// Refuses the call if two calls at once have broken one of the extents.
-    pub(super) fn check(&self, function: &str) -> Result<()> {
-        if !self.0.iter().any(|number| lock(&BOOKS).broken.contains(number)) {
-            return Ok(());
-        }
-        let error = refused(function, ("HOST_ERROR_UNKNOWN", 999), StatusKind::Other);
-        let why = "two calls worked on this extent at once".to_owned();
-        Err(error.map_library(|refused| refused.advice = Some(why)))
+    /// Refuses a call that began while another worked on one of the extents.
+    pub(super) fn check_alone(&self, function: &str) -> Result<()> {
+        if self.is_alone { Ok(()) } else { Err(broken(function)) }
+    }
+
+    /// Refuses a call if one of the extents is broken.
+    pub(super) fn check_whole(&self, function: &str) -> Result<()> {
+        let broken_ones = &lock(&BOOKS).broken;
+        if self.numbers.is_disjoint(broken_ones) { Ok(()) } else { Err(broken(function)) }
     }
 
     /// Forgets what was broken, since the extents go.
     pub(super) fn mend(&self) {
-        for number in &self.0 {
+        for number in &self.numbers {
             lock(&BOOKS).broken.remove(number);
         }
     }
@@ -58,7 +80,7 @@ impl ExtentCall {
 
 impl Drop for ExtentCall {
     fn drop(&mut self) {
-        for number in &self.0 {
+        for number in &self.numbers {
             lock(&BOOKS).busy.remove(number);
         }
     }

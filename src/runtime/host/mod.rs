@@ -45,6 +45,8 @@ use words::Word;
 use work::Work;
 
 pub use capture::Graph;
+#[cfg(feature = "fault-injection")]
+pub use extent_calls::break_extents;
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) use fault::Call;
 pub(crate) use fault::check;
@@ -536,7 +538,7 @@ impl Runtime for Host {
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         enter_memory_call(Call::MemoryMap)?;
         let call = ExtentCall::begin(|| vec![extent.0]);
-        call.check("memory_map")?;
+        call.check_whole("memory_map")?;
         space().memory_map(address, bytes, extent)
     }
 
@@ -544,7 +546,7 @@ impl Runtime for Host {
         enter_memory_call(Call::MemorySetAccess)?;
         devices.iter().try_for_each(|&device| self.memory.check(device))?;
         let call = ExtentCall::begin(|| space().extents_in(address, bytes));
-        call.check("memory_set_access")?;
+        call.check_alone("memory_set_access")?;
         space().memory_set_access(address, bytes, devices)
     }
 

@@ -363,6 +363,12 @@ impl Space {
         Ok(())
     }
 
+    /// Returns the numbers of all extents.
+    #[cfg(feature = "fault-injection")]
+    pub(super) fn extent_numbers(&self) -> Vec<u64> {
+        self.extents.iter().flatten().map(|(number, _)| *number).collect()
+    }
+
     /// Returns the numbers of the extents that are mapped in a range.
     pub(super) fn extents_in(&self, address: u64, bytes: u64) -> Vec<u64> {
         let range = address..address.saturating_add(bytes);

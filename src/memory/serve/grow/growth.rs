@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use super::claim::{claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::cache::{Service, ThreadCache};
 use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
+use crate::runtime::Extent;
 use crate::sync::ThisThread;
 
 /// Pages taken from a cache to be moved.
@@ -41,6 +42,24 @@ impl Gathered {
     }
 }
 
+/// As CUDA and the simulated platform number it.
+const UNKNOWN: i32 = 999;
+
+/// Returns whether the driver refuses an extent for ever: NVIDIA's driver 580.159 may do so with one that was mapped and
+/// unmapped often, by several threads, and leaves it usable where it is mapped (`benches/results/h100-extents`).
+fn is_broken(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Library(refused) if refused.code == UNKNOWN)
+}
+
+/// What is left of pages that stand elsewhere, too, and of such as do not: they were replaced, or are no longer wanted.
+fn remains(moved: Vec<Mapping>, replaced: Vec<Mapping>, unmapped: Vec<Mapping>) -> Remains {
+    if replaced.is_empty() && unmapped.is_empty() {
+        Remains::Moved(moved)
+    } else {
+        Remains::Replaced { moved, mapped: replaced, unmapped }
+    }
+}
+
 /// One growth under way.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
@@ -54,12 +73,14 @@ pub(super) struct Growth<'a> {
     created: Vec<Mapping>,
     /// What stands at the new place so far.
     mapped: Vec<Mapping>,
+    /// Gathered extents that the driver maps nowhere else, each with a new one in its place.
+    replaced: Vec<(Extent, Mapping)>,
 }
 
 impl<'a> Growth<'a> {
     pub(super) fn new(request: &'a Request, place: Place, rivals: u64) -> Self {
-        let (gathered, created, mapped) = (Vec::new(), Vec::new(), Vec::new());
-        Self { request, memory: request.memory(), place, rivals, gathered, created, mapped }
+        let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { request, memory: request.memory(), place, rivals, gathered, created, mapped, replaced }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -143,10 +164,38 @@ impl<'a> Growth<'a> {
             self.mapped.push(Mapping { first, ..mapping });
             first += mapping.pages;
         }
-        // SAFETY: `find_place` took the pages for this growth, which has the extents.
-        let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped) };
-        self.mapped.truncate(count);
-        outcome
+        let mut done = 0;
+        let outcome = loop {
+            // SAFETY: `find_place` took the pages for this growth, which has the extents.
+            let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped[done..]) };
+            done += count;
+            match outcome {
+                Err(error) if is_broken(&error) && self.replace(done) => {}
+                outcome => break outcome,
+            }
+        };
+        self.mapped.truncate(done);
+        outcome?;
+        if self.replaced.is_empty() {
+            return Ok(());
+        }
+        // What was mapped before the refusal.
+        // SAFETY: all of it was just mapped, and this growth alone unmaps it.
+        unsafe { self.memory.range.open_row(&self.mapped) }
+    }
+
+    /// Takes a new extent instead of a gathered one, which goes once the work at its old place is done, and counts as that one.
+    /// Returns false for a new one, and where none is to be had.
+    fn replace(&mut self, index: usize) -> bool {
+        // None where all is mapped, and was not opened.
+        let Some(&Mapping { pages, extent: old, .. }) = self.mapped.get(index) else { return false };
+        if !self.gathered.iter().flat_map(|from| &from.mappings).any(|mapping| mapping.extent == old) {
+            return false;
+        }
+        let Ok(new) = self.memory.range.create(pages) else { return false };
+        self.mapped[index].extent = new;
+        self.replaced.push((old, self.mapped[index]));
+        true
     }
 
     /// Bytes gathered from other pools.
@@ -179,9 +228,11 @@ impl<'a> Growth<'a> {
         }
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
+            let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
+            let (replaced, moved): (Vec<_>, Vec<_>) = from.mappings.into_iter().partition(is_replaced);
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(Remains::Moved(from.mappings), from.until, &from.service.pool.supply) };
+            unsafe { memory.retire(remains(moved, replaced, Vec::new()), from.until, &from.service.pool.supply) };
         }
         added.ok().flatten()
     }
@@ -209,10 +260,13 @@ impl<'a> Growth<'a> {
         let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
         let created = self.mapped.split_off(moved);
         let unmapped = self.created.split_off(created.len());
-        let mapped = std::mem::take(&mut self.mapped);
+        let is_new = |mapping: &Mapping| self.replaced.iter().any(|(_, new)| new == mapping);
+        let (mapped, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().partition(is_new);
+        let all_new = self.replaced.iter().map(|(_, new)| *new);
+        let unused = all_new.filter(|new| !mapped.contains(new)).collect();
         let supply = &self.pool().supply;
         // SAFETY: no cache has got the new place, so no work uses it.
-        unsafe { memory.retire(Remains::Moved(mapped), Until::at_once(), supply) };
+        unsafe { memory.retire(remains(moved, mapped, unused), Until::at_once(), supply) };
         let created = Remains::Released { mapped: created, unmapped };
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
