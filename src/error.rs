@@ -310,9 +310,10 @@ impl fmt::Display for OutOfMemory {
             Wanted::Addresses(bytes) => {
                 return write!(
                     f,
-                    "tried to reserve {} ({bytes} bytes) of addresses for the device's memory; {}. It is the process that \
-                     has too few addresses: raise its limit of address space (ulimit -v, RLIMIT_AS)",
+                    "tried to reserve {} ({bytes} bytes) of addresses for {}; {}. It is the process that has too few \
+                     addresses: raise its limit of address space (ulimit -v, RLIMIT_AS)",
                     Bytes(*bytes),
+                    if pinned.is_empty() { "the device's memory" } else { "pinned memory" },
                     self.refused
                 );
             }

@@ -41,3 +41,8 @@ def test_a_value_at_the_edge_or_an_empty_one(variables):
 
 def test_a_lack_of_addresses_is_a_lack_of_memory():
     run_bare_program("process/limits.py", "of_addresses", GPUPOOL_RUNTIME="host")
+
+
+@pytest.mark.parametrize("gibibytes", [40, 68, 70, 1100])
+def test_few_addresses_are_not_all_the_devices(gibibytes):
+    run_bare_program("process/limits.py", "of_few_addresses", str(gibibytes), GPUPOOL_RUNTIME="host")

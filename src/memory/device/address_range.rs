@@ -6,6 +6,8 @@
 
 use std::sync::OnceLock;
 
+use rustix::process::{Resource, getrlimit};
+
 use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
 use super::pages::{Mapping, PAGE};
 use super::supply::with_limits;
@@ -78,6 +80,12 @@ fn without_addresses(error: Error, device: Device, bytes: u64) -> Error {
     }
 }
 
+/// Returns whether the process has so many addresses more.
+fn are_left(runtime: &dyn Runtime, bytes: u64) -> bool {
+    // SAFETY: it was just reserved, and nothing uses it.
+    runtime.address_reserve(bytes).and_then(|base| unsafe { runtime.address_free(base, bytes) }).is_ok()
+}
+
 impl AddressRange {
     pub(super) fn new(device: Device, base: u64, bytes: u64) -> Self {
         let (mapped, peers) = (Mapped::new(device), Peers::default());
@@ -85,21 +93,26 @@ impl AddressRange {
     }
 
     /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
-    /// size than ours. Where the driver has fewer addresses than are wanted, half as many, as long as all of the
-    /// device's memory fits in them.
+    /// size than ours. Where the process has fewer addresses than are wanted, half as many, as long as all of the device's
+    /// memory fits in them, so that at least as many are left for the rest of the program.
     pub(super) fn reserve(device: Device, total: u64) -> Result<Self> {
         let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
         let (base, bytes) = with_device(device, |runtime| {
             if !runtime.supports_virtual_memory(device)? || !PAGE.is_multiple_of(runtime.page_bytes(device)?) {
                 return Ok((0, 0));
             }
+            let is_limited = getrlimit(Resource::As).current.is_some();
             let mut bytes = wanted;
             loop {
+                let is_least = bytes / 2 < total;
                 match runtime.address_reserve(bytes) {
-                    Ok(base) => return Ok((base, bytes)),
-                    Err(error) if bytes / 2 < total => return Err(without_addresses(error, device, bytes)),
-                    Err(_) => bytes = (bytes / 2).next_multiple_of(PAGE),
+                    Ok(base) if is_least || !is_limited || are_left(runtime, bytes) => return Ok((base, bytes)),
+                    // SAFETY: it was just reserved, and nothing uses it.
+                    Ok(base) => unsafe { runtime.address_free(base, bytes) }?,
+                    Err(error) if is_least => return Err(without_addresses(error, device, bytes)),
+                    Err(_) => {}
                 }
+                bytes = (bytes / 2).next_multiple_of(PAGE);
             }
         })?;
         let mut range = Self::new(device, base, bytes);

@@ -1,6 +1,5 @@
 //! Ids of pools: pairs of two process-wide counters, as PyTorch's `MempoolId_t`.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -16,8 +15,34 @@ pub struct PoolId(pub u64, pub u64);
 
 static USER: AtomicU64 = AtomicU64::new(1);
 static CAPTURE: AtomicU64 = AtomicU64::new(1);
-/// The ids that were handed out for pools yet to be made.
-static UNUSED: Mutex<BTreeSet<PoolId>> = Mutex::new(BTreeSet::new());
+/// The ids that were handed out for pools yet to be made: by users, and for graph capture. Most of a program's may stay so.
+static UNUSED: Mutex<[Numbers; 2]> = Mutex::new([Numbers(Vec::new()), Numbers(Vec::new())]);
+
+/// A set of numbers, a bit each.
+#[derive(Debug)]
+struct Numbers(Vec<u64>);
+
+impl Numbers {
+    /// Returns the word with the number's bit, and the bit.
+    const fn place(number: u64) -> (usize, u64) {
+        ((number / 64) as usize, 1 << (number % 64))
+    }
+
+    fn has(&self, number: u64) -> bool {
+        let (word, bit) = Self::place(number);
+        self.0.get(word).is_some_and(|bits| bits & bit != 0)
+    }
+
+    fn set(&mut self, number: u64, has: bool) {
+        let (word, bit) = Self::place(number);
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        if let Some(bits) = self.0.get_mut(word) {
+            *bits = if has { *bits | bit } else { *bits & !bit };
+        }
+    }
+}
 
 impl PoolId {
     /// No pool: the device's default one.
@@ -39,12 +64,18 @@ impl PoolId {
 
     /// Returns whether it was handed out for a pool that is yet to be made.
     pub(in crate::memory) fn is_unused(self) -> bool {
-        lock(&UNUSED).contains(&self)
+        // A number that a caller made up is none of them, whatever its size.
+        self.is_known() && lock(&UNUSED)[usize::from(self.is_of_graph())].has(self.number())
+    }
+
+    /// The one of the two numbers that tells it from others of its kind.
+    const fn number(self) -> u64 {
+        self.0 | self.1
     }
 
     /// Notes that the pool was made that the id was handed out for.
     pub(in crate::memory) fn use_up(self) {
-        lock(&UNUSED).remove(&self);
+        lock(&UNUSED)[usize::from(self.is_of_graph())].set(self.number(), false);
     }
 
     /// Returns the next id, for a pool made by a user or for graph capture.
@@ -68,7 +99,25 @@ pub fn graph_pool_handle(user_created: bool) -> PoolId {
     let id = PoolId::next(user_created);
     // In a forked child the lock may be held for ever, and no call takes the id there.
     if !process::is_forked() {
-        lock(&UNUSED).insert(id);
+        lock(&UNUSED)[usize::from(id.is_of_graph())].set(id.number(), true);
     }
     id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_unused_until_its_pool_is_made_and_takes_a_bit() {
+        let ids: Vec<_> = (0..1000).map(|index| graph_pool_handle(index % 2 == 0)).collect();
+        assert!(ids.iter().all(|id| id.is_unused()));
+        ids.iter().step_by(3).for_each(|id| id.use_up());
+        for (index, id) in ids.iter().enumerate() {
+            assert_eq!(id.is_unused(), index % 3 != 0, "{id}");
+        }
+        assert!(!PoolId(0, u64::MAX).is_unused() && !PoolId(u64::MAX, 0).is_unused() && !PoolId::NONE.is_unused());
+        let words: usize = lock(&UNUSED).iter().map(|numbers| numbers.0.len()).sum();
+        assert!(words < 1000, "{words}");
+    }
 }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
@@ -84,10 +85,10 @@ struct SimulatedExtent {
     place: Place,
     /// The file of another process that has the bytes.
     imported: Option<Arc<File>>,
-    mappings: u64,
+    mappings: u32,
     /// The address of the mapping by which other devices get access to all of them: of the first, or of the first since that
     /// was unmapped.
-    first: Option<u64>,
+    first: Option<NonZero<u64>>,
     is_released: bool,
 }
 
@@ -358,7 +359,7 @@ impl Space {
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
         let extent_mapped = self.extent(FUNCTION, extent.0)?;
         extent_mapped.mappings += 1;
-        extent_mapped.first.get_or_insert(address);
+        extent_mapped.first = extent_mapped.first.or(NonZero::new(address));
         self.mappings.insert(address, Mapping { bytes, extent: extent.0, access: Vec::new() });
         Ok(())
     }
@@ -434,7 +435,7 @@ impl Space {
             let Some(mapping) = self.mappings.remove(&start) else { break };
             if let Some(extent) = self.extents.get_or_insert_default().get_mut(&mapping.extent) {
                 extent.mappings -= 1;
-                extent.first.take_if(|first| *first == start);
+                extent.first.take_if(|first| first.get() == start);
             }
             self.free_if_unused(memory, mapping.extent)?;
         }

@@ -30,6 +30,24 @@ def of_addresses():
     assert gpupool.empty(1000, stream).nbytes == 1000, "the lack outlives the limit"
 
 
+def of_few_addresses(gibibytes):
+    """Give the process few addresses. The device leaves at least as many as it takes."""
+    limit = int(gibibytes) << 30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    stream = gpupool.Stream()
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        buffer = gpupool.empty(5 << 20, stream)
+    buffer.fill(7)
+    with open("/proc/self/statm") as told:
+        has = int(told.read().split()[0]) * resource.getpagesize()
+    assert has < limit * 3 // 4, f"{has} bytes of {limit} are taken"
+    pool.sleep()
+    pool.wake()
+    assert set(bytes(buffer)) == {7}, "the pool has not woken as it was"
+    assert gpupool.empty_pinned(3 << 20, stream).nbytes == 3 << 20, "there is no pinned memory"
+
+
 def of_pools():
     def make_pools():
         for _ in range(300):
