@@ -93,7 +93,9 @@ pub use memory::{
     PoolSummary, PoolToken, SegmentEvent, SegmentEventKind, StreamStats, empty, empty_cache, enable_peer_access,
     graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
-pub use memory::{PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned};
+pub use memory::{
+    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned,
+};
 pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]
 pub use pooled_slice::PooledSlice;

@@ -35,10 +35,10 @@ pub use device_buffer::{DeviceBuffer, attach, empty};
 #[cfg(feature = "python")]
 pub(crate) use device_buffer::{Empty, try_empty};
 #[cfg(feature = "python")]
-pub(crate) use host::{EmptyPinned, empty_pinned_cache, order_of, pinned_stats_by_node, try_empty_pinned};
+pub(crate) use host::{EmptyPinned, order_of, pinned_stats_by_node, try_empty_pinned};
 pub use host::{
-    PinnedBuffer, empty_pinned, empty_pinned_on_node, pinned_limit, pinned_stats, reset_peak_pinned_stats,
-    set_pinned_limit, warm_pinned,
+    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
+    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
 pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};

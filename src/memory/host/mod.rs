@@ -22,7 +22,7 @@ pub use limit::{pinned_limit, set_pinned_limit};
 pub(crate) use pinned_buffer::{EmptyPinned, try_empty_pinned};
 pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
 pub(crate) use place::order_of;
-pub(crate) use stats::empty_pinned_cache;
+pub use stats::empty_pinned_cache;
 #[cfg(feature = "python")]
 pub(crate) use stats::pinned_stats_by_node;
 pub(in crate::memory) use stats::{pinned_device_stats, pinned_times};

@@ -76,8 +76,17 @@ pub(in crate::memory) fn pinned_times() -> Result<[Durations; 2]> {
 /// a thread of their own.
 ///
 /// # Errors
-/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
-pub(crate) fn empty_pinned_cache() -> Result<u64> {
+/// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone. `ErrorKind::Forked` in a forked child.
+///
+/// ```
+/// # fn main() -> gpupool::Result<()> {
+/// # gpupool::runtime::host::simulate(1, 1 << 30)?;
+/// drop(gpupool::empty_pinned(1 << 20, None)?);
+/// gpupool::empty_pinned_cache()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn empty_pinned_cache() -> Result<u64> {
     let mut released = 0;
     for caches in nodes(None)? {
         released += trim_pools(caches, ThisThread::get(), Patience::Ask, |_| true)?;
