@@ -130,9 +130,26 @@ def test_a_snapshot_that_cannot_be_written_is_told(tmp_path):
     removal = f"import shutil; shutil.rmtree({str(folder)!r})"
     (tmp_path / "program.py").write_text(f"import gpupool\ngpupool.empty(1)\n{removal}\n")
     done = start_command("run", "--report", "--snapshot", path, tmp_path / "program.py")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert done.stderr.startswith(f"gpupool run: no snapshot: {path}: No such file or directory\n")
     assert "requested at most" in done.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 1), ("raise SystemExit(0)", 1), ("raise SystemExit(3)", 3)])
+def test_a_full_disk_leaves_the_snapshot_that_was_there(tmp_path, end, code):
+    path = tmp_path / "a.pickle"
+    path.write_text("a good file")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gpupool, resource\n"
+        "held = [gpupool.empty(1000) for _ in range(1000)]\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n{end}\n"
+    )
+    done = start_command("run", "--snapshot", path, program)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == f"gpupool run: no snapshot: {path}: File too large\n"
+    assert path.read_text() == "a good file"
+    assert sorted(tmp_path.iterdir()) == [path, program]
 
 
 def test_counts_are_those_of_the_header():

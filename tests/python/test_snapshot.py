@@ -1,7 +1,10 @@
 """Snapshots have PyTorch's form, key by key, and what reads PyTorch's reads them."""
 
+import os
 import pickle
 import pickletools
+import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
@@ -191,6 +194,28 @@ def test_a_dump_without_history_says_how_to_have_one(tmp_path, stream, capsys):
 def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         gpupool.dump_snapshot(tmp_path / "missing" / "snapshot")
+
+
+def test_a_file_that_was_there_keeps_its_link_and_its_permissions(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("before")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    gpupool.dump_snapshot(link)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert isinstance(pickle.loads(real.read_bytes()), dict)
+    assert sorted(tmp_path.iterdir()) == [link, real]
+
+
+def test_what_is_no_file_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as executor:
+        content = executor.submit(pipe.read_bytes)
+        gpupool.dump_snapshot(pipe)
+        assert isinstance(pickle.loads(content.result()), dict)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_a_dump_at_out_of_memory_shows_what_was_held(recorded, stream, tmp_path):

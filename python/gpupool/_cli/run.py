@@ -36,8 +36,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "imports it; no framework is imported otherwise. Without an option that names frameworks, all are enabled.",
         epilog=f"Python programs that this one starts use gpupool too, by {_gpupool_enable.VARIABLE}; report and "
         "snapshot cover only the program's own process, and are written also if it fails. The exit code is the "
-        "program's. PyTorch's own allocator is simulated with the recorded requests, to show how much memory they "
-        "would have taken there.",
+        "program's, or 1 where that is 0 and the snapshot could not be written. PyTorch's own allocator is simulated "
+        "with the recorded requests, to show how much memory they would have taken there.",
     )
     parser.add_argument("--all", action="store_true", help="enable every framework (default)")
     for name in sorted(_gpupool_enable.FRAMEWORKS.values()):

@@ -1,10 +1,10 @@
 """The files that pictures are written to: PNG needs matplotlib, HTML needs nothing."""
 
 import os
-import tempfile
 
 import gpupool
 from gpupool._plot.picture import Picture
+from gpupool._traces import whole_file as _whole_file
 
 SUFFIXES = (".html", ".png")
 
@@ -46,17 +46,6 @@ def write(path: str, picture: Picture) -> None:
 
         content = _page.html(picture).encode()
     try:
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".gpupool-", delete=False) as file:
-            try:
-                file.write(content)
-                file.close()
-                # A temporary file can be read by its owner alone; the picture gets the usual permissions.
-                mask = os.umask(0)
-                os.umask(mask)
-                os.chmod(file.name, 0o666 & ~mask)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        _whole_file.write(path, lambda file: file.write(content))
     except OSError as error:
         raise gpupool.Error(f"{path}: cannot be written: {error.strerror or error}") from error

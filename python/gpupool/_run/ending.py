@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import gpupool
 from gpupool._cli import output as _output
 from gpupool._report.printable import printable
+from gpupool._run import program as _program
+from gpupool._traces import whole_file as _whole_file
 
 
 def prepare(program: str, names: Iterable[str], *, has_report: bool, snapshot: str | None, max_entries: int) -> None:
@@ -31,8 +33,7 @@ def prepare(program: str, names: Iterable[str], *, has_report: bool, snapshot: s
         return
     if snapshot is not None:
         # Where it cannot be written, that is known before hours of work.
-        with open(snapshot, "ab"):
-            pass
+        _whole_file.check(snapshot)
         snapshot = os.path.abspath(snapshot)
     if snapshot is None:
         gpupool.record_memory_history(context=None, max_entries=max_entries, skip_actions=["free_requested"])
@@ -42,9 +43,9 @@ def prepare(program: str, names: Iterable[str], *, has_report: bool, snapshot: s
 
     def end() -> None:
         seconds = time.monotonic() - began
+        is_written = True
         try:
-            if snapshot is not None:
-                _write(snapshot)
+            is_written = snapshot is None or _write(snapshot)
             if has_report:
                 # Its parts are imported when they are needed, for a program may take no memory at all.
                 from gpupool._run import report
@@ -54,17 +55,23 @@ def prepare(program: str, names: Iterable[str], *, has_report: bool, snapshot: s
             _say("gpupool run: the report was interrupted")
         except Exception as error:
             _say(f"gpupool run: no report: {type(error).__name__}: {printable(str(error))}")
+        if not is_written and _program.has_ended_well():
+            # Python asks nothing for the exit code from here on. What else is done at the end of a process is skipped.
+            _output.flush_quietly()
+            os._exit(1)
 
     # The first that is registered runs last.
     atexit.register(end)
     os.register_at_fork(after_in_child=lambda: atexit.unregister(end))
 
 
-def _write(path: str) -> None:
+def _write(path: str) -> bool:
     try:
         gpupool.dump_snapshot(path)
     except OSError as error:
         _say(f"gpupool run: no snapshot: {printable(path)}: {error.strerror or error}")
+        return False
+    return True
 
 
 def _say(text: str) -> None:

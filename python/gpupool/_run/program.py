@@ -41,11 +41,22 @@ def run(target: str, arguments: Sequence[str], *, is_module: bool = False) -> No
     sys.argv[:] = ["-m" if is_module else target, *arguments]
     try:
         _execute(main, target, is_module)
-    except SystemExit:
+    except SystemExit as end:
+        _ends.append(end.code in (None, 0))
         raise
     except BaseException:
+        _ends.append(False)
         _hide_our_frames()
         raise
+    _ends.append(True)
+
+
+_ends: list[bool] = []
+
+
+def has_ended_well() -> bool:
+    """Return whether the program's code has run, and its exit code is 0."""
+    return _ends == [True]
 
 
 _kept: list[ModuleType] = []

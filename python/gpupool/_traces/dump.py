@@ -5,6 +5,7 @@ import pickle
 from typing import SupportsIndex
 
 from gpupool._native import memory_snapshot
+from gpupool._traces import whole_file as _whole_file
 
 # The newest that https://pytorch.org/memory_viz reads; Python's own default is newer from 3.14 on.
 _PROTOCOL = 4
@@ -17,12 +18,12 @@ def dump_snapshot(path: str | os.PathLike[str], device: SupportsIndex | None = N
     strings alone.
 
     Args:
-        path: The file.
+        path: The file. What was there is replaced once all is written.
         device: The device's ordinal; all devices by default.
 
     Raises:
-        OSError: The path cannot be written. The snapshot is taken before, so that nothing else can fail after it.
+        OSError: The path cannot be written; what was there before is there still. The snapshot is taken first, so that
+            nothing else can fail after it.
     """
     snapshot = memory_snapshot(device=device)
-    with open(path, "wb") as file:
-        pickle.dump(snapshot, file, protocol=_PROTOCOL)
+    _whole_file.write(path, lambda file: pickle.dump(snapshot, file, protocol=_PROTOCOL))
