@@ -1,6 +1,9 @@
-//! What limits the memory that a process may lock: the limit of locked memory, and that of its control group.
+//! What limits the memory that a process may lock: the limit of locked memory, that of its control group, and that of open
+//! files.
 
-use std::fs;
+use std::fs::{self, File};
+
+use rustix::process::{Resource, getrlimit};
 
 use crate::error::Bytes;
 
@@ -34,18 +37,18 @@ pub(super) fn control_group() -> Option<ControlGroup> {
         })
 }
 
-/// Returns the bytes that this process may lock; none where there is no limit.
-fn locked_memory() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for a limit.
-    let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+/// Returns whether this process, or the system, can open no more files, which pinned memory needs.
+fn has_no_file_left() -> bool {
+    File::open("/dev/null").is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
 }
 
 /// Returns what limits the memory that this process can lock, and how to raise it; none where nothing does but the
 /// machine's own memory.
 pub(crate) fn locking_limits() -> Option<String> {
-    let locked = locked_memory().map(|bytes| {
+    if has_no_file_left() {
+        return Some("this process can open no more files: close some, or raise the limit with `ulimit -n`".to_owned());
+    }
+    let locked = getrlimit(Resource::Memlock).current.map(|bytes| {
         format!(
             "this process may lock {} of memory (RLIMIT_MEMLOCK is {bytes} bytes): raise it with `ulimit -l unlimited`, in \
              /etc/security/limits.conf, or for a container with `docker run --ulimit memlock=-1`",

@@ -84,6 +84,15 @@ def that_cannot_be_locked_is_told(*functions):
     assert error.startswith("OutOfMemory out of pinned memory on NUMA node 0 of the host"), error
     for said in ("RLIMIT_MEMLOCK is 1048576 bytes", "ulimit -l unlimited", "docker run --ulimit memlock=-1"):
         assert said in error, f"{said!r} is not told: {error}"
+    # What the process lacks is told rather than what else it might lack.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fail(",".join(f"{function}=2:100000" for function in functions))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    error = error_of(gpupool.empty_pinned, 5 * MIB)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fail()
+    assert "can open no more files" in error and "ulimit -n" in error, error
+    assert "MEMLOCK" not in error, error
 
 
 def a_full_node_is_helped_by_others():
