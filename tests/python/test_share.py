@@ -70,6 +70,7 @@ def test_work_of_both_sides_comes_in_order(case):
     [
         "rubbish",
         "stalling",
+        "many_that_are_silent",
         "guesses",
         "an_answer_that_is_not_waited_for_holds_nothing",
         "tokens_of_elsewhere",

@@ -27,6 +27,9 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 4096;
+/// The most of them that have shown no token. What they want is said at once, so that who says nothing may go, and leaves the
+/// process its descriptors.
+const STRANGERS_MOST: usize = 64;
 /// How many are accepted before others are served again.
 const ACCEPTED_AT_ONCE: usize = 16;
 /// How long answers wait that the system had no room for, though the socket has.
@@ -172,23 +175,36 @@ impl Loop {
         });
     }
 
-    /// Accepts some of those that wait. Where there are too many, those are turned away.
+    /// Accepts some of those that wait. Where there are too many strangers, the one goes that was accepted first.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
             match socket::accepted(&self.listener) {
                 Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MOST => {
                     self.connections.extend(Connection::new(socket));
+                    self.end_strangers(STRANGERS_MOST);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return,
                 Err(error) => {
                     info!(target: MEMORY, "shared memory: a process that attaches could not be accepted: {error}");
-                    // It would be told of at once again: no descriptor is left.
+                    // Most likely no descriptor is left. It would be told of at once again.
+                    self.end_strangers(0);
                     thread::sleep(RETRY);
                     return;
                 }
             }
         }
+    }
+
+    /// Ends the connections of strangers that were accepted first, but for so many.
+    fn end_strangers(&mut self, most: usize) {
+        let strangers = self.connections.iter().filter(|connection| connection.is_of_a_stranger()).count();
+        let mut gone = strangers.saturating_sub(most);
+        self.connections.retain(|connection| {
+            let goes = gone > 0 && connection.is_of_a_stranger();
+            gone -= usize::from(goes);
+            !goes
+        });
     }
 }
 

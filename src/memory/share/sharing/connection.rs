@@ -85,6 +85,11 @@ impl Connection {
         self.deadline
     }
 
+    /// Returns whether the process has not shown a token yet.
+    pub(in crate::memory::share) const fn is_of_a_stranger(&self) -> bool {
+        self.known.is_none()
+    }
+
     /// Returns whether an answer waits for room.
     pub(in crate::memory::share) const fn is_answering(&self) -> bool {
         self.answer.is_some()

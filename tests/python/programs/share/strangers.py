@@ -1,9 +1,11 @@
 """Processes that send rubbish, stall, guess, or have tokens of elsewhere: they get nothing, and harm no other."""
 
 import os
+import resource
 import secrets
 import socket
 import struct
+import subprocess
 import sys
 import warnings
 
@@ -92,6 +94,37 @@ def stalling() -> None:
     # The rest is put out when it has taken too long.
     assert silent[0].recv(100) == b""
     greedy.close()
+
+
+# Connects many times, and says nothing.
+SILENT = """
+import socket, sys
+held = []
+for number in range(int(sys.argv[2])):
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    held[-1].connect(b"\\0" + sys.argv[1].encode())
+    if number == 400:
+        print("many", flush=True)
+input()
+"""
+
+
+def many_that_are_silent() -> None:
+    _buffer, token = shared()
+    with other_process() as other:
+        name = address_of(token)[1:].decode()
+        command = [sys.executable, "-c", SILENT, name, "3000"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as silent:
+            # More connect than this process has descriptors for.
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+            assert silent.stdout is not None
+            assert silent.stdout.readline() == b"many\n"
+            other.call(attach, token)
+            assert other.call(content) == {1}
+            other.call(free)
+            silent.kill()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def guesses() -> None:
