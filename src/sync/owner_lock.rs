@@ -196,6 +196,8 @@ impl<T> Drop for OwnerGuard<'_, T> {
 #[cfg(not(loom))]
 mod barrier {
     use std::sync::atomic::{AtomicU8, compiler_fence};
+    use std::thread;
+    use std::time::Duration;
 
     use crate::sync::{Ordering, fence};
 
@@ -205,9 +207,13 @@ mod barrier {
 
     static MEMBARRIER: AtomicU8 = AtomicU8::new(UNKNOWN);
 
+    /// Longer than any core keeps a store to itself, by far: those reach the others as soon as their cache lines can.
+    const STORE_KEPT_MOST: Duration = Duration::from_millis(1);
+
     #[inline]
     pub(super) fn light() {
-        if MEMBARRIER.load(Ordering::Relaxed) == KERNEL {
+        // Acquire: who sees that the process has registered sees what was announced before that.
+        if MEMBARRIER.load(Ordering::Acquire) == KERNEL {
             compiler_fence(Ordering::SeqCst);
         } else {
             light_unless_kernel();
@@ -219,17 +225,27 @@ mod barrier {
         // Threads that still see UNKNOWN pay for a barrier, which is always enough.
         if MEMBARRIER.load(Ordering::Relaxed) == UNKNOWN {
             let known = if command(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) { KERNEL } else { NONE };
-            MEMBARRIER.store(known, Ordering::Relaxed);
+            let _ = MEMBARRIER.compare_exchange(UNKNOWN, known, Ordering::Release, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
     }
 
     pub(super) fn heavy() {
         fence(Ordering::SeqCst);
-        if MEMBARRIER.load(Ordering::Relaxed) != NONE {
-            // Refused where the process has not registered yet: then every owner has paid for a barrier.
-            command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+        let state = MEMBARRIER.load(Ordering::Relaxed);
+        // Refused where the process has not registered yet: then every owner has paid for a barrier.
+        if state != NONE && !command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) && state == KERNEL {
+            // By a filter of system calls that was set since. Owners pay from now on, and those that came in before have
+            // stepped in for all to see.
+            MEMBARRIER.store(NONE, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            thread::sleep(STORE_KEPT_MOST);
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_free_for_owners() -> bool {
+        MEMBARRIER.load(Ordering::Relaxed) == KERNEL
     }
 
     fn command(command: libc::c_int) -> bool {
@@ -248,6 +264,49 @@ mod barrier {
 
     pub(super) fn heavy() {
         fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::thread;
+
+    use super::{OwnerLock, barrier};
+
+    /// Has the system refuse `membarrier` to this thread, as a sandbox does.
+    fn forbid_membarrier() {
+        let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut filter = [
+            // The number of the system call is what the data begins with.
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_membarrier as u32, 0, 1),
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the filter is whole, and the system copies it.
+        let refused = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+        };
+        assert!(!refused, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn owners_pay_for_a_barrier_once_membarrier_is_refused() {
+        let lock = OwnerLock::new(0_u64);
+        // SAFETY: this thread is the only owner and holds no guard.
+        *unsafe { lock.lock_as_owner() } += 1;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                forbid_membarrier();
+                *lock.lock() += 1;
+            });
+        });
+        assert!(!barrier::is_free_for_owners());
+        // SAFETY: as above.
+        *unsafe { lock.lock_as_owner() } += 1;
+        assert_eq!(*lock.lock(), 3);
     }
 }
 
