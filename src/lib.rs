@@ -98,7 +98,7 @@ pub use memory::{
 };
 pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]
-pub use pooled_slice::PooledSlice;
+pub use pooled_slice::{PooledSlice, ValidAsAnyBits};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
 pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info, synchronize};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

@@ -47,6 +47,33 @@ pub struct PooledSlice<T> {
     _stream: Arc<CudaStream>,
 }
 
+/// Types of which any bits are a valid value. Memory that was put to sleep without a backup
+/// ([`Backup::None`](crate::Backup::None)) has arbitrary content when it wakes, and so have elements of a [`PooledSlice`]
+/// there.
+///
+/// It is implemented for numbers, and with the feature `f16` for those of the crate `half`. Not for `bool`:
+///
+/// ```compile_fail,E0277
+/// # fn flags(stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> gpupool::Result<gpupool::PooledSlice<bool>> {
+/// gpupool::PooledSlice::<bool>::zeros(stream, 10)
+/// # }
+/// ```
+///
+/// # Safety
+/// Any bits are a valid value of the type.
+pub unsafe trait ValidAsAnyBits {}
+
+macro_rules! valid_as_any_bits {
+    ($($number:ty),*) => {$(
+        // SAFETY: any bits are one of these numbers.
+        unsafe impl ValidAsAnyBits for $number {}
+    )*};
+}
+
+valid_as_any_bits!(i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize, f32, f64);
+#[cfg(feature = "f16")]
+valid_as_any_bits!(half::f16, half::bf16);
+
 impl<T> PooledSlice<T> {
     /// Allocates so many uninitialised elements on the stream, as cudarc's [`CudaStream::alloc`] does.
     ///
@@ -55,7 +82,8 @@ impl<T> PooledSlice<T> {
     /// address space.
     ///
     /// # Safety
-    /// No element is read before it is written, unless any bytes are a valid element.
+    /// No element is read before it is written, and after its memory has slept without a backup before it is written again,
+    /// unless any bits are a valid element.
     pub unsafe fn empty(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
         let kind = runtime::get()?.kind();
         if kind != Kind::Cuda {
@@ -90,7 +118,7 @@ impl<T> PooledSlice<T> {
     /// As [`PooledSlice::empty`]; `ErrorKind::Library` if the driver refuses.
     pub fn zeros(stream: &Arc<CudaStream>, length: usize) -> Result<Self>
     where
-        T: DeviceRepr + ValidAsZeroBits,
+        T: DeviceRepr + ValidAsZeroBits + ValidAsAnyBits,
     {
         // SAFETY: it is written here, before any other code has it.
         let mut slice = unsafe { Self::empty(stream, length) }?;
@@ -107,7 +135,7 @@ impl<T> PooledSlice<T> {
     /// As [`PooledSlice::empty`]; `ErrorKind::Library` if the driver refuses.
     pub fn from_host(stream: &Arc<CudaStream>, elements: &[T]) -> Result<Self>
     where
-        T: DeviceRepr,
+        T: DeviceRepr + ValidAsAnyBits,
     {
         // SAFETY: it is written here, before any other code has it.
         let mut slice = unsafe { Self::empty(stream, elements.len()) }?;
