@@ -551,7 +551,8 @@ fn own_error(text: &str) -> Error {
     Error::refused("the test's allocator", text, "NO", 7, StatusKind::Other)
 }
 
-impl SegmentSource for Fake {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Fake {
     fn allocate(&self, bytes: u64, _stream: &Stream) -> Result<u64> {
         let answer = self.answers.lock().unwrap().pop_front();
         let address =
@@ -560,7 +561,7 @@ impl SegmentSource for Fake {
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: u64, _stream: &Stream) -> Result<()> {
         let mut held = self.held.lock().unwrap();
         let place = held.iter().position(|&given| given == (address, bytes)).expect("what was given comes back once");
         held.swap_remove(place);

@@ -54,14 +54,15 @@ struct Own {
     held: Mutex<Vec<(u64, u64)>>,
 }
 
-impl SegmentSource for Own {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Own {
     fn allocate(&self, bytes: u64, _stream: &Stream) -> Result<u64> {
         let address = self.next.fetch_add(bytes, Ordering::Relaxed);
         self.held.lock().unwrap().push((address, bytes));
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: u64, _stream: &Stream) -> Result<()> {
         let mut held = self.held.lock().unwrap();
         let place = held.iter().position(|&given| given == (address, bytes)).expect("it comes back once");
         held.swap_remove(place);
@@ -579,12 +580,13 @@ fn memory_that_the_driver_did_not_take_back_is_given_back_later() {
 #[derive(Debug)]
 struct KeepsAll;
 
-impl SegmentSource for KeepsAll {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for KeepsAll {
     fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
         Ok(0xa_0000_0000)
     }
 
-    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         Err(Error::refused("theirs", "free", "NO", 7, StatusKind::Other))
     }
 }

@@ -1,10 +1,15 @@
 //! What a pool of one's own promises: it is closed when its owner says so, and a pool for graphs can have all that
 //! others have.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use gpupool::memory::{SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
+use gpupool::memory::{
+    SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
+    set_per_process_memory_fraction,
+};
 use gpupool::{Device, ErrorKind, MemPool, PoolId, Result, Stream, device, empty, memory_stats};
 
 const MIB: u64 = 1 << 20;
@@ -144,12 +149,13 @@ fn threads_that_allocate_while_the_pool_is_closed_leave_it_empty() {
 #[derive(Debug)]
 struct MadeUp;
 
-impl SegmentSource for MadeUp {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for MadeUp {
     fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
         Ok(1 << 44)
     }
 
-    fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         assert_eq!(address, 1 << 44);
         Ok(())
     }
@@ -173,6 +179,35 @@ fn a_pool_for_graphs_has_an_allocator_and_a_limit() {
     assert_eq!((graphs.use_count(), graphs.trim().unwrap()), (2, 0));
     release_pool(zero(), graphs.id()).unwrap();
     assert_eq!((graphs.use_count(), graphs.trim().unwrap()), (1, 4 * MIB));
+}
+
+/// Panics the first time.
+#[derive(Debug)]
+struct Panicking(AtomicBool);
+
+// SAFETY: the addresses are made up, and nothing uses what is there.
+unsafe impl SegmentSource for Panicking {
+    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
+        assert!(self.0.swap(true, Ordering::Relaxed), "a source that panics");
+        Ok(1 << 44)
+    }
+
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_source_that_panics_costs_nothing_of_a_limit() {
+    host!();
+    set_per_process_memory_fraction(4.0 / 1024.0, zero()).unwrap();
+    let source = Arc::new(Panicking(AtomicBool::new(false)));
+    let pool = MemPool::builder().device(zero()).limit(4 * MIB).allocator(source).build().unwrap();
+    let stream = stream();
+    catch_unwind(AssertUnwindSafe(|| pool.empty(4 * MIB, &stream))).unwrap_err();
+    assert_eq!(pool.empty(4 * MIB, &stream).unwrap().address(), 1 << 44);
+    pool.trim().unwrap();
+    assert_eq!(empty(4 * MIB, &stream).unwrap().nbytes(), 4 * MIB);
 }
 
 #[test]

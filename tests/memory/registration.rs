@@ -171,14 +171,15 @@ fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
 #[derive(Debug)]
 struct Own;
 
-impl SegmentSource for Own {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Own {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let runtime = gpupool::runtime::get()?;
         let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
         runtime.memory_allocate(bytes)
     }
 
-    fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
         let runtime = gpupool::runtime::get()?;
         let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
         // SAFETY: `allocate` returned it, and nothing uses it any more.

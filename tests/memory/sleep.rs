@@ -341,12 +341,13 @@ fn without_pinned_memory_it_stays_awake() {
 #[derive(Debug)]
 struct Refusing;
 
-impl SegmentSource for Refusing {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Refusing {
     fn allocate(&self, _bytes: u64, _stream: &Stream) -> gpupool::Result<u64> {
         Ok(1 << 46)
     }
 
-    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> gpupool::Result<()> {
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> gpupool::Result<()> {
         Ok(())
     }
 }

@@ -23,7 +23,8 @@ struct Held {
     go_on: Mutex<Option<Receiver<()>>>,
 }
 
-impl SegmentSource for Held {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Held {
     fn allocate(&self, _bytes: u64, stream: &Stream) -> Result<u64> {
         let go_on = self.go_on.lock().unwrap().take();
         if let Some(go_on) = go_on {
@@ -33,7 +34,7 @@ impl SegmentSource for Held {
         empty(900 * MIB, stream).map(DeviceBuffer::into_address)
     }
 
-    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         Ok(())
     }
 }

@@ -145,7 +145,8 @@ impl DeviceMemory {
             Remains::Segment { address, bytes, stream } => {
                 let Some(source) = supply.source.segments() else { return Ok(()) };
                 self.range.count_driver_call();
-                let outcome = call_out(|| source.free(*address, *bytes, stream));
+                // SAFETY: by the promise of `retire` the segment is of this pool's source, and no work uses it.
+                let outcome = call_out(|| unsafe { source.free(*address, *bytes, stream) });
                 if outcome.is_ok() || !source.frees_again() {
                     self.uncount(std::mem::take(bytes), supply, released);
                 }

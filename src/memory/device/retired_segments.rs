@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use super::device_memory::DeviceMemory;
-use super::supply::{PINNED_GONE, Supply};
+use super::supply::{PINNED_GONE, SegmentSource, Supply};
 use crate::error::Result;
 use crate::runtime::Stream;
 use crate::sync::{lock, wait};
@@ -64,7 +64,9 @@ impl DeviceMemory {
             let RetiredSegment { address, bytes, stream, supply } = &segment;
             self.range.count_driver_call();
             let source = supply.source.segments();
-            match PINNED_GONE.time(|| source.map_or(Ok(()), |source| source.free(*address, *bytes, stream))) {
+            // SAFETY: as in `retire`, which the segment came by.
+            let free = |source: &Arc<dyn SegmentSource>| unsafe { source.free(*address, *bytes, stream) };
+            match PINNED_GONE.time(|| source.map_or(Ok(()), free)) {
                 Ok(()) => self.uncount(*bytes, supply, &mut released),
                 Err(error) => {
                     outcome = outcome.and(Err(error));

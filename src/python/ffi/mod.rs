@@ -11,6 +11,7 @@ pub(super) mod host_bytes;
 #[cfg(Py_GIL_DISABLED)]
 mod immortal;
 mod pinned_buffer;
+mod source;
 mod torch;
 mod unwinding;
 pub(super) mod vectorcall;
@@ -21,4 +22,5 @@ pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
+pub(super) use source::{Believed, Keeping, PythonSource};
 pub(super) use torch::{torch_allocator, torch_functions};

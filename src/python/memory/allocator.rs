@@ -10,7 +10,7 @@ use pyo3::types::{PyFloat, PyInt};
 
 use crate::error::{Error, ErrorKind, LibraryError, OWN_ALLOCATOR, Result, StatusKind};
 use crate::memory::{SegmentSource, TorchAllocator};
-use crate::python::ffi::{PythonAddress, torch_allocator};
+use crate::python::ffi::{Believed, Keeping, PythonAddress, PythonSource, torch_allocator};
 use crate::runtime::Stream;
 
 /// The source that an `allocator` argument names.
@@ -30,45 +30,25 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
         .into());
     }
     let Ok((allocate, free)) = allocator.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
-        return Ok(Arc::new(TorchObject::new(allocator)?.ok_or_else(wrong)?));
+        return Ok(Arc::new(torch_source(allocator)?.ok_or_else(wrong)?));
     };
     if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
         let address = |function: &Bound<'_, PyAny>| function.extract::<PythonAddress>().map_err(|_| wrong());
         return Ok(Arc::new(PythonAddress::segment_functions(address(&allocate)?, address(&free)?)?));
     }
     if allocate.is_callable() && free.is_callable() {
-        return Ok(Arc::new(Callables { allocate: allocate.unbind(), free: free.unbind() }));
+        let callables = Callables { allocate: allocate.unbind(), free: free.unbind() };
+        return Ok(Arc::new(Believed(callables)));
     }
     Err(wrong().into())
 }
 
-/// An allocator of PyTorch's, kept as long as memory of it may be in use.
-#[derive(Debug)]
-struct TorchObject {
-    allocator: TorchAllocator,
-    _object: Py<PyAny>,
-}
-
-impl TorchObject {
-    /// Makes a supplier of the object; none if it is nothing of PyTorch's.
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let py = object.py();
-        let module = py.import(intern!(py, "gpupool._frameworks.torch_allocator"))?;
-        let found: Option<[usize; 3]> = module.call_method1(intern!(py, "addresses"), (object,))?.extract()?;
-        let make =
-            |addresses| PyResult::Ok(Self { allocator: torch_allocator(addresses)?, _object: object.clone().unbind() });
-        found.map(make).transpose()
-    }
-}
-
-impl SegmentSource for TorchObject {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        self.allocator.allocate(bytes, stream)
-    }
-
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        self.allocator.free(address, bytes, stream)
-    }
+/// Returns a source of an allocator of PyTorch's; none if the object is nothing of PyTorch's.
+fn torch_source(object: &Bound<'_, PyAny>) -> PyResult<Option<Keeping<TorchAllocator>>> {
+    let py = object.py();
+    let module = py.import(intern!(py, "gpupool._frameworks.torch_allocator"))?;
+    let found: Option<[usize; 3]> = module.call_method1(intern!(py, "addresses"), (object,))?.extract()?;
+    found.map(|addresses| Ok(Keeping::new(torch_allocator(addresses)?, object.clone().unbind()))).transpose()
 }
 
 struct Callables {
@@ -104,7 +84,7 @@ fn call<R>(function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Resu
     }
 }
 
-impl SegmentSource for Callables {
+impl PythonSource for Callables {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let arguments = (bytes, stream.device().ordinal(), stream.raw().address());
         match call("malloc", |py| self.allocate.call1(py, arguments)?.extract(py))? {

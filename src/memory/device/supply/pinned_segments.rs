@@ -31,13 +31,14 @@ pub(in crate::memory::device) fn with_limits(error: Error, place: Device) -> Err
     }
 }
 
-impl SegmentSource for PinnedSegments {
+// SAFETY: the driver's memory is as long as was asked for, and this process's alone.
+unsafe impl SegmentSource for PinnedSegments {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let made = on_node(stream, |runtime, node| runtime.host_allocate(node, bytes));
         made.map_err(|error| with_limits(error, stream.device()))
     }
 
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         // SAFETY: the memory came from `host_allocate`, and the caller gives it up.
         on_node(stream, |runtime, node| unsafe { runtime.host_free(node, address, bytes) })
     }

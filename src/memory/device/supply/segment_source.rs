@@ -10,7 +10,11 @@ use crate::ids::Device;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
-pub trait SegmentSource: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// What [`SegmentSource::allocate`] returns is memory of the stream's device, as long as was asked for, and nobody else's
+/// until it is freed.
+pub unsafe trait SegmentSource: Send + Sync + fmt::Debug {
     /// Allocates at least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
     ///
     /// # Errors
@@ -22,7 +26,10 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The memory counts as freed nevertheless, unless [`SegmentSource::frees_again`] is true.
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
+    ///
+    /// # Safety
+    /// This source has allocated it, so long and on that stream, and its owner gives it up.
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
 
     /// Returns whether memory whose free failed still exists, and must be freed again later.
     fn frees_again(&self) -> bool {
@@ -63,7 +70,8 @@ fn ordinal(device: Device) -> i32 {
     i32::try_from(device.ordinal()).unwrap_or(i32::MAX)
 }
 
-impl SegmentSource for SegmentFunctions {
+// SAFETY: `new` requires that the functions do what their types say.
+unsafe impl SegmentSource for SegmentFunctions {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let size = isize::try_from(bytes).map_err(|_| Error::invalid_value(format!("{bytes} bytes are too many")))?;
         // SAFETY: `new` requires that the function may be called so, from any thread.
@@ -74,7 +82,7 @@ impl SegmentSource for SegmentFunctions {
         Ok(address.addr() as u64)
     }
 
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let pointer = std::ptr::without_provenance_mut(address as usize);
         // SAFETY: `new` requires that the function takes back what `allocate` returned, from any thread.
         unsafe { (self.free)(pointer, bytes as isize, ordinal(stream.device()), stream.raw().as_ptr()) };
@@ -86,7 +94,8 @@ impl SegmentSource for SegmentFunctions {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct DriverSegments;
 
-impl SegmentSource for DriverSegments {
+// SAFETY: the driver's memory is as long as was asked for, and this process's alone.
+unsafe impl SegmentSource for DriverSegments {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let runtime = runtime::get()?;
         let _bound = BoundDevice::new(runtime, stream.device())?;
@@ -94,7 +103,7 @@ impl SegmentSource for DriverSegments {
         runtime.memory_allocate(bytes).map_err(|e| e.on(stream.device()))
     }
 
-    fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
         let runtime = runtime::get()?;
         let _bound = BoundDevice::new(runtime, stream.device())?;
         let _relaxed = RelaxedCapture::new(runtime)?;

@@ -56,7 +56,8 @@ impl TorchAllocator {
     }
 }
 
-impl SegmentSource for TorchAllocator {
+// SAFETY: `new` requires that the object is an allocator of PyTorch's.
+unsafe impl SegmentSource for TorchAllocator {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let (size, device) = (usize::try_from(bytes), i8::try_from(stream.device().ordinal()));
         let (Ok(size), Ok(device)) = (size, device) else {
@@ -71,7 +72,7 @@ impl SegmentSource for TorchAllocator {
         Ok(address.addr() as u64)
     }
 
-    fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         let pointer = ptr::without_provenance_mut(address as usize);
         // SAFETY: as in `allocate`, and the object gave this address, whose size and stream it knows.
         unsafe { (self.raw_delete)(self.object(), pointer) };

@@ -1,7 +1,9 @@
 //! Claims on memory: within the limits of the pool and the process, or refused for want of memory.
 
+use std::mem::ManuallyDrop;
+
 use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
-use crate::memory::device::{DeviceMemory, PINNED_MADE};
+use crate::memory::device::{Budget, DeviceMemory, PINNED_MADE};
 use crate::memory::pool::Pool;
 
 /// Returns whether an error means that memory ran out, so that freeing some may help.
@@ -26,36 +28,54 @@ pub(super) fn limit_reached(pool: &Pool) -> Error {
     Error::no_memory(GPUPOOL, why)
 }
 
-/// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process.
+/// Bytes claimed of a budget, which go back unless they are settled.
+struct Claim<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl<'a> Claim<'a> {
+    fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
+        budget.claim(bytes).then_some(Self { budget, bytes })
+    }
+
+    fn settle(self) {
+        let settled = ManuallyDrop::new(self);
+        settled.budget.settle(settled.bytes);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.budget.withdraw(self.bytes);
+    }
+}
+
+/// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process. `supply` may panic.
 pub(super) fn claimed<R>(
     memory: &DeviceMemory,
     pool: &Pool,
     bytes: u64,
     supply: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    if !pool.budget().claim(bytes) {
-        return Err(limit_reached(pool));
-    }
-    if !memory.budget.claim(bytes) {
-        pool.budget().withdraw(bytes);
-        let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live \
-                   blocks (other pools keep their free memory until their trim()), or request less";
-        return Err(Error::no_memory(GPUPOOL, why));
-    }
-    let process = memory.process_budget();
-    if process.is_some_and(|process| !process.claim(bytes)) {
-        pool.budget().withdraw(bytes);
-        memory.budget.withdraw(bytes);
-        let why =
-            "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less";
-        return Err(Error::no_memory(GPUPOOL, why));
-    }
-    let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() };
-    if supplied.is_ok() {
-        memory.pieces.come(bytes);
-    }
-    for budget in [pool.budget(), &memory.budget].into_iter().chain(process) {
-        if supplied.is_ok() { budget.settle(bytes) } else { budget.withdraw(bytes) }
-    }
-    supplied
+    let refused = |why: &str| Error::no_memory(GPUPOOL, why);
+    let of_pool = Claim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
+    let of_device = Claim::new(&memory.budget, bytes).ok_or_else(|| {
+        refused(
+            "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live blocks (other \
+             pools keep their free memory until their trim()), or request less",
+        )
+    })?;
+    let of_process = match memory.process_budget() {
+        None => None,
+        Some(budget) => Some(Claim::new(budget, bytes).ok_or_else(|| {
+            refused(
+                "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less",
+            )
+        })?),
+    };
+    let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
+    memory.pieces.come(bytes);
+    [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(Claim::settle);
+    Ok(supplied)
 }

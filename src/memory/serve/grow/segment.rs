@@ -50,7 +50,8 @@ fn make_segment(
         add_segment(cache, address, bytes).inspect_err(|_| {
             // To free what starts where a segment does would take that segment's memory away from its holder.
             if !cache.memory.segments.starts_at(address) {
-                let _ = call_out(|| source.free(address, bytes, stream));
+                // SAFETY: it was just allocated so, and no cache has it.
+                let _ = call_out(|| unsafe { source.free(address, bytes, stream) });
             }
         })
     })?;

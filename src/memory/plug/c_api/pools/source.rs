@@ -46,7 +46,8 @@ impl fmt::Debug for CSource {
     }
 }
 
-impl SegmentSource for CSource {
+// SAFETY: `new` requires that the functions do what the header says of them.
+unsafe impl SegmentSource for CSource {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         // SAFETY: `new` requires that the function may be called so until the source is released.
         let address = unsafe { (self.allocate)(self.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
@@ -56,7 +57,7 @@ impl SegmentSource for CSource {
         Ok(address.addr() as u64)
     }
 
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let (device, stream) = (ordinal(stream.device()), stream.raw().as_ptr());
         // SAFETY: as above, and the function takes back what `allocate` returned.
         unsafe { (self.free)(self.context, pointer(address), bytes, device, stream) };

@@ -1,0 +1,53 @@
+//! Sources of pools' memory that Python names: that it is memory, and nobody else's, is what the Python program promises.
+
+use pyo3::prelude::*;
+
+use crate::error::Result;
+use crate::memory::SegmentSource;
+use crate::runtime::Stream;
+
+/// As [`SegmentSource`], of Python code, which knows no `unsafe`.
+pub(in crate::python) trait PythonSource: Send + Sync + std::fmt::Debug {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
+    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
+}
+
+/// A source that is believed.
+#[derive(Debug)]
+pub(in crate::python) struct Believed<S>(pub(in crate::python) S);
+
+// SAFETY: the Python program that names the source promises what it returns.
+unsafe impl<S: PythonSource> SegmentSource for Believed<S> {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        self.0.allocate(bytes, stream)
+    }
+
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        self.0.free(address, bytes, stream)
+    }
+}
+
+/// A source that needs a Python object as long as it is there.
+#[derive(Debug)]
+pub(in crate::python) struct Keeping<S> {
+    source: S,
+    _object: Py<PyAny>,
+}
+
+impl<S> Keeping<S> {
+    pub(in crate::python) const fn new(source: S, object: Py<PyAny>) -> Self {
+        Self { source, _object: object }
+    }
+}
+
+// SAFETY: the source inside promises the same.
+unsafe impl<S: SegmentSource> SegmentSource for Keeping<S> {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        self.source.allocate(bytes, stream)
+    }
+
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.source.free(address, bytes, stream) }
+    }
+}
