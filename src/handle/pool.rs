@@ -42,6 +42,38 @@ pub(crate) struct Pool {
 
 const NO_LIMIT: usize = usize::MAX;
 
+/// A handle that a library is just called with.
+struct InHand<'a> {
+    on_device: &'a DevicePool,
+    pooled: Option<Arc<PooledHandle>>,
+}
+
+impl InHand<'_> {
+    fn end(in_hand: Option<Self>) {
+        if let Some(mut in_hand) = in_hand {
+            in_hand.pooled = None;
+        }
+    }
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        self.on_device.put_idle(self.pooled.take());
+    }
+}
+
+/// Room for a handle that is just being made, which others get if none is.
+struct Room<'a>(Option<&'a DevicePool>);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(on_device) = self.0 {
+            on_device.count_failure();
+            on_device.leave_room();
+        }
+    }
+}
+
 impl Pool {
     pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
         Self {
@@ -152,7 +184,10 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Option<Arc<PooledHandle>>> {
-        match self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device())) {
+        let in_hand = self.in_hand(on_device, &pooled);
+        let reset = self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device()));
+        InHand::end(in_hand);
+        match reset {
             Ok(()) => self.set_stream(on_device, pooled, stream).map(Some),
             Err(error) => self.give_up(on_device, pooled, stream, error),
         }
@@ -166,10 +201,19 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        match self.give(&pooled, stream.device()) {
+        let in_hand = self.in_hand(on_device, &pooled);
+        let given = self.give(&pooled, stream.device());
+        InHand::end(in_hand);
+        match given {
             Ok(()) => self.set_stream(on_device, pooled, stream),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
         }
+    }
+
+    /// Has a handle lie idle again if a user's library panics with it. gpupool's own libraries do not.
+    #[inline(always)]
+    fn in_hand<'a>(&self, on_device: &'a DevicePool, pooled: &Arc<PooledHandle>) -> Option<InHand<'a>> {
+        (!self.is_built_in()).then(|| InHand { on_device, pooled: Some(Arc::clone(pooled)) })
     }
 
     #[inline(always)]
@@ -184,7 +228,10 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        match self.library.set_stream(&pooled.handle, stream) {
+        let in_hand = self.in_hand(on_device, &pooled);
+        let set = self.library.set_stream(&pooled.handle, stream);
+        InHand::end(in_hand);
+        match set {
             Ok(()) => Ok(pooled),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
         }
@@ -287,6 +334,8 @@ impl Pool {
         on_device: &DevicePool,
         device: Device,
     ) -> Result<Arc<PooledHandle>> {
+        // A user's library may panic.
+        let mut room = Room(Some(on_device));
         let created = create::create(runtime, self.library, device).or_else(|error| {
             if !create::is_for_want_of_memory(self.library, device, &error) {
                 return Err(error);
@@ -299,12 +348,12 @@ impl Pool {
         let created = match created {
             Ok(created) => created,
             Err(error) => {
-                on_device.count_failure();
-                on_device.leave_room();
+                drop(room);
                 info!(target: HANDLE, "no handle could be made: {error}");
                 return Err(error);
             }
         };
+        room.0 = None;
         events::note(self.library, device, HandleAction::Create, &created.handle);
         let known_bytes = self.library.handle_bytes();
         let (pooled, number) = on_device.add(created.handle, created.time, created.bytes, known_bytes);

@@ -11,6 +11,7 @@ mod leases;
 mod library_memory;
 mod logging;
 mod many_devices;
+mod panics;
 mod pool_limit;
 mod real_library;
 mod scratch;
