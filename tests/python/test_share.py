@@ -74,6 +74,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "guesses",
         "an_answer_that_is_not_waited_for_holds_nothing",
         "tokens_of_elsewhere",
+        "tokens_that_say_more_than_is_there",
         "nothing_is_left_in_the_file_system",
         pytest.param(
             "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

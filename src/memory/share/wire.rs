@@ -1,7 +1,7 @@
 //! What processes say to each other of shared blocks: one packet each, of a bounded size.
 
 use super::secret::Secret;
-use crate::runtime::Extent;
+use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
 pub(super) const PACKET: usize = 8 << 10;
@@ -113,6 +113,8 @@ pub(super) struct Held {
     pub(super) region: u64,
     pub(super) extents: u32,
     pub(super) events: u32,
+    /// The device that has the memory.
+    pub(super) device: DeviceUuid,
 }
 
 impl Held {
@@ -124,16 +126,24 @@ impl Held {
         bytes.extend(self.region.to_le_bytes());
         bytes.extend(self.extents.to_le_bytes());
         bytes.extend(self.events.to_le_bytes());
+        bytes.extend(self.device);
         bytes.extend(names.as_flattened());
         bytes
     }
 
     /// Reads what [`Held::to_bytes`] wrote, without its status.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[[u8; 64]])> {
-        let (bytes, names) = bytes.split_first_chunk::<32>()?;
+        let (bytes, names) = bytes.split_first_chunk::<48>()?;
         let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        let held = Self { lead: long(0)?, bytes: long(8)?, region: long(16)?, extents: word(24)?, events: word(28)? };
+        let held = Self {
+            lead: long(0)?,
+            bytes: long(8)?,
+            region: long(16)?,
+            extents: word(24)?,
+            events: word(28)?,
+            device: bytes[32..].try_into().ok()?,
+        };
         let (names, rest) = names.as_chunks::<64>();
         (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
     }
@@ -214,7 +224,7 @@ mod tests {
 
     #[test]
     fn answers_travel_and_rubbish_is_none() {
-        let held = Held { lead: 1, bytes: 2, region: 5, extents: 3, events: 4 };
+        let held = Held { lead: 1, bytes: 2, region: 5, extents: 3, events: 4, device: [6; 16] };
         for names in [&[][..], &[[1; 64], [2; 64]]] {
             assert_eq!(Held::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
         }

@@ -19,13 +19,13 @@ use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::serve::device_caches;
 use crate::memory::share::broker;
-use crate::memory::share::devices::{check_reach, device_with};
+use crate::memory::share::devices::{check_reach, device_with, uuid_of};
 use crate::memory::share::sharing::{parcels, shared};
 use crate::memory::share::token::{ShareToken, Told};
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::runtime::{Event, ExportedEvent, Stream, get};
+use crate::runtime::{DeviceUuid, Event, ExportedEvent, Stream, get};
 
 /// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
 const UNDER_WAY: usize = 2;
@@ -76,20 +76,35 @@ fn attach_own(told: &Told, memory: &'static DeviceMemory) -> Result<AttachedBuff
     let block = shared::find(told.block).filter(|block| block.secret.is(&told.secret.0));
     let block = block.filter(|block| parcels::hold_for_another(block, told.parcel));
     let block = block.ok_or_else(|| freed(&told.process))?;
-    if block.block.cache.memory.device != memory.device {
-        block.sharing.let_go();
-        return Err(Error::invalid_value(format!(
-            "the buffer is this process's own, on {}: use it on another device after enable_peer_access",
-            block.block.cache.memory.device
-        )));
-    }
-    if let Err(error) = block.place() {
+    let home = block.memory().device;
+    let is_here = || {
+        if home == memory.device {
+            return Ok(());
+        }
+        Err(Error::invalid_value(format!(
+            "the buffer is this process's own, on {home}: use it on another device after enable_peer_access"
+        )))
+    };
+    let checked = uuid_of(home).and_then(|device| check(told, block.bytes, device)).and_then(|()| is_here());
+    if let Err(error) = checked.and_then(|()| block.place().map(drop)) {
         block.sharing.let_go();
         return Err(error);
     }
     parcels::arrived(told.parcel, &block);
     let address = block.block.address();
     Ok(AttachedBuffer::new(Use::Own(block), address, told.bytes, memory))
+}
+
+/// Refuses a token that says anything else of its block than the block's owner does.
+fn check(told: &Told, bytes: u64, device: DeviceUuid) -> Result<()> {
+    if (told.bytes, told.device) == (bytes, device) {
+        return Ok(());
+    }
+    Err(Error::invalid_value(format!(
+        "this is no token that process {} has made: it says that its buffer has {} bytes, and there it has {bytes}, or it names \
+         another device; give what share() returned, unchanged",
+        told.process, told.bytes
+    )))
 }
 
 #[cold]
@@ -189,9 +204,7 @@ fn find_or_map(
     memory: &'static DeviceMemory,
 ) -> Result<Arc<Attachment>> {
     let told = hold.told;
-    if held.bytes != told.bytes {
-        return Err(Error::internal("a token and its block are of different sizes"));
-    }
+    check(told, held.bytes, held.device)?;
     let region = RegionKey { owner: owner.name, region: held.region, device: memory.device };
     let wanted = Wanted { owner, told, region, lead: held.lead };
     if let Some((attachment, is_again)) = books::find(&wanted) {

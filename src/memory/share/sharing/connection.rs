@@ -14,6 +14,7 @@ use super::regions::Region;
 use super::shared::{self, Place, SharedBlock};
 use crate::error::Result;
 use crate::memory::device::with_device;
+use crate::memory::share::devices::uuid_of;
 use crate::memory::share::socket;
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Held, NAMES, Request, Status, describe, gone, refusal};
 use crate::process::{Peer, peer_of};
@@ -198,8 +199,9 @@ impl Connection {
             return Err(refusal(Status::Refused, FREED));
         }
         // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.
-        let Place { region, lead } = match block.place() {
-            Ok(place) => place,
+        let placed = block.place().and_then(|place| Ok((place, uuid_of(block.memory().device)?)));
+        let (Place { region, lead }, device) = match placed {
+            Ok(placed) => placed,
             Err(error) => {
                 block.sharing.let_go();
                 return Err(refusal(Status::Failed, &error.to_string()));
@@ -217,6 +219,7 @@ impl Connection {
             region: region.number,
             extents: region.extents.len() as u32,
             events: events.len() as u32,
+            device,
         };
         let names: Vec<_> = events.iter().take(NAMES).map_while(|recorded| recorded.name()).collect();
         self.current = Some(Current { block: block.number, region, events });

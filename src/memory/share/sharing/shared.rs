@@ -178,7 +178,7 @@ pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
 }
 
 impl SharedBlock {
-    pub(super) fn memory(&self) -> &'static DeviceMemory {
+    pub(in crate::memory::share) fn memory(&self) -> &'static DeviceMemory {
         self.block.cache.memory
     }
 

@@ -18,7 +18,7 @@ from waiting import wait_until
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 
 # Where a token has what.
-FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK = 4, 6, 9, 12, 28, 32, 36, 52, 68
+FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 4, 6, 9, 12, 28, 32, 36, 52, 68, 84, 92
 HOLD, EXTENTS = 1, 3
 
 
@@ -214,6 +214,29 @@ def tokens_of_elsewhere() -> None:
         )
         assert name == "Unavailable", why
         assert "has ended" in why
+
+
+def tokens_that_say_more_than_is_there() -> None:
+    buffer, token = shared()
+    elsewhere = bytes(gpupool.empty(MIB, gpupool.Stream(1)).share())[DEVICE:]
+    wrong = [
+        *(changed(token, SIZE, struct.pack("<Q", size)) for size in (0, MIB - 1, MIB + 1, 100 * MIB, 2**64 - 1)),
+        changed(token, DEVICE, elsewhere),
+    ]
+    with other_process() as other:
+        for data in wrong:
+            assert_says(
+                raised(gpupool.InvalidValue, lambda data=data: gpupool.attach(data)), "give what share() returned"
+            )
+            name, why = other.refusal(attach, data)
+            assert name == "InvalidValue", why
+            assert "give what share() returned" in why
+        other.call(attach, token)
+        assert other.call(content) == {1}
+        other.call(free)
+    gpupool.attach(token).free()
+    buffer.free()
+    wait_until(lambda: gpupool.memory_stats(device=0).live_blocks == 0, "what was refused is let go")
 
 
 def nothing_is_left_in_the_file_system() -> None:
