@@ -1080,6 +1080,7 @@ class MemPool:
             from gpupool themselves, that ignores the thread's scopes. The pool keeps them as long as it has memory, so
             a callable that refers to the pool keeps it alive forever: refer to ``pool.token()``.
         use_on_oom: Let requests of every other pool use this pool's free memory when the device has no more.
+            They get free pages, or else blocks of this pool; while such blocks are live, :meth:`sleep` is refused.
             Without it, memory that the pool has freed serves only the pool itself.
         no_split: Give each block its own segment, one piece of physical memory that is not moved until
             :meth:`trim` or the pool's end, so that it can be registered, see :meth:`on_segment`.
@@ -1215,7 +1216,8 @@ class MemPool:
 
         Raises:
             Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
-                on a device without virtual memory management.
+                on a device without virtual memory management. Or others use blocks of the pool: other processes, which
+                have attached them, or requests of other pools, which got them as the pool has ``use_on_oom``.
             InvalidValue: A stream of the device is captured.
             OutOfMemory: There is not enough pinned memory. After any error the pool is awake with all its memory; if
                 the driver also refuses that, it is asleep with its backup complete, and the message says so.
@@ -1971,7 +1973,7 @@ def empty_cache() -> int:
 def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = "host") -> int:
     """Put all of a device's memory to sleep: its default pool, every :class:`MemPool`, and the pools of graphs.
 
-    Each falls asleep as by :meth:`MemPool.sleep`. Idle handles are destroyed with their workspaces, as by
+    Each falls asleep as by :meth:`MemPool.sleep`, also while its blocks serve other pools. Idle handles are destroyed with their workspaces, as by
     :meth:`HandlePool.trim`, and created again when needed. Pools that cannot sleep, those with ``no_split``,
     ``segments`` or an ``allocator``, stay awake, and the log names each.
 

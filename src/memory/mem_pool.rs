@@ -70,7 +70,8 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether requests of other pools may use this pool's free memory when the device has no more memory.
+    /// Sets whether requests of other pools may use this pool's free memory when the device has no more memory. They get
+    /// free pages, or else blocks of this pool, which count there: while one is live, [`MemPool::sleep`] is refused.
     pub fn use_on_oom(mut self, use_on_oom: bool) -> Self {
         self.rules.use_on_oom = use_on_oom;
         self
@@ -302,7 +303,8 @@ impl MemPool {
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if its memory cannot sleep: if the pool has its own allocator, plain segments or
-    /// `no_split`, or the device has no virtual memory; `ErrorKind::InvalidValue` while a stream of the device is
+    /// `no_split`, or the device has no virtual memory; also while other processes have attached blocks of the pool, or
+    /// other pools use some, see [`MemPoolBuilder::use_on_oom`]; `ErrorKind::InvalidValue` while a stream of the device is
     /// captured; `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. After
     /// an error the pool is awake with all its memory, unless the driver also refuses to map the released part again:
     /// then it is asleep with its backup complete.

@@ -3,8 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, options, succeeded, ticket};
-use crate::common::memory::{MIB, assert_all_back, used};
+use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, free, options, succeeded, ticket};
+use crate::common::memory::{MIB, PAGE, assert_all_back, used};
+use crate::common::stream;
+use gpupool::empty;
 use gpupool::memory::C_API;
 
 const NONE: c_int = 0;
@@ -56,6 +58,30 @@ fn a_pool_sleeps_and_wakes_and_says_why_it_serves_nothing() {
         succeeded((C_API.pool_release)(pool.0));
         succeeded((C_API.wake_device)(0, ptr::null_mut()));
     }
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_that_served_another_sleeps_once_that_has_freed_the_block() {
+    host!(1, PAGE);
+    let (own, pool) = (stream(0), create(options()));
+    let kept = pool.allocate(MIB / 2, &own);
+    // SAFETY: the pool is alive.
+    succeeded(unsafe { (C_API.pool_set_use_on_oom)(pool.0, 1) });
+    let served = empty(MIB / 2, &own).unwrap();
+    // SAFETY: the pool is alive.
+    succeeded(unsafe { (C_API.pool_set_use_on_oom)(pool.0, 0) });
+    let words = ["1 of its blocks", &format!("{:#x}", served.address())];
+    // SAFETY: null is allowed for what is not asked.
+    failed(unsafe { (C_API.pool_sleep)(pool.0, HOST, ptr::null_mut()) }, OTHER, &words);
+    assert!(!is_asleep(pool));
+    drop(served);
+    let mut bytes = 0;
+    // SAFETY: the place is one for a number.
+    succeeded(unsafe { (C_API.pool_sleep)(pool.0, HOST, &raw mut bytes) });
+    assert_eq!(bytes, PAGE);
+    free(kept);
+    pool.release();
     assert_all_back();
 }
 

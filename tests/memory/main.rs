@@ -24,6 +24,7 @@ mod reserve;
 mod shared_pages;
 mod slabs;
 mod sleep;
+mod sleep_helpers;
 mod sleep_meets;
 mod sleep_submissions;
 mod sleep_threads;

@@ -89,6 +89,8 @@ const SELDOM: [Kind; 10] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sizes {
     Small,
+    /// Parts of a page, of which others are live: whole free pages move instead.
+    Parts,
     /// One page each: whatever is free serves any request.
     Pages,
     Mixed,
@@ -115,6 +117,8 @@ enum Theme {
     Graphs,
     /// Pools sleep and wake.
     Sleep,
+    /// The same of pools that have all pages and serve the default pool, which never sleeps.
+    SleepingHelpers,
     /// Other devices get access.
     Peers,
 }
@@ -142,6 +146,7 @@ impl Program {
             Theme::Foreign => &[Kind::EmptyCache, Kind::Free, Kind::ReplacePool, Kind::PassOn, Kind::TakeOver],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
+            Theme::SleepingHelpers => &[],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
         });
         if matches!(theme, Theme::Closing) && random.below(2) == 0 {
@@ -154,20 +159,24 @@ impl Program {
         if matches!(theme, Theme::Lent) {
             kinds = vec![Kind::Once, Kind::Once, Kind::Once, Kind::ServeAll];
         }
+        if matches!(theme, Theme::SleepingHelpers) {
+            kinds = vec![Kind::Allocate, Kind::Allocate, Kind::Fill, Kind::Fill, Kind::Free, Kind::Sleep, Kind::Wake];
+        }
         let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims) { 1 } else { 4 }))
             .map(|_| SELDOM[random.below(SELDOM.len())])
             .collect();
         kinds.extend(more);
-        if matches!(theme, Theme::Sleep) {
+        if matches!(theme, Theme::Sleep | Theme::SleepingHelpers) {
             // Work on what is asleep would be the program's fault.
             kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere));
         }
-        if matches!(theme, Theme::Tight) {
-            // So that each thread knows what it holds.
-            kinds.retain(|kind| !matches!(kind, Kind::PassOn));
+        if matches!(theme, Theme::Tight | Theme::SleepingHelpers) {
+            // So that each thread knows what it holds, and takes no block over that pools keep.
+            kinds.retain(|kind| !matches!(kind, Kind::PassOn | Kind::TakeOver));
         }
         let sizes = match theme {
             Theme::Trims | Theme::Reserves | Theme::Lent => Sizes::Small,
+            Theme::SleepingHelpers => Sizes::Parts,
             Theme::Tight => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
@@ -181,7 +190,7 @@ impl Program {
                 _ if may_reserve && random.below(2) == 0 => 2 * PAGE,
                 _ => 0,
             },
-            use_on_oom: random.below(2) == 0,
+            use_on_oom: random.below(2) == 0 || matches!(theme, Theme::SleepingHelpers),
             streams: match theme {
                 Theme::Trims => 1,
                 Theme::Lent => STREAMS_OF_LENDER,
@@ -194,6 +203,7 @@ impl Program {
     fn bytes(&self, random: &mut Random) -> u64 {
         match self.sizes {
             Sizes::Small => [512, 1024, 4096, 64 << 10][random.below(4)],
+            Sizes::Parts => [512, 64 << 10, 300 << 10, 700 << 10][random.below(4)],
             Sizes::Pages => PAGE,
             Sizes::Mixed => [512, 4096, 300 << 10, 1 << 20, PAGE, 3 << 20, 3 * PAGE][random.below(7)],
         }
@@ -211,12 +221,24 @@ struct Block {
     buffer: DeviceBuffer,
     stream: Stream,
     number: u64,
+    /// Whether a pool that may sleep was asked for it.
+    is_of_pool: bool,
 }
 
 impl Block {
+    /// A small block of a pool, which keeps a page there.
+    fn of(pool: &MemPool, stream: &Stream) -> Self {
+        let buffer = pool.empty(512, stream).unwrap();
+        Self { buffer, stream: stream.clone(), number: NUMBERS.fetch_add(1, Ordering::Relaxed), is_of_pool: true }
+    }
+
     fn used(&self) -> UsedBlock {
         UsedBlock { number: self.number, address: self.buffer.address(), bytes: self.buffer.nbytes() }
     }
+}
+
+fn is_asleep(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Asleep(_))
 }
 
 /// A graph, with what gpupool holds for it. It goes first, as a library's does before it tells gpupool.
@@ -253,15 +275,17 @@ fn foreign_stream() -> Stream {
 
 impl World {
     fn new(program: Program, peer: Device) -> Self {
-        let pools = (0..POOLS).map(|_| program.pool()).collect();
+        let pools: Vec<_> = (0..POOLS).map(|_| program.pool()).collect();
         let is_foreign = matches!(program.theme, Theme::Foreign);
         let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
-        let streams = (0..program.streams).map(stream).collect();
+        let streams: Vec<_> = (0..program.streams).map(stream).collect();
+        let keeps = matches!(program.theme, Theme::SleepingHelpers);
+        let kept = pools.iter().filter(|_| keeps).map(|pool| Block::of(pool, &streams[0]));
         Self {
             program,
+            shelf: Mutex::new(kept.collect()),
             streams: Mutex::new(streams),
             pools: Mutex::new(pools),
-            shelf: Mutex::default(),
             graphs: Mutex::default(),
             submitted: AtomicU64::new(0),
             peer,
@@ -282,7 +306,8 @@ impl World {
         let theme = self.program.theme;
         let is_allowed = match error.kind() {
             ErrorKind::OutOfMemory(_) => !matches!(theme, Theme::Tight),
-            ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep),
+            ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep | Theme::SleepingHelpers),
+            ErrorKind::Unavailable(_) => matches!(theme, Theme::SleepingHelpers) && what == Kind::Sleep,
             ErrorKind::InvalidValue(_) => pool.is_some_and(MemPool::is_closed) || matches!(theme, Theme::Lent),
             _ => false,
         };
@@ -306,13 +331,17 @@ impl World {
         let made = pool.as_ref().map_or_else(|| empty(bytes, &stream), |pool| pool.empty(bytes, &stream));
         match made {
             Ok(buffer) => {
-                let block = Block { buffer, stream, number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
+                let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+                let block = Block { buffer, stream, number, is_of_pool };
                 if had_peer {
                     self.check_peer(&block);
                 }
                 held.push(block);
             }
-            Err(error) => self.allow(Kind::Allocate, &error, pool.as_deref()),
+            Err(error) => {
+                assert!(is_of_pool || !is_asleep(&error), "the default pool does not sleep: {error}");
+                self.allow(Kind::Allocate, &error, pool.as_deref());
+            }
         }
     }
 
@@ -348,7 +377,8 @@ impl World {
         begin_capture(&stream, CaptureMode::Global).unwrap();
         for _ in 0..1 + random.below(3) {
             let Ok(buffer) = empty(self.program.bytes(random), &stream) else { continue };
-            let block = Block { buffer, stream: stream.clone(), number: NUMBERS.fetch_add(1, Ordering::Relaxed) };
+            let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+            let block = Block { buffer, stream: stream.clone(), number, is_of_pool: true };
             submit_using(&stream, &[block.used()]).unwrap();
             if random.below(3) == 0 {
                 // Its graph holds it, so nothing else may use it meanwhile.
@@ -399,6 +429,7 @@ impl World {
             (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
             (Kind::Fill, Some(at)) => {
                 if let Err(error) = held[at].buffer.fill(7, &held[at].stream) {
+                    assert!(held[at].is_of_pool || !is_asleep(&error), "its pool was not put to sleep: {error}");
                     self.allow(kind, &error, None);
                 }
             }
@@ -434,7 +465,11 @@ impl World {
             }
             (Kind::ReplacePool, _) => self.replace_pool(random, false),
             (Kind::ClosePool, _) => self.replace_pool(random, true),
-            (Kind::Sleep, _) => drop(self.pool(random).sleep(Backup::None).unwrap()),
+            (Kind::Sleep, _) => {
+                if let Err(error) = self.pool(random).sleep(Backup::None) {
+                    self.allow(kind, &error, None);
+                }
+            }
             (Kind::Wake, _) => {
                 if let Err(error) = self.pool(random).wake() {
                     self.allow(kind, &error, None);
@@ -606,6 +641,12 @@ fn graphs_that_come_and_go() {
 fn pools_that_sleep() {
     host!(1, MEMORY);
     explore(Theme::Sleep, 200);
+}
+
+#[test]
+fn pools_that_sleep_while_their_memory_serves_others() {
+    host!(1, 2 * PAGE);
+    explore(Theme::SleepingHelpers, 400);
 }
 
 #[test]

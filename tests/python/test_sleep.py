@@ -11,7 +11,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool import _native
-from own_memory import MIB, Allocator, allocate_in, capturing
+from own_memory import MIB, Allocator, allocate_in, capturing, leave
 from running import run_program
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -114,6 +114,25 @@ def test_pools_whose_memory_may_be_registered_elsewhere_do_not_sleep():
         gpupool.sleep()
         assert not pool.is_asleep
         gpupool.wake()
+
+
+def test_a_pool_whose_memory_serves_another_does_not_sleep_alone():
+    helper = gpupool.MemPool(use_on_oom=True)
+    kept = allocate_in(helper, MIB)
+    leave(0)
+    served = gpupool.empty(MIB // 2)
+    assert served.pool_id == helper.id
+    with pytest.raises(gpupool.Unavailable, match=rf"1 of its blocks, the first at {served.ptr:#x}.*Free those first"):
+        helper.sleep()
+    assert (helper.is_asleep, helper.stats().live_blocks) == (False, 2)
+    fill(served, 7)
+    gpupool.sleep()
+    assert helper.is_asleep
+    gpupool.wake()
+    assert is_full_of(served, 7)
+    del served
+    assert helper.sleep() == 2 * MIB
+    del kept
 
 
 def test_a_capture_refuses_sleep():

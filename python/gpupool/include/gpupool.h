@@ -323,9 +323,9 @@ typedef struct gpupool_api {
   int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
   /* Puts a pool to sleep: its device memory is released to the driver while its addresses are kept, and live blocks are
    * copied to pinned host memory, or discarded, depending on the gpupool_backup. Waits for all work on the device; refused
-   * while a stream is captured, and for pools with a source or no_split. Until it wakes, requests fail with
-   * GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may access them. `bytes` are the released bytes, 0 for a pool that
-   * is asleep already; it may be null. */
+   * while a stream is captured, for pools with a source or no_split, and while other processes use blocks of the pool, or other
+   * pools do, which had no memory. Until it wakes, requests fail with GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may
+   * access them. `bytes` are the released bytes, 0 for a pool that is asleep already; it may be null. */
   int (*pool_sleep)(gpupool_pool *pool, int backup, uint64_t *bytes);
   /* Allocates memory again at the same addresses, and copies back: then it may be used on any stream. If there is not enough,
    * or the driver refuses a call, the pool stays asleep. `bytes` are the allocated bytes, 0 for a pool that is awake; it may be
@@ -334,7 +334,7 @@ typedef struct gpupool_api {
   /* Whether it sleeps, 0 or 1. */
   int (*pool_is_asleep)(const gpupool_pool *pool, int *is_asleep);
   /* Like pool_sleep, for all memory of a device: its default pool and all others, including those of graphs. Pools that cannot
-   * sleep stay awake, and idle handles are destroyed. */
+   * sleep stay awake, blocks that other pools use do not prevent it, and idle handles are destroyed. */
   int (*sleep_device)(int device, int backup, uint64_t *bytes);
   /* Like pool_wake, for everything that sleeps on the device. */
   int (*wake_device)(int device, uint64_t *bytes);

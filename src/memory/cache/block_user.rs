@@ -27,6 +27,8 @@ pub(in crate::memory) enum BlockUser {
     Stream(StreamUser),
     /// Other processes.
     Processes(Arc<Sharing>),
+    /// Another pool, whose request took the block for want of memory.
+    OtherPool,
 }
 
 /// A stream that uses a block.
@@ -73,7 +75,7 @@ impl BlockUser {
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(user), Self::Stream(other)) => user.is(other),
-            (Self::Processes(_), Self::Processes(_)) => true,
+            (Self::Processes(_), Self::Processes(_)) | (Self::OtherPool, Self::OtherPool) => true,
             _ => false,
         }
     }
@@ -86,19 +88,20 @@ impl BlockUser {
                 sharing.end();
                 sharing.holders() > 0
             }
+            Self::OtherPool => false,
         }
     }
 
     fn stream(&self) -> Option<&StreamUser> {
         match self {
             Self::Stream(user) => Some(user),
-            Self::Processes(_) => None,
+            Self::Processes(_) | Self::OtherPool => None,
         }
     }
 
-    fn sharing(&self) -> Option<&Arc<Sharing>> {
+    pub(super) fn sharing(&self) -> Option<&Arc<Sharing>> {
         match self {
-            Self::Stream(_) => None,
+            Self::Stream(_) | Self::OtherPool => None,
             Self::Processes(sharing) => Some(sharing),
         }
     }

@@ -108,7 +108,11 @@ enum Phase {
     #[default]
     Awake,
     /// A thread is just putting it to sleep, or waking it.
-    Changing(ThreadNumber),
+    Changing {
+        thread: ThreadNumber,
+        /// Whether other pools may still take free blocks of it.
+        may_serve_others: bool,
+    },
     Asleep(Record),
 }
 
@@ -170,7 +174,14 @@ impl Sleep {
         self.door.wait_until_empty();
     }
 
-    /// Begins a change, once no other is under way; none if there is nothing to change.
+    /// Returns whether other pools may take free blocks of it: not if it is asleep, about to sleep or just waking. Asked with
+    /// the heap locked that has the block.
+    pub(in crate::memory) fn may_serve_others(&self) -> bool {
+        matches!(*lock(&self.phase), Phase::Awake | Phase::Changing { may_serve_others: true, .. })
+    }
+
+    /// Begins a change, once no other is under way; none if there is nothing to change. A pool that is to sleep serves requests
+    /// until [`Change::close`].
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if this thread is just changing it.
@@ -178,27 +189,25 @@ impl Sleep {
         let mut phase = lock(&self.phase);
         loop {
             match &*phase {
-                Phase::Changing(changing) if *changing == thread.number() => return Err(within_itself()),
-                Phase::Changing(_) => phase = wait(&self.changed, &self.phase, phase),
+                Phase::Changing { thread: changing, .. } if *changing == thread.number() => return Err(within_itself()),
+                Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase),
                 Phase::Awake if wanted == Wanted::Wake => return Ok(None),
                 Phase::Asleep(_) if wanted == Wanted::Sleep => return Ok(None),
                 Phase::Awake | Phase::Asleep(_) => break,
             }
         }
-        let record = match mem::replace(&mut *phase, Phase::Changing(thread.number())) {
+        let changing = Phase::Changing { thread: thread.number(), may_serve_others: wanted == Wanted::Sleep };
+        let record = match mem::replace(&mut *phase, changing) {
             Phase::Asleep(record) => Some(record),
             _ => None,
         };
-        // Sequentially consistent, for a block is held for another process before this is asked, and holders are asked for after
-        // this is set.
-        self.door.close();
         Ok(Some(Change { sleep: self, record }))
     }
 
     /// Takes what is kept of the pool, if it is asleep and not just changing.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Changing(thread.number())) {
+        match mem::replace(&mut *phase, Phase::Changing { thread: thread.number(), may_serve_others: false }) {
             Phase::Asleep(record) => Some(Change { sleep: self, record: Some(record) }),
             other => {
                 *phase = other;
@@ -211,7 +220,7 @@ impl Sleep {
     pub(in crate::memory) fn backup_bytes(&self) -> u64 {
         match &*lock(&self.phase) {
             Phase::Asleep(record) => record.backup_bytes(),
-            Phase::Awake | Phase::Changing(_) => 0,
+            Phase::Awake | Phase::Changing { .. } => 0,
         }
     }
 
@@ -219,7 +228,7 @@ impl Sleep {
     pub(in crate::memory) fn keeps_memory(&self) -> bool {
         match &*lock(&self.phase) {
             Phase::Asleep(record) => !record.kept.is_empty(),
-            Phase::Changing(_) => true,
+            Phase::Changing { .. } => true,
             Phase::Awake => false,
         }
     }
@@ -230,6 +239,23 @@ impl Sleep {
 
     pub(in crate::memory) fn note_times(&self, note: impl FnOnce(&mut SleepTimes)) {
         note(&mut lock(&self.times));
+    }
+}
+
+impl Change<'_> {
+    /// Has other pools take free blocks of the pool, or none.
+    pub(in crate::memory) fn let_serve_others(&self, may: bool) {
+        if let Phase::Changing { may_serve_others, .. } = &mut *lock(&self.sleep.phase) {
+            *may_serve_others = may;
+        }
+    }
+
+    /// Has the pool serve no request from now on.
+    pub(in crate::memory) fn close(&self) {
+        self.let_serve_others(false);
+        // Sequentially consistent, for a block is held for another process before this is asked, and holders are asked for after
+        // this is set.
+        self.sleep.door.close();
     }
 }
 

@@ -14,7 +14,7 @@ mod shared_route;
 mod state;
 mod uses;
 
-pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Kept, Record, Wanted, asleep};
+pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, Kept, Record, Wanted, asleep};
 #[cfg(feature = "python")]
 pub(crate) use capture::EnteredCapture;
 pub use capture::{CaptureScope, GraphMemory};

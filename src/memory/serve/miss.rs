@@ -241,10 +241,9 @@ impl Climb {
     /// Returns a free block of another cache; where that serves another stream, once its work so far is done. The
     /// block is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
-        let Request { service, thread, bytes, .. } = &self.request;
+        let Request { service, thread, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
-        let found = cache.lock_in(other, *thread).and_then(|mut heap| take_block(cache, &mut heap, *bytes));
-        let Some(block) = found else { return Ok(None) };
+        let Some(block) = self.take_from(cache, other) else { return Ok(None) };
         if other.is_in_order_with(service) {
             return Ok(Some(block));
         }
@@ -261,6 +260,23 @@ impl Climb {
                 outcome.map(|_| None)
             }
         }
+    }
+
+    /// Takes a free block out of another cache, unless its pool is another one that is about to sleep.
+    fn take_from(&self, cache: &'static ThreadCache, other: &Service) -> Option<Allocation> {
+        let Request { service, thread, bytes, .. } = &self.request;
+        let mut heap = cache.lock_in(other, *thread)?;
+        let serves_another = other.pool.number != service.pool.number;
+        if serves_another && !other.pool.sleep.may_serve_others() {
+            return None;
+        }
+        let block = take_block(cache, &mut heap, *bytes)?;
+        // The default pool falls asleep with the whole device alone, which no such block prevents.
+        if serves_another && !other.pool.is_default() {
+            // With the heap locked, as it is by who asks for these blocks before the pool falls asleep.
+            cache.add_use(block.offset, BlockUser::OtherPool);
+        }
+        Some(block)
     }
 
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split`

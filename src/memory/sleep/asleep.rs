@@ -9,11 +9,11 @@ use log::{debug, info};
 use super::awake::{bring_back, trim_if_closed, wake_caches};
 use super::backup::{Backup, Copying, to_copy};
 use super::parts::{Part, Parts};
-use super::refusal::{captured, refuse_captures, why_not};
+use super::refusal::{captured, refuse_captures, refuse_serving_others, why_not};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Mapping};
-use crate::memory::pool::{Kept, Pool, Record, Wanted};
+use crate::memory::pool::{Change, Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
 use crate::memory::share::refuse_held;
 use crate::observe::delivery::Delivery;
@@ -23,15 +23,32 @@ use crate::process;
 use crate::runtime::{self, Event, RelaxedCapture};
 use crate::sync::ThisThread;
 
+/// What its caller puts to sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asked {
+    Pool,
+    /// All pools of a device: also those whose blocks lie in others.
+    Device,
+}
+
+/// Puts a pool alone to sleep; see [`sleep_as_asked`].
+///
+/// # Errors
+/// As [`sleep_as_asked`].
+pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
+    sleep_as_asked(pool, backup, Asked::Pool)
+}
+
 /// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already. Other processes that keep
 /// its memory mapped are waited for, within bounds.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some of it; `ErrorKind::InvalidValue` while a stream is captured;
+/// `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some of it, or the pool was
+/// to sleep alone and other pools have blocks of it; `ErrorKind::InvalidValue` while a stream is captured;
 /// `ErrorKind::OutOfMemory` if there is not enough pinned memory for the backup; any other refusal of the driver. The pool is
 /// then awake with all that it had, unless the driver also refuses to give back what went already: then it is asleep, with all
 /// of its backup.
-pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
+pub(super) fn sleep_as_asked(pool: &Arc<Pool>, backup: Backup, asked: Asked) -> Result<u64> {
     process::refuse_forked()?;
     if let Some(reason) = why_not(pool) {
         return Err(Error::unavailable(reason));
@@ -43,6 +60,14 @@ pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> 
         refuse_held(pool)?;
     }
     let Some(mut change) = pool.sleep.begin(Wanted::Sleep, thread)? else { return Ok(0) };
+    if asked == Asked::Pool
+        && let Err(error) = end_serving_others(pool, &change, thread)
+    {
+        drop(change);
+        trim_if_closed(pool, thread);
+        return Err(error);
+    }
+    change.close();
     let begun = Instant::now();
     let _activity = Activity::begin_of(pool.budget().reserved(), format_args!("put memory pool to sleep"));
     let _delivery = Delivery::at_end();
@@ -66,6 +91,14 @@ pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> 
         Err(error) => info!(target: MEMORY, "pool {label} on {device}: not put to sleep: {error}"),
     }
     outcome
+}
+
+/// Has no other pool take blocks of the pool from now on; refused, and as before, if some have such blocks.
+fn end_serving_others(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> Result<()> {
+    // A request that finds nothing meanwhile searches again, for this may be refused.
+    let _moving = pool.memory.under_way.begin();
+    change.let_serve_others(false);
+    refuse_serving_others(pool, thread).inspect_err(|_| change.let_serve_others(true))
 }
 
 /// Puts a pool to sleep whose requests are refused by now. `kept` is what is kept of it; none if it is awake again.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use log::info;
 
+use super::asleep::{Asked, sleep_as_asked};
+use super::awake;
 use super::backup::Backup;
 use super::refusal::why_not;
-use super::{asleep, awake};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -18,7 +19,7 @@ use crate::runtime;
 
 /// Puts all memory of a device to sleep: the default pool, every [`MemPool`](crate::MemPool), and the pools of graphs.
 /// Idle handles are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and created again when
-/// they are needed. Returns the number of bytes released to the driver; 0 for what is asleep already. Pools that cannot
+/// they are needed. Blocks of one pool that another pool's request got fall asleep with the rest. Returns the number of bytes released to the driver; 0 for what is asleep already. Pools that cannot
 /// sleep, those with their own allocator or `no_split`, stay awake, and a log line names each.
 ///
 /// # Errors
@@ -35,7 +36,7 @@ pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
             continue;
         }
         let was_asleep = pool.sleep.is_asleep();
-        if let Err(error) = asleep::sleep(&pool, backup) {
+        if let Err(error) = sleep_as_asked(&pool, backup, Asked::Device) {
             for pool in fallen.iter().rev() {
                 // What finds no memory stays asleep, and says so to requests.
                 let _ = awake::wake(pool);

@@ -48,6 +48,28 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
     Ok(())
 }
 
+/// Refuses while other pools, which had no memory, have blocks of the pool: their users have not asked for sleep. None is taken
+/// meanwhile.
+pub(super) fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<()> {
+    let mut blocks = Vec::new();
+    for (cache, service) in DeviceCaches::services_of(pool) {
+        // One that was just taken is noted by the time the heap can be locked.
+        if let Some(_heap) = cache.lock_in(&service, thread) {
+            blocks.extend(cache.used_by_other_pools());
+        }
+    }
+    let Some(first) = blocks.iter().min() else { return Ok(()) };
+    let device = pool.memory.device;
+    Err(Error::unavailable(format!(
+        "pool {} on {device} cannot fall asleep: other pools, which had no memory, have {} of its blocks, the first at {:#x}, and \
+         still use them. Free those first, or put all memory of the device to sleep, by gpupool.sleep({})",
+        pool.label(),
+        blocks.len(),
+        pool.memory.address(*first),
+        device.ordinal()
+    )))
+}
+
 #[cold]
 pub(super) fn captured(pool: &Pool, device: Device) -> Error {
     Error::invalid_value(format!(

@@ -1,4 +1,5 @@
-//! Further streams, and other processes, that use a cache's blocks: a block is free again once they are done.
+//! Who uses a cache's blocks beside its own stream: further streams and other processes, for which a freed block waits, and
+//! other pools, for which it does not.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use crate::memory::cache::block_user::BlockUser;
 use crate::memory::cache::sharing::Sharing;
 
 impl ThreadCache {
-    /// Notes that a stream uses a live block.
+    /// Notes who else uses a live block.
     pub(in crate::memory) fn add_use(&self, offset: u64, user: BlockUser) {
         self.uses.change(|uses| {
             let users = uses.entry(offset).or_default();
@@ -23,11 +24,8 @@ impl ThreadCache {
     pub(in crate::memory) fn share_block(&self, offset: u64) -> Arc<Sharing> {
         self.uses.change(|uses| {
             let users = uses.entry(offset).or_default();
-            let known = users.iter().find_map(|user| match user {
-                BlockUser::Processes(sharing) => Some(Arc::clone(sharing)),
-                BlockUser::Stream(_) => None,
-            });
-            let sharing = known.unwrap_or_else(|| {
+            let known = users.iter().find_map(BlockUser::sharing);
+            let sharing = known.cloned().unwrap_or_else(|| {
                 let sharing = Arc::<Sharing>::default();
                 users.push(BlockUser::Processes(Arc::clone(&sharing)));
                 sharing
@@ -36,10 +34,19 @@ impl ThreadCache {
         })
     }
 
-    /// Returns whether any block is used by further streams, or by other processes.
+    /// Returns whether any block is used by further streams, other processes or other pools.
     #[inline]
     pub(in crate::memory) fn has_uses(&self) -> bool {
         !self.uses.is_empty()
+    }
+
+    /// Returns the blocks that other pools use, as offsets.
+    pub(in crate::memory) fn used_by_other_pools(&self) -> Vec<u64> {
+        let is_other = |users: &Vec<BlockUser>| users.iter().any(|user| user.is(&BlockUser::OtherPool));
+        self.uses.change(|uses| {
+            let blocks = uses.iter().filter(|(_, users)| is_other(users)).map(|(offset, _)| *offset);
+            (uses.len(), blocks.collect())
+        })
     }
 
     /// Returns the further streams that use each block.
