@@ -1973,9 +1973,9 @@ def empty_cache() -> int:
 def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = "host") -> int:
     """Put all of a device's memory to sleep: its default pool, every :class:`MemPool`, and the pools of graphs.
 
-    Each falls asleep as by :meth:`MemPool.sleep`, also while its blocks serve other pools. Idle handles are destroyed with their workspaces, as by
-    :meth:`HandlePool.trim`, and created again when needed. Pools that cannot sleep, those with ``no_split``,
-    ``segments`` or an ``allocator``, stay awake, and the log names each.
+    Each falls asleep as by :meth:`MemPool.sleep`, also while its blocks serve other pools. Idle handles are destroyed
+    with their workspaces, as by :meth:`HandlePool.trim`, and created again when needed. Pools that cannot sleep, those
+    with ``no_split``, ``segments`` or an ``allocator``, stay awake, and the log names each.
 
     Args:
         device: The device; the current one by default.

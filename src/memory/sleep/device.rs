@@ -19,8 +19,9 @@ use crate::runtime;
 
 /// Puts all memory of a device to sleep: the default pool, every [`MemPool`](crate::MemPool), and the pools of graphs.
 /// Idle handles are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and created again when
-/// they are needed. Blocks of one pool that another pool's request got fall asleep with the rest. Returns the number of bytes released to the driver; 0 for what is asleep already. Pools that cannot
-/// sleep, those with their own allocator or `no_split`, stay awake, and a log line names each.
+/// they are needed. Blocks of one pool that serve another fall asleep with the rest. Returns the number of bytes released
+/// to the driver; 0 for what is asleep already. Pools that cannot sleep, those with their own allocator or `no_split`,
+/// stay awake, and a log line names each.
 ///
 /// # Errors
 /// As [`MemPool::sleep`](crate::MemPool::sleep); then the pools that this call put to sleep are awake again, as far as
