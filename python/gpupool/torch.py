@@ -198,7 +198,8 @@ def disable() -> None:
     """Restore PyTorch's own allocators, and stop using its current stream. A second call does nothing.
 
     Tensors created meanwhile keep their memory, which returns to gpupool when they die; graphs and pools also stay
-    valid. Only a pluggable allocator stays, because PyTorch cannot replace it.
+    valid. Only a pluggable allocator stays, because PyTorch cannot replace it. Call it while no graph is captured:
+    captures that have not ended by then are taken for failed ones, whose end PyTorch does not report.
 
     Raises:
         gpupool.Error: Other code has changed PyTorch's allocator meanwhile.

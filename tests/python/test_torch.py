@@ -3,6 +3,7 @@
 Here gpupool has no library for PyTorch, and so is its pluggable allocator; test_torch_library.py has those with one.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -510,6 +511,61 @@ def test_a_capture_that_failed_before_it_allocated_is_over_once_its_pool_is_rele
     # PyTorch 2.11 tells of no end.
     _native.host_end_capture(failed.stream)
     torch.library.torch_set_current(None, False)
+    failed.reset()
+    gpupool.synchronize()
+
+
+@contextlib.contextmanager
+def current(torch, stream, is_own):
+    """Make a stream PyTorch's current one in a block: one of its own, or an external one."""
+    torch.library.torch_set_current(ctypes.c_void_p(stream), is_own)
+    try:
+        yield
+    finally:
+        torch.library.torch_set_current(None, False)
+
+
+def test_a_capture_of_pytorchs_own_stream_that_failed_is_over(allocator, torch):
+    failed = Graph(allocator)
+    failed.stream = _native.host_create_stream(0)
+    with current(torch, failed.stream, True):
+        allocator.begin(0, *failed.id)
+        _native.host_begin_capture(failed.stream)
+        failed.free(failed.allocate(MIB), MIB)
+        # PyTorch 2.11 tells of no end, and releases no pool.
+        _native.host_end_capture(failed.stream)
+    gpupool.synchronize()
+    failed.reset()
+
+
+def test_a_capture_that_failed_is_over_once_its_thread_has_captured_into_its_pool_again(allocator, torch):
+    stream, pool = _native.host_create_stream(0), (0, 4321)
+    with current(torch, stream, False):
+        # This one did not begin.
+        allocator.begin(0, *pool)
+        graph = Graph(allocator, pool)
+        graph.stream = stream
+        with graph:
+            graph.free(graph.allocate(MIB), MIB)
+    gpupool.synchronize()
+    graph.reset()
+    graph.reset()
+
+
+def test_the_stream_of_a_capture_that_failed_may_be_gone(allocator, torch):
+    failed = Graph(allocator)
+    failed.stream = _native.host_create_stream(0)
+    with current(torch, failed.stream, False):
+        allocator.begin(0, *failed.id)
+        _native.host_begin_capture(failed.stream)
+        failed.free(failed.allocate(MIB), MIB)
+        _native.host_end_capture(failed.stream)
+    _native.host_destroy_stream(failed.stream)
+    # No driver can be asked about it.
+    with Graph(allocator) as graph:
+        graph.free(graph.allocate(MIB), MIB)
+    gpupool.empty_cache()
+    graph.reset()
     failed.reset()
     gpupool.synchronize()
 

@@ -349,6 +349,7 @@ class Allocator final : public CUDAAllocator {
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return native->getMemoryInfo(device); }
 
   void adopt(DeviceIndex device, MempoolId_t id, gpupool_pool_id own) { pools_.adopt(device, id, own); }
+  void end_expectations() { pools_.end_expectations(); }
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<CUDAAllocator> allocator) override {
     check_device(device);
     if (!pools_.create_or_use(device, id, allocator, Pools::USER))
@@ -673,6 +674,9 @@ EXPORTED const char *gpupool_torch_adopt(int device, uint64_t first, uint64_t se
 
 // Lets PyTorch's own allocator serve what is new. Returns null, or why it could not.
 EXPORTED const char *gpupool_torch_uninstall() {
-  gpupool_torch::set_detour(gpupool_torch::PASSING, gpupool_torch::native != nullptr);
-  return nullptr;
+  using namespace gpupool_torch;
+  return attempt([] {
+    set_detour(PASSING, native != nullptr);
+    if (installed) installed->end_expectations();
+  });
 }

@@ -189,6 +189,13 @@ class Pools {
     return true;
   }
 
+  // Ends what is expected of captures whose end PyTorch has not told of: a failed one's it may never tell.
+  void end_expectations() {
+    change_routes([](Routes &routes) {
+      for (auto &route : routes) route.expected = nullptr;
+    });
+  }
+
   int uses(const std::shared_ptr<Pool> &pool) {
     std::lock_guard<std::mutex> lock(mutex_);
     return pool->uses;

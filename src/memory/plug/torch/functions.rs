@@ -17,8 +17,8 @@ use crate::memory::pool::{Pool, PoolId, PoolUse, Purpose, only_in};
 use crate::memory::serve;
 use crate::memory::{empty_cache, set_per_process_memory_fraction};
 use crate::process;
-use crate::runtime::{self, ExpectedCaptures, KnownCapture, Stream, note_capture};
-use crate::sync::{Ordering, lock};
+use crate::runtime::{self, ExpectedCaptures, Stream};
+use crate::sync::{Ordering, ThisThread, ThreadNumber, lock};
 
 /// A pool's id as PyTorch has it: `c10::MempoolId_t`, a pair that C passes as two numbers.
 type TorchId = (u64, u64);
@@ -77,22 +77,25 @@ impl GraphPool {
     }
 }
 
-/// A capture under way.
+/// A capture that is about to begin, or under way, or has failed: PyTorch does not always tell of the end of one that did.
 #[derive(Debug)]
 struct Route {
+    /// Which of all that were made.
+    number: u64,
     device: Device,
     id: TorchId,
     pool: Arc<Pool>,
-    /// Its stream, once an allocation has named it, noted so that other threads know that work on the device cannot be
-    /// recorded.
-    stream: Option<(Stream, KnownCapture)>,
-    /// What is known of it from its beginning, before it allocates.
-    _expected: Option<ExpectedCaptures>,
+    /// The thread that begins it.
+    thread: ThreadNumber,
+    /// Its stream, if that can be asked whether it is captured: one that lasts.
+    stream: Option<Stream>,
+    /// What other threads know of it where its stream cannot be asked: any other may be gone by then.
+    expected: Option<ExpectedCaptures>,
 }
 
 impl Route {
-    fn is_of(&self, stream: &Stream) -> bool {
-        self.stream.as_ref().is_some_and(|(own, _)| own.raw() == stream.raw() && own.device() == stream.device())
+    fn is_into(&self, device: Device, id: TorchId) -> bool {
+        self.device == device && self.id == id
     }
 }
 
@@ -100,9 +103,20 @@ impl Route {
 struct Graphs {
     pools: Vec<GraphPool>,
     routes: Vec<Route>,
+    /// How many routes were made.
+    made: u64,
 }
 
-static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs { pools: Vec::new(), routes: Vec::new() });
+impl Graphs {
+    /// Takes routes out. They are to be dropped outside the lock.
+    fn take_routes(&mut self, mut is_wanted: impl FnMut(&Route) -> bool) -> Vec<Route> {
+        let taken = self.routes.extract_if(.., |route| is_wanted(route)).collect();
+        ROUTES.store(self.routes.len(), Ordering::Release);
+        taken
+    }
+}
+
+static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs { pools: Vec::new(), routes: Vec::new(), made: 0 });
 /// How many routes there are, for the requests made while there are none.
 static ROUTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -115,12 +129,27 @@ fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
     if ROUTES.load(Ordering::Acquire) == 0 || !stream.is_captured()? {
         return Ok(None);
     }
-    let mut graphs = graphs();
-    let route = graphs.routes.iter_mut().rev().find(|route| route.device == stream.device());
-    Ok(route.map(|route| {
-        route.stream.get_or_insert_with(|| (stream.view(), note_capture(stream)));
-        Arc::clone(&route.pool)
-    }))
+    let (pool, unknown) = {
+        let graphs = graphs();
+        let Some(route) = graphs.routes.iter().rfind(|route| route.device == stream.device()) else { return Ok(None) };
+        let is_known = route.stream.is_some() || route.expected.is_some();
+        (Arc::clone(&route.pool), (!is_known).then_some(route.number))
+    };
+    if let Some(number) = unknown {
+        note_stream(number, stream);
+    }
+    Ok(Some(pool))
+}
+
+/// Notes which stream a route's capture is of.
+#[cold]
+fn note_stream(number: u64, stream: &Stream) {
+    let lasting = Some(stream.kept()).filter(Stream::is_lasting);
+    // Outside the lock, for it waits for calls of other threads.
+    let expected = if lasting.is_none() { Some(ExpectedCaptures::new(stream.device())) } else { None };
+    if let Some(route) = graphs().routes.iter_mut().find(|route| route.number == number) {
+        (route.stream, route.expected) = (lasting, expected);
+    }
 }
 
 /// # Safety
@@ -150,14 +179,24 @@ fn new_pool(device: Device) -> Result<PoolUse> {
     Ok(PoolUse::first(pool, true))
 }
 
-/// Drops the routes of captures that are over: PyTorch 2.11 does not end those that failed.
-fn forget_failed() -> Result<()> {
-    let streams: Vec<_> = graphs().routes.iter().filter_map(|route| Some(route.stream.as_ref()?.0.view())).collect();
-    for stream in streams {
+/// Drops the routes of captures that failed, of which PyTorch does not always tell: those whose streams can be asked and are
+/// not captured any more, and what the calling thread has begun in the pool that it begins again.
+fn forget_failed(device: Device, id: TorchId) -> Result<()> {
+    let thread = ThisThread::get().number();
+    let begins_again = |route: &Route| route.is_into(device, id) && route.thread == thread;
+    let asked: Vec<_> = {
+        let graphs = graphs();
+        graphs.routes.iter().filter_map(|route| Some((route.number, route.stream.clone()?))).collect()
+    };
+    let mut over = Vec::new();
+    for (number, stream) in asked {
         if !stream.is_captured()? {
-            graphs().routes.retain(|route| !route.is_of(&stream));
+            over.push(number);
         }
     }
+    let is_over = |route: &Route| over.contains(&route.number) || begins_again(route);
+    let ended = graphs().take_routes(is_over);
+    drop(ended);
     Ok(())
 }
 
@@ -166,7 +205,7 @@ fn forget_failed() -> Result<()> {
 unsafe fn begin(device: c_int, id: TorchId) -> Result<()> {
     process::refuse_forked()?;
     let device = device_of(device)?;
-    forget_failed()?;
+    forget_failed(device, id)?;
     // SAFETY: the caller promises that PyTorch called.
     let expected = unsafe { stream::expect_capture(device) };
     let is_known = graphs().pools.iter().any(|pool| pool.is(device, id));
@@ -185,14 +224,16 @@ unsafe fn begin(device: c_int, id: TorchId) -> Result<()> {
         return Err(Error::invalid_value("PyTorch released a pool that it has just begun to use"));
     };
     // From here on this pool serves them too.
-    let Graphs { pools, routes } = &mut *graphs;
+    let Graphs { pools, routes, made } = &mut *graphs;
     for route in routes.iter().filter(|route| route.device == device && route.id != id) {
         if let Some(other) = pools.iter_mut().find(|pool| pool.is(device, route.id)) {
             other.uses.push(PoolUse::new(&pool, true)?);
         }
     }
     pools[place].begun += 1;
-    routes.push(Route { device, id, pool, stream: None, _expected: expected });
+    *made += 1;
+    let thread = ThisThread::get().number();
+    routes.push(Route { number: *made, device, id, pool, thread, stream: None, expected });
     ROUTES.store(routes.len(), Ordering::Release);
     Ok(())
 }
@@ -220,9 +261,7 @@ fn release(device: c_int, id: TorchId) -> Result<()> {
         (graphs.pools[place].begun == 0).then(|| {
             let pool = graphs.pools.swap_remove(place);
             // Of captures that failed, whose ends PyTorch 2.11 does not tell of.
-            let routes: Vec<_> =
-                graphs.routes.extract_if(.., |route| route.device == device && route.id == id).collect();
-            ROUTES.store(graphs.routes.len(), Ordering::Release);
+            let routes = graphs.take_routes(|route| route.is_into(device, id));
             (routes, pool)
         })
     };

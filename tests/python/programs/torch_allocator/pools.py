@@ -171,6 +171,19 @@ def check_a_capture_that_failed_is_over_once_its_pool_is_released(allocator):
     allocator.end_allocate_to_pool(0, *POOL)
 
 
+def check_a_capture_that_failed_is_over_once_gpupool_is_uninstalled(allocator):
+    call("set_external_stream", stream_of_another_library())
+    allocator.begin_capture_to_pool(0, *POOL)
+    call("set_stream", 0)
+    assert_says(raised(gpupool.InvalidValue, gpupool.synchronize), "is being captured")
+    # PyTorch tells of no end, and releases no pool.
+    assert uninstall() is None
+    gpupool.synchronize()
+    assert install() is None
+    allocator.end_allocate_to_pool(0, *POOL)
+    allocator.release_pool(0, *POOL)
+
+
 def compare_pool_that_ends_before_its_blocks(allocator):
     allocator.create_pool(0, *POOL)
     allocator.begin_allocate_to_pool(0, *POOL, -1 & (2**64 - 1))
