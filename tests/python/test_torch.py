@@ -56,6 +56,7 @@ def torch(folder, monkeypatch, nothing_left):
     monkeypatch.setattr(library, "load", no_library)
     yield double
     gpupool.torch.disable()
+    double.library.torch_set_current(None, False)
 
 
 @pytest.fixture
@@ -568,6 +569,38 @@ def test_the_stream_of_a_capture_that_failed_may_be_gone(allocator, torch):
     graph.reset()
     failed.reset()
     gpupool.synchronize()
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "external"])
+def test_no_call_for_the_whole_device_begins_before_an_announced_capture(allocator, torch, is_own):
+    graph = Graph(allocator)
+    graph.stream = _native.host_create_stream(0)
+    with current(torch, graph.stream, is_own), other_thread() as run:
+        allocator.begin(0, *graph.id)
+        # Such a call of another thread would still be under way when this one's capture begins.
+        with pytest.raises(gpupool.InvalidValue, match="is being captured"):
+            run(gpupool.synchronize)
+        _native.host_begin_capture(graph.stream)
+        graph.free(graph.allocate(MIB), MIB)
+        _native.host_end_capture(graph.stream)
+        allocator.end(0, *graph.id)
+        run(gpupool.synchronize)
+    graph.reset()
+
+
+def test_an_announced_capture_that_did_not_begin_is_over_once_its_thread_allocates(allocator, torch):
+    failed = Graph(allocator)
+    failed.stream = _native.host_create_stream(0)
+    with current(torch, failed.stream, True), other_thread() as run:
+        allocator.begin(0, *failed.id)
+        # Another thread's request says nothing of it.
+        run(lambda: allocator.free(allocator.allocate(MIB), MIB, 0, None))
+        with pytest.raises(gpupool.InvalidValue, match="is being captured"):
+            run(gpupool.synchronize)
+        # Its own comes after the call that failed to begin it, of which PyTorch does not tell.
+        allocator.free(allocator.allocate(MIB), MIB, 0, None)
+        run(gpupool.synchronize)
+    failed.reset()
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "external"])

@@ -5,12 +5,14 @@
 // Pools that PyTorch's own allocator had made before stay there: their numbers are passed on to it.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -40,26 +42,41 @@ struct Pool {
   ~Pool() { api.pool_release(handle); }
 };
 
-// Captures on a device that gpupool expects as long as this lives.
-struct ExpectedCaptures {
-  DeviceIndex device;
-
-  explicit ExpectedCaptures(DeviceIndex device) : device(device) { check(api.expect_captures(device)); }
+// Captures on a device that gpupool expects as long as this lives, or until the one that it was made for has begun on a stream
+// that gpupool asks from then on.
+class ExpectedCaptures {
+ public:
+  ExpectedCaptures(DeviceIndex device, bool is_asked) : device_(device), is_asked_(is_asked) {
+    check(api.expect_captures(device));
+  }
   ExpectedCaptures(const ExpectedCaptures &) = delete;
   ExpectedCaptures &operator=(const ExpectedCaptures &) = delete;
-  ~ExpectedCaptures() { api.end_expecting_captures(device); }
+  ~ExpectedCaptures() { end(); }
+
+  // Notes a request for memory. PyTorch begins a capture before the thread that does allocates again, or has failed to.
+  void note_request(bool is_captured) {
+    if (is_asked_ && (is_captured || std::this_thread::get_id() == thread_)) end();
+  }
+
+ private:
+  DeviceIndex device_;
+  bool is_asked_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  std::atomic<bool> is_over_{false};
+
+  void end() {
+    if (!is_over_.exchange(true)) api.end_expecting_captures(device_);
+  }
 };
 
-// Makes a capture known that is about to begin, which may do other work before it allocates: PyTorch captures its current
-// stream. One of its own is asked from then on. Any other may be gone by the time it would be asked, so captures are expected
-// for as long as the result lives; but not for a scope, whose filter accepts the stream already.
+// Announces a capture that is about to begin: PyTorch captures its current stream. One of its own is asked once it has begun.
+// Any other may be gone by the time it would be asked. None is expected for a scope, whose filter accepts the stream already.
 inline std::shared_ptr<ExpectedCaptures> expect_capture(DeviceIndex device,
                                                         const std::function<bool(cudaStream_t)> &accepts) {
   auto stream = c10::cuda::getCurrentCUDAStream(device);
   // The default stream, which is never captured.
   if (stream.id() == 0) return nullptr;
-  auto handle = lasting(stream);
-  return is_own(stream) || accepts(handle) ? nullptr : std::make_shared<ExpectedCaptures>(device);
+  return accepts(lasting(stream)) ? nullptr : std::make_shared<ExpectedCaptures>(device, is_own(stream));
 }
 
 // Which requests come from a pool, from beginAllocateToPool to endAllocateToPool.
@@ -227,9 +244,12 @@ class Pools {
   // Returns the newest route that accepts a request. Its filter, a function of PyTorch's, is called without a lock.
   std::optional<Route> route(DeviceIndex device, cudaStream_t stream) {
     auto routes = this->routes();
-    for (auto route = routes->rbegin(); route != routes->rend(); ++route)
-      if (route->device == device && route->accepts(stream)) return *route;
-    return std::nullopt;
+    std::optional<Route> found;
+    for (auto route = routes->rbegin(); route != routes->rend(); ++route) {
+      if (!found && route->device == device && route->accepts(stream)) found = *route;
+      if (route->expected) route->expected->note_request(found && found->expected == route->expected);
+    }
+    return found;
   }
 
   // Returns the number that PyTorch knows a pool by.

@@ -89,7 +89,7 @@ struct Route {
     thread: ThreadNumber,
     /// Its stream, if that can be asked whether it is captured: one that lasts.
     stream: Option<Stream>,
-    /// What other threads know of it where its stream cannot be asked: any other may be gone by then.
+    /// What other threads know of it before it has begun, and until its end if its stream cannot be asked.
     expected: Option<ExpectedCaptures>,
 }
 
@@ -108,6 +108,12 @@ struct Graphs {
 }
 
 impl Graphs {
+    /// Takes what was expected of captures that have begun, or will not, and whose streams are asked from now on.
+    fn take_announcements(&mut self, mut is_wanted: impl FnMut(&Route) -> bool) -> Vec<ExpectedCaptures> {
+        let asked = self.routes.iter_mut().filter(|route| route.stream.is_some() && is_wanted(route));
+        asked.filter_map(|route| route.expected.take()).collect()
+    }
+
     /// Takes routes out. They are to be dropped outside the lock.
     fn take_routes(&mut self, mut is_wanted: impl FnMut(&Route) -> bool) -> Vec<Route> {
         let taken = self.routes.extract_if(.., |route| is_wanted(route)).collect();
@@ -126,7 +132,14 @@ fn graphs() -> MutexGuard<'static, Graphs> {
 
 /// Returns the pool of the capture that the stream is in, if it is in one of PyTorch's.
 fn captured_in(stream: &Stream) -> Result<Option<Arc<Pool>>> {
-    if ROUTES.load(Ordering::Acquire) == 0 || !stream.is_captured()? {
+    if ROUTES.load(Ordering::Acquire) == 0 {
+        return Ok(None);
+    }
+    let is_captured = stream.is_captured()?;
+    // PyTorch begins a capture before the thread that does allocates again, or has failed to.
+    let begun = graphs().take_announcements(|route| route.thread == ThisThread::get().number());
+    drop(begun);
+    if !is_captured {
         return Ok(None);
     }
     let (pool, unknown) = {
@@ -179,14 +192,16 @@ fn new_pool(device: Device) -> Result<PoolUse> {
     Ok(PoolUse::first(pool, true))
 }
 
-/// Drops the routes of captures that failed, of which PyTorch does not always tell: those whose streams can be asked and are
-/// not captured any more, and what the calling thread has begun in the pool that it begins again.
+/// Drops the routes of captures that failed, of which PyTorch does not always tell: those that have begun on streams that can be
+/// asked and are not captured any more, and what the calling thread has begun in the pool that it begins again.
 fn forget_failed(device: Device, id: TorchId) -> Result<()> {
     let thread = ThisThread::get().number();
     let begins_again = |route: &Route| route.is_into(device, id) && route.thread == thread;
-    let asked: Vec<_> = {
-        let graphs = graphs();
-        graphs.routes.iter().filter_map(|route| Some((route.number, route.stream.clone()?))).collect()
+    let (asked, _begun): (Vec<_>, _) = {
+        let mut graphs = graphs();
+        let now_asked = graphs.take_announcements(|route| route.thread == thread);
+        let begun = graphs.routes.iter().filter(|route| route.expected.is_none());
+        (begun.filter_map(|route| Some((route.number, route.stream.clone()?))).collect(), now_asked)
     };
     let mut over = Vec::new();
     for (number, stream) in asked {
@@ -207,7 +222,7 @@ unsafe fn begin(device: c_int, id: TorchId) -> Result<()> {
     let device = device_of(device)?;
     forget_failed(device, id)?;
     // SAFETY: the caller promises that PyTorch called.
-    let expected = unsafe { stream::expect_capture(device) };
+    let (stream, expected) = unsafe { stream::expect_capture(device) };
     let is_known = graphs().pools.iter().any(|pool| pool.is(device, id));
     // Made outside the lock, and dropped again if another thread was first.
     let made = if is_known { None } else { Some(new_pool(device)?) };
@@ -233,7 +248,7 @@ unsafe fn begin(device: c_int, id: TorchId) -> Result<()> {
     pools[place].begun += 1;
     *made += 1;
     let thread = ThisThread::get().number();
-    routes.push(Route { number: *made, device, id, pool, thread, stream: None, expected });
+    routes.push(Route { number: *made, device, id, pool, thread, stream, expected });
     ROUTES.store(routes.len(), Ordering::Release);
     Ok(())
 }

@@ -102,26 +102,27 @@ const fn is_own(id: i64) -> bool {
     id & 1 == 1
 }
 
-/// Makes the capture known that PyTorch is about to begin, on its current stream. One of its own is asked from then on, and
-/// any other may be gone before its capture is known to have ended: captures are expected for as long as the caller keeps the
-/// result.
+/// Announces the capture that PyTorch is about to begin on its current stream: captures are expected as long as the caller
+/// keeps the result. With it comes the stream if it is one of PyTorch's own, which can be asked about once the capture has
+/// begun; any other may be gone before its capture is known to have ended.
 ///
 /// # Safety
 /// As [`note`].
-pub(super) unsafe fn expect_capture(device: Device) -> Option<ExpectedCaptures> {
+pub(super) unsafe fn expect_capture(device: Device) -> (Option<Stream>, Option<ExpectedCaptures>) {
     let (Some(functions), Ok(ordinal)) = (FUNCTIONS.get(), i8::try_from(device.ordinal())) else {
-        return Some(ExpectedCaptures::new(device));
+        return (None, Some(ExpectedCaptures::new(device)));
     };
     // SAFETY: the caller promises that PyTorch called, which captures on the device.
     let (id, address) = unsafe { current(*functions, ordinal) };
-    match id {
+    if id == 0 {
         // The default stream is never captured.
-        0 => None,
-        id if is_own(id) => {
-            // SAFETY: PyTorch's current stream is alive, and of the device.
-            unsafe { Stream::from_raw_on(address, device) }.declare_lasting();
-            None
-        }
-        _ => Some(ExpectedCaptures::new(device)),
+        return (None, None);
     }
+    let lasting = is_own(id).then(|| {
+        // SAFETY: PyTorch's current stream is alive, and of the device.
+        let stream = unsafe { Stream::from_raw_on(address, device) };
+        stream.declare_lasting();
+        stream.kept()
+    });
+    (lasting, Some(ExpectedCaptures::new(device)))
 }

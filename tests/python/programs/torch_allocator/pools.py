@@ -171,6 +171,33 @@ def check_a_capture_that_failed_is_over_once_its_pool_is_released(allocator):
     allocator.end_allocate_to_pool(0, *POOL)
 
 
+def check_no_call_for_the_whole_device_begins_before_an_announced_capture(allocator):
+    def synchronizes():
+        try:
+            gpupool.synchronize()
+        except gpupool.InvalidValue as error:
+            assert_says(error, "is being captured")
+            return False
+        return True
+
+    call("set_stream", 2)
+    allocator.begin_capture_to_pool(0, *POOL)
+    assert not in_thread(synchronizes), "it is under way when the capture begins"
+    # PyTorch allocates again: the capture did not begin, of which it does not tell.
+    in_thread(lambda: drop(allocator.block(4096)))
+    assert not in_thread(synchronizes), "another thread's request says nothing of it"
+    drop(allocator.block(4096))
+    assert in_thread(synchronizes), "it did not begin"
+    stream = call("stream_handle", 2)
+    double.set_capture(stream, 1)
+    assert not in_thread(synchronizes)
+    double.set_capture(stream, 0)
+    assert in_thread(synchronizes)
+    allocator.end_allocate_to_pool(0, *POOL)
+    allocator.release_pool(0, *POOL)
+    call("set_stream", 0)
+
+
 def check_a_capture_that_failed_is_over_once_gpupool_is_uninstalled(allocator):
     call("set_external_stream", stream_of_another_library())
     allocator.begin_capture_to_pool(0, *POOL)
