@@ -9,7 +9,7 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory}
 use crate::common::{device, stream};
 use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
+use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
 
 /// Longer than any request takes; a test that waits for it has failed.
 const FOREVER: Duration = Duration::from_secs(20);
@@ -156,4 +156,82 @@ fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
     host!(1, 5 * PAGE);
     asked_while_in_hand(|| drop(empty(4 * PAGE, &stream(0)).unwrap()));
     asked_while_in_hand(|| drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
+}
+
+/// Does `begin` on a thread, which is held in the hook that it is given; meanwhile another thread does `ask`, and others move memory
+/// often.
+fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), ask: impl FnOnce() + Send + 'static) {
+    let (used, other) = (stream(0), stream(0));
+    let busy = MemPool::builder().device(device(0)).build().unwrap();
+    let waiting = empty_in(&busy, PAGE, &used).unwrap();
+    waiting.record_stream(&other).unwrap();
+    submit(&other).unwrap();
+    drop(waiting);
+    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
+    before_call(hook.0, hook.1, move || {
+        in_hand.send(()).unwrap();
+        may_go_on.recv().unwrap();
+    });
+    let begun = thread::spawn(begin);
+    is_in_hand.recv_timeout(FOREVER).unwrap();
+    let asking = thread::spawn(ask);
+    for _ in 0..OFTEN {
+        busy.trim().unwrap();
+    }
+    go_on.send(()).unwrap();
+    let outcome = asking.join();
+    begun.join().unwrap();
+    drop(busy);
+    assert!(outcome.is_ok(), "what is asked for is in the hands of a thread that gives it back");
+}
+
+#[test]
+fn what_a_pool_that_cannot_wake_has_taken_is_waited_for() {
+    host!(1, 6 * PAGE);
+    let used = stream(0);
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let [first, between, last] = [2, 1, 2].map(|pages| empty_in(&pool, pages * PAGE, &used).unwrap());
+    drop(between);
+    pool.sleep(Backup::None).unwrap();
+    let held = empty(2 * PAGE, &used).unwrap();
+    let waking = Arc::clone(&pool);
+    asked_while_held(
+        move || {
+            out_of_memory(waking.wake());
+        },
+        (Call::ExtentCreate, 1),
+        || drop(empty(3 * PAGE, &stream(0)).unwrap()),
+    );
+    drop(held);
+    empty_cache().unwrap();
+    pool.wake().unwrap();
+    drop((first, last, pool));
+    assert_all_back();
+}
+
+#[test]
+fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
+    host!();
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    // With so many caches the next one borrows what it needs.
+    let many: Vec<_> = (0..16).map(|_| stream(0)).collect();
+    let live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
+    let abandoned = stream(0);
+    drop(empty_in(&pool, 700, &abandoned).unwrap());
+    pool.set_limit(Some(pool.stats().unwrap().reserved_bytes));
+    let (asked, asking) = (Arc::clone(&pool), Arc::clone(&pool));
+    let user = many[0].clone();
+    asked_while_held(
+        move || {
+            drop(abandoned);
+            // A part of the caches is looked at for each new one.
+            for _ in 0..4 {
+                let _ = empty_in(&asked, 700, &stream(0));
+            }
+        },
+        (Call::EventRecord, 0),
+        move || drop(empty_in(&asking, PAGE, &user).unwrap()),
+    );
+    drop((live, many, pool));
+    assert_all_back();
 }

@@ -5,7 +5,7 @@
 //! take as long as it likes, or wait for the very thread whose request would wait.
 
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::ids::Device;
 use crate::process;
@@ -36,6 +36,8 @@ struct Move {
     thread: ThreadNumber,
     /// How many callbacks its thread is in, one within the other.
     callbacks: u32,
+    /// Whether its thread waits for those of others.
+    waits: bool,
 }
 
 /// The moves of one device's memory.
@@ -82,7 +84,7 @@ impl UnderWay {
         let mut moves = lock(&MOVES);
         moves.begun += 1;
         let number = moves.begun;
-        moves.under_way.push(Move { number, device: self.device, thread, callbacks: 0 });
+        moves.under_way.push(Move { number, device: self.device, thread, callbacks: 0, waits: false });
         let mut begun = lock(&self.begun);
         if begun.thread != Some(thread) {
             begun.last_of_others = begun.last;
@@ -97,13 +99,37 @@ impl UnderWay {
         if OWN.get() > 0 {
             return None;
         }
-        let mut moves = lock(&MOVES);
+        let moves = self.wait_for(lock(&MOVES), |_| true);
+        let is_quiet = !moves.under_way.iter().any(|one| one.device == self.device);
+        Some(Moment { last: self.last_of_others(), is_quiet })
+    }
+
+    /// The same on a thread that is in one move, and holds nothing that a thread in another waits for. Threads that do this do not
+    /// wait for each other.
+    pub(in crate::memory) fn wait_with_own(&self) {
+        if OWN.get() != 1 {
+            return;
+        }
+        let thread = ThisThread::get().number();
+        own_moves(thread, |one| one.waits = true);
+        CHANGED.notify_all();
+        drop(self.wait_for(lock(&MOVES), |one| !one.waits));
+        own_moves(thread, |one| one.waits = false);
+    }
+
+    /// Waits until those moves have ended, or call out, that have begun by now and are meant.
+    fn wait_for<'a>(
+        &self,
+        mut moves: MutexGuard<'a, Moves>,
+        is_meant: impl Fn(&Move) -> bool,
+    ) -> MutexGuard<'a, Moves> {
         let begun = moves.begun;
-        let is_of_device = |one: &Move| one.device == self.device;
-        while moves.under_way.iter().any(|one| is_of_device(one) && one.number <= begun && one.callbacks == 0) {
+        let is_waited_for =
+            |one: &Move| one.device == self.device && one.number <= begun && one.callbacks == 0 && is_meant(one);
+        while moves.under_way.iter().any(is_waited_for) {
             moves = wait(&CHANGED, &MOVES, moves);
         }
-        Some(Moment { last: self.last_of_others(), is_quiet: !moves.under_way.iter().any(is_of_device) })
+        moves
     }
 
     /// Returns whether nothing has been under way in other threads since a moment.

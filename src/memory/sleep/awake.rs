@@ -94,6 +94,8 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let missing = without(needed, &kept);
     let wanted = missing.iter().map(|range| range.end - range.start).sum();
     let mut taken = Taken::default();
+    // Until the pool has what is taken, or all of it went back.
+    let _moving = memory.under_way.begin();
     let outcome = (|| {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         // What is still copied must not be used by others before.

@@ -9,7 +9,7 @@ use super::claim::{claimed, is_no_memory};
 use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, ThreadCache};
-use crate::memory::device::{PAGE, Reserve, Run};
+use crate::memory::device::{PAGE, Reserve, Run, call_out};
 use crate::memory::pool::{Kept, Pool, Record};
 use crate::memory::serve::out_of_memory::{call, callbacks, note};
 use crate::memory::serve::trim::make_room;
@@ -128,7 +128,7 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Returns a new extent for a pool that is waking: of what the device has, else of what other pools and the user's callbacks
-/// give back.
+/// give back. The thread has those before in hand.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
@@ -138,6 +138,7 @@ pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32, thread: This
     let mut outcome = create();
     let lacks = |outcome: &Result<Extent>| outcome.as_ref().is_err_and(is_no_memory);
     let try_again = || {
+        memory.under_way.wait_with_own();
         if let Some(caches) = DeviceCaches::known(memory.device) {
             make_room(caches, thread, Pool::gives_way);
         }
@@ -150,7 +151,7 @@ pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32, thread: This
     if lacks(&outcome) {
         note(pool, 0, bytes);
         for callback in callbacks() {
-            if lacks(&outcome) && call(&callback, memory.device, bytes) {
+            if lacks(&outcome) && call_out(|| call(&callback, memory.device, bytes)) {
                 outcome = try_again();
             }
         }

@@ -88,6 +88,8 @@ fn take_back(lender: &ThreadCache, thread: ThisThread, slab: &'static Slab, unti
 /// Returns the empty slabs that a cache has borrowed to the pool's lender, which lends them again once the work so far on
 /// the cache's stream is done.
 pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
+    // Begun before any slab is out of the cache, and ended once all are the lender's.
+    let _moving = cache.memory.under_way.begin();
     let returned = {
         let heap = cache.lock_in(service, thread);
         let Some(mut heap) = heap.filter(|heap| heap.has_borrowed()) else { return Ok(()) };
