@@ -11,7 +11,7 @@ use crate::ids::Device;
 use crate::library::{Library, RawHandle};
 use crate::memory_users;
 use crate::observe::Activity;
-use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, is_known_stream_capturing};
+use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, WholeDevice};
 
 /// A handle just created.
 pub(super) struct Created {
@@ -90,13 +90,19 @@ pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, devic
     Prepared::new(runtime, device)?.create(library)
 }
 
-/// Returns whether destroying this library's handles now would spoil a capture that is known of.
-pub(super) fn would_spoil_a_capture(
-    runtime: &'static dyn Runtime,
-    library: &dyn Library,
-    device: Device,
-) -> Result<bool> {
-    Ok(library.synchronizes_on_destroy() && is_known_stream_capturing(runtime, device)?)
+/// A time in which handles may be destroyed: no capture that is announced begins meanwhile, if that would spoil it.
+pub(super) struct Destroying {
+    _whole: Option<WholeDevice>,
+}
+
+impl Destroying {
+    /// Begins it; none while a capture is known of that destroying this library's handles would spoil.
+    pub(super) fn begin(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Option<Self>> {
+        if !library.synchronizes_on_destroy() {
+            return Ok(Some(Self { _whole: None }));
+        }
+        Ok(WholeDevice::begin(runtime, device)?.map(|whole| Self { _whole: Some(whole) }))
+    }
 }
 
 /// Returns whether a refused creation is likely for want of memory: the library says so, or says "not initialized"

@@ -372,9 +372,12 @@ impl Pool {
     pub(super) fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
         let Ok(pool) = self.on(device) else { return Ok(0) };
         let released = self.library.release_workspaces(device).inspect_err(|_| pool.count_failure());
-        if !pool.has_unused() || create::would_spoil_a_capture(runtime, self.library, device)? {
+        if !pool.has_unused() {
             return released.map(|()| 0);
         }
+        let Some(_destroying) = create::Destroying::begin(runtime, self.library, device)? else {
+            return released.map(|()| 0);
+        };
         // Before any handle leaves the pool, so that a refusal loses none.
         let prepared = create::Prepared::new(runtime, device)?;
         let handles = pool.remove_unused();

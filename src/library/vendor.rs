@@ -16,7 +16,7 @@ use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{Device, RawStream};
 use crate::observe::{Activity, target::LIBRARY};
-use crate::runtime::{self, BoundDevice, Kind, Stream};
+use crate::runtime::{self, BoundDevice, Kind, Stream, WholeDevice};
 
 type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -240,12 +240,12 @@ impl Vendor {
     fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
         let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
-        let would_spoil = || {
-            let runtime = runtime::get();
-            let is_capturing = runtime.and_then(|runtime| runtime::is_known_stream_capturing(runtime, device));
-            self.description.synchronizes_on_destroy && is_capturing.unwrap_or(true)
-        };
-        if is_asked_for && !would_spoil() {
+        if !is_asked_for {
+            return;
+        }
+        // Kept until it is destroyed.
+        let begun = runtime::get().and_then(|runtime| WholeDevice::begin(runtime, device));
+        if matches!(begun, Ok(Some(_))) || !self.description.synchronizes_on_destroy {
             // SAFETY: the library made it for the call that it refused, which alone knows it.
             unsafe { (api.destroy)(handle.as_ptr()) };
         }

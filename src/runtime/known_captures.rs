@@ -52,7 +52,7 @@ fn wait_for_calls(mut books: MutexGuard<'_, Books>, device: Device) {
 
 /// A call for a whole device, which is being made as long as this lives.
 #[derive(Debug)]
-pub(super) struct WholeDevice {
+pub(crate) struct WholeDevice {
     device: Device,
 }
 
@@ -69,7 +69,7 @@ impl WholeDevice {
     }
 
     /// Begins a call for a whole device; none while a capture is known of there.
-    pub(super) fn begin(runtime: &'static dyn Runtime, device: Device) -> Result<Option<Self>> {
+    pub(crate) fn begin(runtime: &'static dyn Runtime, device: Device) -> Result<Option<Self>> {
         // Begun before streams are asked, so that no announced capture begins in between.
         let Some(whole) = Self::begin_unannounced(device) else { return Ok(None) };
         Ok(if is_known_stream_capturing(runtime, device)? { None } else { Some(whole) })

@@ -41,7 +41,7 @@ pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_
 pub(crate) use known_captures::ExpectedCaptures;
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
-    KnownCapture, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
+    KnownCapture, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
     synchronize_unless_captured,
 };
 pub use scope::StreamScope;

@@ -1,9 +1,16 @@
 //! Warming, trimming and closing: the ways in which handles come and go other than by need.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
 use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream};
 use gpupool::library::host::{HostLibrary, set_handle_bytes};
-use gpupool::runtime::host::{Call, Fault, begin_capture, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, Pooled, StatusKind};
+use gpupool::runtime::host::{Call, Fault, before_call, begin_capture, end_capture, inject};
+use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, MemPool, Pooled, StatusKind};
+
+/// More often than another thread waits for its turn.
+const OFTEN: u32 = 20_000;
 
 fn pool() -> HandlePool {
     HandlePool::new(HostLibrary).expect("a pool")
@@ -67,6 +74,32 @@ fn trim_destroys_idle_handles_only() {
     let stats = pool.stats(None).unwrap();
     assert_none_lost(stats);
     assert_eq!((stats.created, stats.destroyed, stats.held, stats.device_bytes), (4, 3, 1, 1 << 20));
+}
+
+#[test]
+fn a_capture_that_is_announced_while_handles_are_destroyed_begins_after_that() {
+    host!();
+    let pool = pool();
+    pool.warm(2, device(0)).unwrap();
+    let has_begun = Arc::new(AtomicBool::new(false));
+    let (begun, capturing) = (Arc::clone(&has_begun), Arc::new(Mutex::new(None)));
+    let thread = Arc::clone(&capturing);
+    before_call(Call::HandleDestroy, 1, move || {
+        let other = thread::spawn(move || {
+            let (graphs, captured) = (MemPool::builder().device(device(0)).build().unwrap(), stream(0));
+            let scope = graphs.capture(&captured).unwrap();
+            begin_capture(&captured, CaptureMode::Global).unwrap();
+            begun.store(true, Ordering::Release);
+            (graphs, captured, scope.end())
+        });
+        *thread.lock().unwrap() = Some(other);
+        // It is about to begin now, if nothing keeps it from that.
+        (0..OFTEN).take_while(|_| !has_begun.load(Ordering::Acquire)).for_each(|_| thread::yield_now());
+    });
+    assert_eq!(pool.trim(None).unwrap(), 2);
+    let (_graphs, captured, memory) = capturing.lock().unwrap().take().unwrap().join().unwrap();
+    end_capture(&captured).expect("no handle was destroyed during the capture");
+    memory.unwrap().reset();
 }
 
 #[test]
