@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use gpupool::memory::{C_API, allocate, deallocate};
+use gpupool::memory::{self, C_API, allocate};
 use gpupool::replay::{ReplayAllocator, ReplayEvent, replay};
 use gpupool::{Recording, Stream};
 
@@ -30,6 +30,11 @@ impl Random {
     fn uniform(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
+}
+
+fn deallocate(address: u64) {
+    // SAFETY: each block is freed once, by the code that allocated it, and nothing uses it.
+    unsafe { memory::deallocate(address, None) }.expect("ours");
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -55,7 +60,7 @@ fn timed(count: usize, mut run: impl FnMut()) -> f64 {
 fn pair() {
     let stream = stream();
     for size in [512, 65536, 1 << 20, 32 << 20] {
-        let raw = timed(200_000, || deallocate(allocate(size, &stream).expect("memory"), None).expect("ours"));
+        let raw = timed(200_000, || deallocate(allocate(size, &stream).expect("memory")));
         let buffer = timed(200_000, || drop(black_box(gpupool::empty(size, &stream).expect("memory"))));
         println!(
             r#"{{"peer":"gpupool","work":"pair","size":{size},"ns_per_pair":{raw:.1},"buffer_ns_per_pair":{buffer:.1}}}"#
@@ -128,7 +133,7 @@ fn mix(threads: usize) {
                         live.push(allocate(size, &stream).expect("memory"));
                     } else {
                         let place = random.next() as usize % live.len();
-                        deallocate(live.swap_remove(place), None).expect("ours");
+                        deallocate(live.swap_remove(place));
                     }
                 };
                 (0..5000).for_each(|_| step());
@@ -139,7 +144,7 @@ fn mix(threads: usize) {
                     start.elapsed().as_nanos() as f64 / STEPS as f64
                 };
                 let rounds: Vec<f64> = (0..ROUNDS).map(round).collect();
-                live.into_iter().for_each(|address| deallocate(address, None).expect("ours"));
+                live.into_iter().for_each(deallocate);
                 rounds
             })
         };
@@ -162,7 +167,7 @@ fn recording(threads: usize) {
         let barrier = Barrier::new(threads);
         let run = || {
             let stream = Stream::new(gpupool::device(0).expect("a device")).expect("a stream");
-            let step = || deallocate(allocate(4096, &stream).expect("memory"), None).expect("ours");
+            let step = || deallocate(allocate(4096, &stream).expect("memory"));
             (0..1000).for_each(|_| step());
             let round = || {
                 barrier.wait();
@@ -212,7 +217,7 @@ fn random(count: usize) {
             } else {
                 let place = random.next() as usize % live.len();
                 let (address, size) = live.swap_remove(place);
-                deallocate(address, None).expect("ours");
+                deallocate(address);
                 live_bytes -= size;
             }
         }

@@ -72,8 +72,8 @@ pub(crate) use share::share_at;
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub use sleep::{Backup, sleep, wake};
 
-/// Allocates device memory and returns its address, for callers that free it with [`deallocate`]. Otherwise as
-/// [`empty`].
+/// Allocates device memory and returns its address, for callers that free it with [`deallocate`], which is unsafe. Otherwise
+/// as [`empty`].
 ///
 /// # Errors
 /// As [`empty`], and `ErrorKind::InvalidValue` for 0 bytes.
@@ -83,20 +83,54 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 }
 
 /// Frees memory of [`allocate`], in the order of the stream it was allocated on, or after the work submitted so far to
-/// the given stream. That stream must be alive; it may be of another device if [`enable_peer_access`] has granted that
-/// device access.
+/// the given stream, which may be of another device if [`enable_peer_access`] has granted that device access.
+///
+/// ```
+/// use gpupool::memory::{allocate, deallocate};
+///
+/// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
+/// let address = allocate(1 << 20, &stream)?;
+/// // SAFETY: the block is this program's, which frees it once.
+/// unsafe { deallocate(address, None) }?;
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+///
+/// Safe code frees no address, neither of memory that a buffer has, which dropping the buffer frees, nor a second time:
+///
+/// ```compile_fail,E0133
+/// let pinned = gpupool::empty_pinned(4096, None).unwrap();
+/// gpupool::memory::deallocate(pinned.address(), None).unwrap();
+/// ```
+/// ```compile_fail,E0133
+/// let stream = gpupool::Stream::new(gpupool::device(0).unwrap()).unwrap();
+/// let buffer = gpupool::empty(4096, &stream).unwrap();
+/// gpupool::memory::deallocate(buffer.address(), None).unwrap();
+/// ```
+/// ```compile_fail,E0133
+/// let address = gpupool::empty_pinned(4096, None).unwrap().into_address();
+/// // SAFETY: the block is this program's.
+/// unsafe { gpupool::memory::deallocate(address, None) }.unwrap();
+/// gpupool::memory::deallocate(address, None).unwrap();
+/// ```
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the address is not the start of a block, or was freed before; `ErrorKind::Library` if
-/// the driver refuses to release memory of a pool that no longer exists: the block is freed nevertheless.
+/// `ErrorKind::InvalidValue` if the address is not the start of a block, was freed before, or is of a block that gpupool holds
+/// for its own work; `ErrorKind::Library` if the driver refuses to release memory of a pool that no longer exists: the block is
+/// freed nevertheless.
+///
+/// # Safety
+/// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_address`, or from a function of
+/// [`C_API`], no other code frees it, and nothing uses it later but the work that its streams have by then. A block that was
+/// freed before may be another owner's by now, to which no error can tell.
 #[inline]
-pub fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
+pub unsafe fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;
     serve::free(serve::find(address, None)?, on)
 }
 
 /// Prevents a block, once freed, from being reused before the work that the stream has at that time is done. The stream
-/// may be of another device if [`enable_peer_access`] has granted that device access.
+/// may be of another device if [`enable_peer_access`] has granted that device access. Of a block that was freed meanwhile this
+/// delays the next owner's free, and does no other harm.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block that a caller holds.

@@ -11,7 +11,7 @@ use std::ptr;
 
 use super::DeviceBuffer;
 use super::copies::Way;
-use super::host::{PinnedBuffer, empty_pinned_on_node};
+use super::host::{PinnedBuffer, pinned_for_gpupool};
 use crate::error::{ErrorKind, Result};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 
@@ -96,7 +96,7 @@ struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     fn new(bytes: u64, node: u32, stream: &'a Stream) -> Result<Self> {
-        let pinned = Some(empty_pinned_on_node(bytes, node, None)?);
+        let pinned = Some(pinned_for_gpupool(bytes, node)?);
         Ok(Self { pinned, stream, at: 0, bytes: 0, is_used: false, event: None })
     }
 

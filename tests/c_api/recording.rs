@@ -9,9 +9,10 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use crate::common::c_pools::for_graphs;
+use crate::common::memory::deallocate;
 use crate::common::{MEMORY, device, stream};
 use gpupool::memory::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
-use gpupool::memory::{C_API, MemoryAction, allocate, deallocate, record_stream};
+use gpupool::memory::{C_API, MemoryAction, allocate, record_stream};
 use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 

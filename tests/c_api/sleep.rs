@@ -108,3 +108,48 @@ fn a_wrong_backup_device_or_pool_is_refused() {
     }
     assert_all_back();
 }
+
+#[test]
+fn a_second_free_names_its_pointer_and_leaves_the_backup_of_a_sleeping_device_alone() {
+    host!();
+    let pool = create(options());
+    let (mut block, mut pinned, null) =
+        (ptr::null_mut::<c_void>(), ptr::null_mut::<c_void>(), ptr::null_mut::<c_void>());
+    // SAFETY: the legacy default stream is always alive, and the places are ones for pointers; the block is 6 MiB.
+    unsafe {
+        succeeded((C_API.pool_allocate)(pool.0, ticket(), 6 * MIB, null, &raw mut block));
+        block.cast::<u64>().write(42);
+        succeeded((C_API.allocate_pinned)(6 * MIB, -1, &raw mut pinned));
+        succeeded((C_API.deallocate)(pinned));
+        succeeded((C_API.sleep_device)(0, HOST, ptr::null_mut()));
+    }
+    let address = format!("{pinned:p}");
+    let words = [&*address, "gpupool has for its own work", "freed before"];
+    // SAFETY: the second frees, and what else takes a pointer, are to be refused; the stream is the legacy default one.
+    unsafe {
+        failed((C_API.deallocate)(pinned), INVALID_VALUE, &words);
+        failed((C_API.deallocate_on)(pinned, 0, null), INVALID_VALUE, &words);
+        failed((C_API.record_stream)(pinned, 0, null), INVALID_VALUE, &words);
+        // These have no place for a reason.
+        (C_API.free)(pinned, 6 << 20, 0, null);
+        (C_API.cupy_free)(null, pinned, 0);
+        assert_eq!((C_API.handler_free)(null, pinned, 6 << 20, null), 1);
+    }
+    let mut other = ptr::null_mut();
+    // SAFETY: the place is one for a pointer, and the memory is 6 MiB.
+    unsafe {
+        succeeded((C_API.allocate_pinned)(6 * MIB, -1, &raw mut other));
+        other.cast::<u64>().write(7);
+    }
+    assert_ne!(other, pinned);
+    // SAFETY: null is allowed for what is not asked; the block is there again, and all are this test's.
+    unsafe {
+        succeeded((C_API.wake_device)(0, ptr::null_mut()));
+        assert_eq!(block.cast::<u64>().read(), 42);
+        succeeded((C_API.deallocate)(other));
+        succeeded((C_API.deallocate)(block));
+        failed((C_API.deallocate)(block), INVALID_VALUE, &[&format!("{block:p}")]);
+        succeeded((C_API.pool_release)(pool.0));
+    }
+    assert_all_back();
+}

@@ -30,6 +30,12 @@ pub(crate) fn empty_in(pool: &MemPool, bytes: u64, stream: &Stream) -> Result<De
     empty(bytes, stream)
 }
 
+/// Frees the block at an address of the test's own, or one that is to be refused.
+pub(crate) fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
+    // SAFETY: a test frees what it holds, and uses it no more; any other address is one that gpupool is to refuse.
+    unsafe { gpupool::memory::deallocate(address, on) }
+}
+
 /// The error of a request that memory ran out in.
 #[track_caller]
 pub(crate) fn out_of_memory<T>(outcome: Result<T>) -> Error {

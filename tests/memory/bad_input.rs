@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use crate::common::memory::{empty_in, used};
+use crate::common::memory::{deallocate, empty_in, used};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
-    SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, deallocate, end_allocate_to_pool,
+    SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
     get_per_process_memory_fraction, pool_use_count, record_stream, release_pool, reset_peak_memory_stats,
     set_per_process_memory_fraction,
 };

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gpupool::{Device, Stream, memory};
 
+use crate::common::memory::deallocate;
+
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +36,7 @@ fn bytes_a_block(count: usize, size: impl Fn(usize) -> u64) -> usize {
     let before = HELD.load(Ordering::Relaxed);
     addresses.extend((0..count).map(|index| memory::allocate(size(index), &stream).unwrap()));
     let held = HELD.load(Ordering::Relaxed) - before;
-    addresses.into_iter().for_each(|address| memory::deallocate(address, None).unwrap());
+    addresses.into_iter().for_each(|address| deallocate(address, None).unwrap());
     memory::empty_cache().unwrap();
     held / count
 }

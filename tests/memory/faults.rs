@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use crate::common::device;
-use crate::common::memory::{MIB, used};
+use crate::common::memory::{MIB, deallocate, used};
 use gpupool::memory::{
-    SegmentSource, begin_allocate_to_pool, deallocate, end_allocate_to_pool, pool_use_count, record_stream,
-    release_pool,
+    SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, record_stream, release_pool,
 };
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,

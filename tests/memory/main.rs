@@ -33,3 +33,4 @@ mod summary;
 mod threads;
 mod turnover;
 mod under_way;
+mod whose_block;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use crate::common::memory::deallocate;
 use crate::common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};
 use gpupool::{
@@ -163,8 +164,8 @@ fn it_is_freed_and_recorded_by_its_address_alone() {
     let address = empty_pinned(32 * MIB, None).unwrap().into_address();
     let work = host::submit(&stream).unwrap();
     gpupool::memory::record_stream(address, &stream).unwrap();
-    gpupool::memory::deallocate(address, None).unwrap();
-    assert!(gpupool::memory::deallocate(address, None).unwrap_err().to_string().contains("freed before"));
+    deallocate(address, None).unwrap();
+    assert!(deallocate(address, None).unwrap_err().to_string().contains("freed before"));
     assert_ne!(empty_pinned(32 * MIB, None).unwrap().address(), address);
     host::complete(&stream, work).unwrap();
 }

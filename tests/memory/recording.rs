@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use crate::common::memory::deallocate;
 use crate::common::{device, on_thread, stream, wait_until};
-use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, deallocate, empty_cache};
+use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
 use gpupool::{
     DeviceBuffer, HandleAction, HandleEvent, HostHandles, MemPool, Recording, StackContext, empty, snapshot,

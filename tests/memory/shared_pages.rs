@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::common::memory::{PAGE, reserved};
+use crate::common::memory::{PAGE, deallocate, reserved};
 use crate::common::{device, on_thread, stream};
-use gpupool::memory::{allocate, deallocate, empty_cache, memory_snapshot, memory_stats};
+use gpupool::memory::{allocate, empty_cache, memory_snapshot, memory_stats};
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete, complete_all, inject, submit};
 use gpupool::{DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty};
 use proptest::prelude::*;

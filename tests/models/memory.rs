@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use gpupool::memory::deallocate;
 use gpupool::runtime::host::{
     Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
     end_capture, inject, register as register_memory, submit, submit_using, unregister,
@@ -22,6 +21,8 @@ use gpupool::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+
+use crate::common::memory::deallocate;
 
 const MEMORY: u64 = 256 << 20;
 /// The last two are not gpupool's, and may be gone at any time.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gpupool::memory::{deallocate, enable_peer_access};
+use gpupool::memory::enable_peer_access;
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{
     Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, create_stream,
@@ -23,7 +23,7 @@ use gpupool::{
     empty_cache, memory_stats,
 };
 
-use crate::common::memory::{PAGE, Random, used};
+use crate::common::memory::{PAGE, Random, deallocate, used};
 
 const MEMORY: u64 = 64 << 20;
 const DEVICE: Device = Device::from_ordinal(0);

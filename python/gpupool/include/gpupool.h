@@ -213,7 +213,9 @@ typedef struct gpupool_api {
   /* Allocates memory on an existing stream of the device, from the pool of the calling thread's scope. The pointer is null
    * for 0 bytes, and on failure. */
   int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
-  /* Frees a block, in the order of the stream that it was allocated on. Does nothing for a null pointer. */
+  /* Frees a block, in the order of the stream that it was allocated on. Does nothing for a null pointer. Any other pointer
+   * than one to the start of a block that is in use is an invalid value, also a second free, and a block that gpupool has for
+   * its own work; but a block that was freed, and allocated again by other code, is freed under that. */
   int (*deallocate)(void *pointer);
   /* Makes sure that a block, once freed, is not reused before the stream's work at that time is done. */
   int (*record_stream)(void *pointer, int device, void *stream);

@@ -29,6 +29,8 @@ pub(in crate::memory) enum BlockUser {
     Processes(Arc<Sharing>),
     /// Another pool, whose request took the block for want of memory.
     OtherPool,
+    /// gpupool itself, which allocated it for its own work: no address that a caller gives frees it.
+    Gpupool,
 }
 
 /// A stream that uses a block.
@@ -75,7 +77,9 @@ impl BlockUser {
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(user), Self::Stream(other)) => user.is(other),
-            (Self::Processes(_), Self::Processes(_)) | (Self::OtherPool, Self::OtherPool) => true,
+            (Self::Processes(_), Self::Processes(_))
+            | (Self::OtherPool, Self::OtherPool)
+            | (Self::Gpupool, Self::Gpupool) => true,
             _ => false,
         }
     }
@@ -88,20 +92,20 @@ impl BlockUser {
                 sharing.end();
                 sharing.holders() > 0
             }
-            Self::OtherPool => false,
+            Self::OtherPool | Self::Gpupool => false,
         }
     }
 
     fn stream(&self) -> Option<&StreamUser> {
         match self {
             Self::Stream(user) => Some(user),
-            Self::Processes(_) | Self::OtherPool => None,
+            Self::Processes(_) | Self::OtherPool | Self::Gpupool => None,
         }
     }
 
     pub(super) fn sharing(&self) -> Option<&Arc<Sharing>> {
         match self {
-            Self::Stream(_) | Self::OtherPool => None,
+            Self::Stream(_) | Self::OtherPool | Self::Gpupool => None,
             Self::Processes(sharing) => Some(sharing),
         }
     }

@@ -6,6 +6,7 @@ use std::slice;
 use super::place::{nearest_order, order_of};
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::cache::BlockUser;
 #[cfg(feature = "python")]
 use crate::memory::serve::Attempt;
 use crate::memory::serve::{self, Allocation};
@@ -55,6 +56,18 @@ pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer
 #[inline]
 pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> Result<PinnedBuffer> {
     allocate(nbytes, &order_of(Some(node.into()), stream)?, stream)
+}
+
+/// As [`empty_pinned_on_node`], for gpupool's own work: no address that a caller gives frees it.
+///
+/// # Errors
+/// As [`empty_pinned`].
+pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<PinnedBuffer> {
+    let buffer = empty_pinned_on_node(nbytes, node, None)?;
+    if let Some(Allocation { cache, offset }) = buffer.block {
+        cache.add_use(offset, BlockUser::Gpupool);
+    }
+    Ok(buffer)
 }
 
 #[inline]

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
 use crate::memory::pool::{PoolScope, PoolToken, PoolUse};
-use crate::memory::serve::{Allocation, allocate, find, free};
+use crate::memory::serve::{Allocation, allocate, find, free, owns};
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 use crate::sync::lock;
 
@@ -79,8 +79,11 @@ impl LibraryMemory {
     /// # Safety
     /// The library owned the memory, ours or the driver's, and gives it up.
     pub(super) unsafe fn free(&self, address: u64, stream: &Stream) -> Result<()> {
-        if let Ok(block) = find(address, None) {
-            return free(block, Some(stream));
+        match find(address, None) {
+            Ok(block) => return free(block, Some(stream)),
+            // In gpupool's memory, but no library's.
+            Err(error) if owns(address) => return Err(error),
+            Err(_) => {}
         }
         // The driver waits for the work of most memory before it frees it, but not for that of its own pools.
         stream.synchronize()?;

@@ -162,10 +162,10 @@ fn add_user(block: Allocation, stream: &Stream, as_what: impl FnOnce(BlockUser) 
     Ok(())
 }
 
-/// Returns the block at an address of any device, or of this one.
+/// Returns the block at an address that a caller gives, of any device or of this one.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's.
+/// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's, or is that of a block which gpupool holds itself.
 #[inline]
 pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
     let paged = match device {
@@ -173,9 +173,24 @@ pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Al
         None => DeviceCaches::all().find_map(|caches| block_in_pages(caches, address)),
     };
     match paged {
-        Some(block) => Ok(block),
+        Some(block) if !block.cache.has_uses() => Ok(block),
+        Some(block) => refuse_own(block),
         None => find_in_segments(address, device),
     }
+}
+
+/// Refuses what gpupool allocated for its own work, such as the backup of a sleeping pool.
+#[cold]
+fn refuse_own(block: Allocation) -> Result<Allocation> {
+    process::refuse_forked()?;
+    if !block.cache.is_gpupools(block.offset) {
+        return Ok(block);
+    }
+    Err(Error::invalid_value(format!(
+        "{:#x} on {} is memory that gpupool has for its own work: what a caller had there was freed before; free each block once",
+        block.address(),
+        block.cache.memory.device
+    )))
 }
 
 /// Returns whether an address lies in memory of gpupool's; in a forked child only of what is in no segment.
@@ -200,7 +215,7 @@ fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> 
         if let Some(offset) = caches.memory.segments.offset(address)
             && let Some(cache) = caches.cache_at(offset)
         {
-            return Ok(Allocation { cache, offset });
+            return refuse_own(Allocation { cache, offset });
         }
     }
     not_found(address, device)

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use crate::error::{Error, Result};
-use crate::memory::host::{PinnedBuffer, empty_pinned_on_node};
+use crate::memory::host::{PinnedBuffer, pinned_for_gpupool};
 use crate::observe::nvtx;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -41,7 +41,7 @@ impl Pieces {
     /// Returns the next piece, once it is made.
     ///
     /// # Errors
-    /// As [`empty_pinned_on_node`].
+    /// As [`pinned_for_gpupool`].
     pub(super) fn next(&self) -> Result<PinnedBuffer> {
         let gone = || Error::internal("a backup has no room for what it was made for");
         match &self.made {
@@ -55,7 +55,7 @@ impl Pieces {
 fn make(node: u32, left: &AtomicU64) -> Option<Result<PinnedBuffer>> {
     let take = |left: u64| (left > 0).then(|| left - left.min(PIECE_MOST));
     let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
-    Some(empty_pinned_on_node(before.min(PIECE_MOST), node, None))
+    Some(pinned_for_gpupool(before.min(PIECE_MOST), node))
 }
 
 /// Starts a thread that makes pieces until there are enough, one fails, or they are wanted no more; false if the system

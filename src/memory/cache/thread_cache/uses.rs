@@ -49,6 +49,12 @@ impl ThreadCache {
         })
     }
 
+    /// Returns whether gpupool itself holds the block at the offset.
+    pub(in crate::memory) fn is_gpupools(&self, offset: u64) -> bool {
+        let is_own = |users: &Vec<BlockUser>| users.iter().any(|user| matches!(user, BlockUser::Gpupool));
+        self.has_uses() && self.uses.change(|uses| (uses.len(), uses.get(&offset).is_some_and(is_own)))
+    }
+
     /// Returns the further streams that use each block.
     pub(in crate::memory) fn all_uses(&self) -> Vec<(u64, Vec<BlockUser>)> {
         let copy = |(offset, users): (&u64, &Vec<BlockUser>)| (*offset, users.clone());

@@ -1,0 +1,69 @@
+//! Whose a block is: an address that was freed before, or is another's, frees nothing of gpupool's own.
+
+use crate::common::memory::{MIB, assert_all_back, deallocate};
+use crate::common::{device, on_thread, stream};
+use gpupool::memory::record_stream;
+use gpupool::runtime::host::{Call, before_call, clear_before_call};
+use gpupool::{Backup, ErrorKind, MemPool, PinnedBuffer, Result, empty, empty_pinned};
+
+/// The address of pinned memory that was freed, which the next request for as much gets.
+fn freed(bytes: u64) -> u64 {
+    let address = empty_pinned(bytes, None).unwrap().into_address();
+    deallocate(address, None).unwrap();
+    address
+}
+
+/// gpupool holds the block at this address itself, and the call says so.
+#[track_caller]
+fn assert_gpupools(outcome: Result<()>, address: u64) {
+    let error = outcome.expect_err("the block is gpupool's own");
+    assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+    let text = error.to_string();
+    let words = [&*format!("{address:#x}"), "gpupool has for its own work", "freed before"];
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+fn fill(buffer: &mut PinnedBuffer, byte: u8) {
+    // SAFETY: no device uses the memory.
+    unsafe { buffer.as_mut_slice() }.fill(byte);
+}
+
+#[test]
+fn a_second_free_does_not_free_the_backup_of_a_sleeping_pool() {
+    host!();
+    let stream = stream(0);
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let weights = pool.empty(4 * MIB, &stream).unwrap();
+    weights.copy_from(&[7; 4 << 20], &stream).unwrap();
+    let address = freed(4 * MIB);
+    pool.sleep(Backup::Host).unwrap();
+    assert_gpupools(deallocate(address, None), address);
+    assert_gpupools(deallocate(address, Some(&stream)), address);
+    assert_gpupools(on_thread(move || deallocate(address, None)), address);
+    assert_gpupools(record_stream(address, &stream), address);
+    let mut other = empty_pinned(4 * MIB, None).unwrap();
+    assert_ne!(other.address(), address);
+    fill(&mut other, 1);
+    pool.wake().unwrap();
+    let mut found = vec![0; 4 << 20];
+    weights.copy_to(&mut found, &stream).unwrap();
+    assert!(found.iter().all(|&byte| byte == 7), "the pool woke with other bytes");
+    // gpupool's own end has freed the backup, whose memory is anyone's again.
+    assert_eq!(freed(4 * MIB), address);
+    drop((weights, other, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_second_free_does_not_free_the_memory_that_a_copy_goes_by() {
+    host!();
+    let stream = stream(0);
+    let buffer = empty(MIB, &stream).unwrap();
+    let address = freed(MIB);
+    before_call(Call::CopyToDevice, 0, move || assert_gpupools(deallocate(address, None), address));
+    buffer.copy_from(&[7; 1 << 20], &stream).unwrap();
+    assert_eq!(clear_before_call(), 0, "the copy was met");
+    assert_eq!(freed(MIB), address);
+    drop(buffer);
+    assert_all_back();
+}
