@@ -120,7 +120,8 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
     let (helper, kept) = helper(&own);
     let frees: [fn(DeviceBuffer, &Stream); 6] = [
         |block, _| drop(block),
-        |block, _| deallocate(block.into_address(), None).unwrap(),
+        // SAFETY: nothing else has the block.
+        |block, _| unsafe { deallocate(block.into_address(), None) }.unwrap(),
         |block, other| block.free_on(other).unwrap(),
         |block, _| on_thread(move || drop(block)),
         |block, other| {
@@ -128,7 +129,8 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
             submit(other).unwrap();
             drop(block);
         },
-        |block, other| deallocate(block.into_address(), Some(other)).unwrap(),
+        // SAFETY: nothing else has the block.
+        |block, other| unsafe { deallocate(block.into_address(), Some(other)) }.unwrap(),
     ];
     for free in frees {
         for (bytes, on) in [(300, &own), (MIB / 2, &own), (300, &other), (MIB / 2, &other)] {
