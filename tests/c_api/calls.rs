@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::Mutex;
 
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::C_API;
@@ -351,4 +352,29 @@ fn callbacks_are_asked_before_a_request_fails() {
         assert_failed((C_API.remove_oom_callback)(Some(free_block), context), INVALID_VALUE, &["no such callback"]);
     }
     empty_cache().unwrap();
+}
+
+/// What the destructor of a key was told.
+static TOLD_AT_THE_END: Mutex<String> = Mutex::new(String::new());
+
+/// Fails once the thread's own destructors have run.
+unsafe extern "C" fn fail_at_the_end(_value: *mut c_void) {
+    assert_ne!(deallocate(ptr::without_provenance(4096)), 0);
+    *TOLD_AT_THE_END.lock().unwrap() = last_error();
+}
+
+#[test]
+fn an_error_is_told_to_the_very_end_of_a_thread() {
+    host!();
+    let mut key = 0;
+    // SAFETY: the key is a valid place for one, and the destructor takes any value.
+    assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(fail_at_the_end)) }, 0);
+    on_thread(move || {
+        // One before, whose text would go with the thread's own destructors.
+        assert_ne!(deallocate(ptr::without_provenance(8192)), 0);
+        // SAFETY: the key was just made.
+        assert_eq!(unsafe { libc::pthread_setspecific(key, ptr::without_provenance(1)) }, 0);
+    });
+    let told = TOLD_AT_THE_END.lock().unwrap();
+    assert!(told.contains("0x1000"), "{told}");
 }

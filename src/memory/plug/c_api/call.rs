@@ -3,7 +3,7 @@
 //! A call that succeeds writes nothing but its result.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
 use std::ptr;
 
@@ -22,15 +22,36 @@ const FORKED: c_int = 4;
 const OTHER: c_int = 5;
 const ASLEEP: c_int = 6;
 
+/// The most bytes of a text that [`last_error`] returns, with the null byte at its end. Longer ones are cut.
+const TEXT: usize = 4096;
+const NO_ERROR: &CStr = c"no call of this thread has failed";
+
 thread_local! {
-    /// Why the thread's last call failed.
-    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// Why the thread's last call failed. It has no destructor, so that it can be written and read to the very end of a thread
+    /// and of the process, and leaves nothing behind.
+    static LAST: RefCell<[u8; TEXT]> = const { RefCell::new([0; TEXT]) };
 }
 
 /// Returns why the calling thread's last call failed.
 pub(super) unsafe extern "C" fn last_error() -> *const c_char {
-    let text = LAST.try_with(|last| last.try_borrow().ok()?.as_ref().map(|text| text.as_ptr()));
-    text.ok().flatten().unwrap_or(c"no call of this thread has failed".as_ptr())
+    let text = LAST.try_with(|last| {
+        let has_text = last.try_borrow().is_ok_and(|text| text[0] != 0);
+        has_text.then_some(last.as_ptr().cast::<c_char>().cast_const())
+    });
+    text.ok().flatten().unwrap_or(NO_ERROR.as_ptr())
+}
+
+/// Writes a text, and a null byte behind it, as far as there is room.
+fn write_text(room: &mut [u8; TEXT], text: &str) {
+    let mut end = text.len().min(TEXT - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    // A text has no null bytes but those of other code's errors.
+    for (to, from) in room.iter_mut().zip(text[..end].bytes().map(|byte| if byte == 0 { b' ' } else { byte })) {
+        *to = from;
+    }
+    room[end] = 0;
 }
 
 fn status(error: &Error) -> c_int {
@@ -48,10 +69,8 @@ fn status(error: &Error) -> c_int {
 /// Keeps the error for [`last_error`], and returns its status.
 #[cold]
 fn fail(error: &Error) -> c_int {
-    // A text has no null bytes but those of other code's errors.
-    let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
-    // While the thread ends nothing is kept.
-    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = Some(text)));
+    let text = error.to_string();
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut room| write_text(&mut room, &text)));
     status(error)
 }
 
@@ -168,4 +187,24 @@ pub(in crate::memory::plug) fn address_of(block: Result<Allocation>) -> Result<*
 #[inline]
 pub(in crate::memory::plug) fn pointer(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(address as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str) -> String {
+        let mut room = [b'x'; TEXT];
+        write_text(&mut room, text);
+        CStr::from_bytes_until_nul(&room).unwrap().to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters_and_has_no_null_bytes() {
+        assert_eq!(written(""), "");
+        assert_eq!(written("a\0b"), "a b");
+        let (most, long) = ("a".repeat(TEXT - 1), "a".repeat(TEXT - 2) + "\u{e4}\u{e4}");
+        assert_eq!(written(&most), most);
+        assert_eq!(written(&long), most[1..]);
+    }
 }
