@@ -196,7 +196,7 @@ mod tests {
     fn written(text: &str) -> String {
         let mut room = [b'x'; TEXT];
         write_text(&mut room, text);
-        CStr::from_bytes_until_nul(&room).unwrap().to_str().unwrap().to_owned()
+        CStr::from_bytes_until_nul(&room).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     #[test]
