@@ -42,17 +42,18 @@ pub(crate) struct Pool {
 
 const NO_LIMIT: usize = usize::MAX;
 
-/// A handle that a library is just called with.
+/// A handle that a user's library is just called with: it lies idle again if that panics. gpupool's own libraries do not.
 struct InHand<'a> {
     on_device: &'a DevicePool,
     pooled: Option<Arc<PooledHandle>>,
 }
 
-impl InHand<'_> {
-    fn end(in_hand: Option<Self>) {
-        if let Some(mut in_hand) = in_hand {
-            in_hand.pooled = None;
-        }
+impl<'a> InHand<'a> {
+    fn during<R>(on_device: &'a DevicePool, pooled: Arc<PooledHandle>, call: impl FnOnce(Arc<PooledHandle>) -> R) -> R {
+        let mut in_hand = Self { on_device, pooled: Some(Arc::clone(&pooled)) };
+        let result = call(pooled);
+        in_hand.pooled = None;
+        result
     }
 }
 
@@ -184,36 +185,37 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Option<Arc<PooledHandle>>> {
-        let in_hand = self.in_hand(on_device, &pooled);
-        let reset = self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device()));
-        InHand::end(in_hand);
-        match reset {
+        if self.is_built_in() {
+            self.reset(on_device, pooled, stream)
+        } else {
+            InHand::during(on_device, pooled, |pooled| self.reset(on_device, pooled, stream))
+        }
+    }
+
+    #[inline(always)]
+    fn reset(
+        &self,
+        on_device: &DevicePool,
+        pooled: Arc<PooledHandle>,
+        stream: &Stream,
+    ) -> Result<Option<Arc<PooledHandle>>> {
+        match self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device())) {
             Ok(()) => self.set_stream(on_device, pooled, stream).map(Some),
             Err(error) => self.give_up(on_device, pooled, stream, error),
         }
     }
 
     /// Sets where a new handle takes memory from, and its stream. If that is refused the handle lies idle.
-    #[inline(always)]
     pub(super) fn set_up(
         &self,
         on_device: &DevicePool,
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        let in_hand = self.in_hand(on_device, &pooled);
-        let given = self.give(&pooled, stream.device());
-        InHand::end(in_hand);
-        match given {
+        InHand::during(on_device, pooled, |pooled| match self.give(&pooled, stream.device()) {
             Ok(()) => self.set_stream(on_device, pooled, stream),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
-        }
-    }
-
-    /// Has a handle lie idle again if a user's library panics with it. gpupool's own libraries do not.
-    #[inline(always)]
-    fn in_hand<'a>(&self, on_device: &'a DevicePool, pooled: &Arc<PooledHandle>) -> Option<InHand<'a>> {
-        (!self.is_built_in()).then(|| InHand { on_device, pooled: Some(Arc::clone(pooled)) })
+        })
     }
 
     #[inline(always)]
@@ -228,10 +230,7 @@ impl Pool {
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        let in_hand = self.in_hand(on_device, &pooled);
-        let set = self.library.set_stream(&pooled.handle, stream);
-        InHand::end(in_hand);
-        match set {
+        match self.library.set_stream(&pooled.handle, stream) {
             Ok(()) => Ok(pooled),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
         }
