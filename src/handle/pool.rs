@@ -374,7 +374,7 @@ impl Pool {
         if !pool.has_unused() {
             return released.map(|()| 0);
         }
-        let Some(_destroying) = create::Destroying::begin(runtime, self.library, device)? else {
+        let Some(destroying) = create::Destroying::begin(runtime, self.library, device)? else {
             return released.map(|()| 0);
         };
         // Before any handle leaves the pool, so that a refusal loses none.
@@ -385,6 +385,8 @@ impl Pool {
         let name = self.library.name();
         let activity = Activity::begin(format_args!("trim {name} handles"));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
+        // What a logger does may begin with a capture.
+        drop(destroying);
         info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
         released.and(destroyed).map(|()| count)
     }

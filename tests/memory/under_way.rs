@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use log::{LevelFilter, Log, Metadata, Record};
+
 use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory};
 use crate::common::{device, stream};
 use gpupool::memory::SegmentSource;
@@ -35,6 +37,20 @@ unsafe impl SegmentSource for Held {
     }
 
     unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An allocator of addresses that nothing uses.
+#[derive(Debug)]
+struct MadeUp;
+
+impl SegmentSource for MadeUp {
+    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
+        Ok(1 << 44)
+    }
+
+    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         Ok(())
     }
 }
@@ -78,6 +94,69 @@ fn no_request_waits_for_a_callback_of_another_thread() {
         let source = Arc::new(Held { called, go_on: Mutex::new(Some(go_on)) });
         let pool = MemPool::builder().device(device(0)).allocator(source).build().unwrap();
         out_of_memory(empty_in(&pool, PAGE, &stream(0)));
+    });
+    drop(held);
+    assert_all_back();
+}
+
+/// A logger that says when it has got a line, and goes on once it may: it may wait for any lock, whose holder may allocate.
+struct Slow;
+
+/// What the line has that it waits with, and how it is told.
+type Line = (&'static str, Sender<()>, Receiver<()>);
+
+static LINE: Mutex<Option<Line>> = Mutex::new(None);
+
+impl Log for Slow {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let is_meant = |line: &mut Line| record.args().to_string().contains(line.0);
+        let line = LINE.lock().unwrap().take_if(is_meant);
+        if let Some((_, called, go_on)) = line {
+            called.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn no_request_waits_for_a_logger_of_another_thread() {
+    host!();
+    log::set_logger(&Slow).unwrap();
+    log::set_max_level(LevelFilter::Debug);
+    let held = empty(500 * MIB, &stream(0)).unwrap();
+    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    ends_beside(move |called, go_on| {
+        *LINE.lock().unwrap() = Some(("of moved pages", called, go_on));
+        drop(empty_in(&pool(), PAGE, &stream(0)).unwrap());
+    });
+    ends_beside(|called, go_on| {
+        *LINE.lock().unwrap() = Some(("grew by a segment", called, go_on));
+        let pool = MemPool::builder().device(device(0)).allocator(Arc::new(MadeUp)).build().unwrap();
+        drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
+    });
+    ends_beside(|called, go_on| {
+        let pool = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+        let _guard = pool.on_segment(|_| panic!("of the test")).unwrap();
+        *LINE.lock().unwrap() = Some(("a callback of on_segment panicked", called, go_on));
+        drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
+    });
+    // A pool that wakes has others give way before it says that there is not enough.
+    ends_beside(move |called, go_on| {
+        let (asleep, helper) = (pool(), MemPool::builder().device(device(0)).use_on_oom(true).build().unwrap());
+        let _live = [200, 200].map(|mib| empty_in(&asleep, mib * MIB, &stream(0)).unwrap());
+        asleep.sleep(Backup::None).unwrap();
+        let beside = empty(300 * MIB, &stream(0)).unwrap();
+        drop(empty_in(&helper, 10 * MIB, &stream(0)).unwrap());
+        *LINE.lock().unwrap() = Some(("trimmed", called, go_on));
+        out_of_memory(asleep.wake());
+        drop(beside);
+        asleep.wake().unwrap();
     });
     drop(held);
     assert_all_back();

@@ -6,11 +6,11 @@
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use log::info;
+use log::Level;
 
 use super::device_memory::DeviceMemory;
+use super::under_way::log_out;
 use crate::ids::Device;
-use crate::observe::target::MEMORY;
 use crate::sync::{AtomicU64, Ordering, lock};
 
 /// How long one who gives memory back, or finds none, waits for other processes. They take milliseconds unless they are stopped.
@@ -114,10 +114,12 @@ impl DeviceMemory {
             let late = self.elsewhere.wait(patience);
             if late > 0 {
                 let device = self.device;
-                info!(
-                    target: MEMORY,
-                    "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
+                log_out(
+                    Level::Info,
+                    format_args!(
+                        "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
                      driver has it when they go on, or end"
+                    ),
                 );
             }
         }

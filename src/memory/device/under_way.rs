@@ -5,9 +5,13 @@
 //! take as long as it likes, or wait for the very thread whose request would wait.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
+use log::{Level, log, log_enabled};
+
 use crate::ids::Device;
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::sync::{ThisThread, ThreadNumber, lock, wait};
 
@@ -153,6 +157,13 @@ impl Drop for Moving {
         }
         lock(&MOVES).under_way.retain(|one| one.number != self.number);
         CHANGED.notify_all();
+    }
+}
+
+/// Writes a line to the log, in [`call_out`]: a logger is code of others, and may wait for a lock whose holder allocates.
+pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
+    if log_enabled!(target: MEMORY, level) {
+        call_out(|| log!(target: MEMORY, level, "{line}"));
     }
 }
 

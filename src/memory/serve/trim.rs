@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use log::debug;
+use log::Level;
 
 use super::grow::{end_reserve, let_go_asleep, retire_mappings, retire_reserve, retire_segment, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
-use crate::memory::device::{Remains, Until};
+use crate::memory::device::{Remains, Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
-use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
 /// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache has ended
@@ -119,7 +118,10 @@ pub(in crate::memory) fn trim(
     }
     if released > 0 {
         let (device, took) = (caches.memory.device, activity.took());
-        debug!(target: MEMORY, "pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released));
+        log_out(
+            Level::Debug,
+            format_args!("pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released)),
+        );
     }
     outcome.map(|()| released)
 }

@@ -1,6 +1,6 @@
 //! Growth by pages: those that are free are moved, and extents are created for what is missing.
 
-use log::debug;
+use log::Level;
 
 use super::claim::out_of_addresses;
 use super::effort::Effort;
@@ -11,10 +11,9 @@ use super::in_place::serve_in_place;
 use super::place::{EXTENT_PAGES_AMONG_RIVALS, find_place, rivals, spare};
 use super::segment::grow_by_segment;
 use crate::error::{Bytes, Result};
-use crate::memory::device::PAGE;
+use crate::memory::device::{PAGE, log_out};
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
-use crate::observe::target::MEMORY;
 
 /// Where a pool has segments for large needs, one serves a request for which as many pages are missing: 256 MiB, which take
 /// 70 ms in extents of the host's memory and 15 ms in a segment, but stay where they are.
@@ -84,10 +83,12 @@ pub(super) fn grow_by_pages(request: &Request, effort: Effort) -> Result<Option<
             let offset = growth.finish();
             let (id, on, took) = (service.pool.id, memory.device, activity.took());
             let reserved = Bytes(service.pool.budget().reserved());
-            debug!(
-                target: MEMORY,
-                "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
+            log_out(
+                Level::Debug,
+                format_args!(
+                    "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
                  for {bytes} bytes, {reserved} reserved"
+                ),
             );
             // What the driver refuses here it refuses again later, where a call asked for it.
             let _ = memory.end_retired(false);

@@ -1,20 +1,18 @@
 //! Growth by a segment of the pool's own source.
 
-use log::debug;
+use log::Level;
 
 use super::claim::{claimed, out_of_addresses};
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
-use crate::memory::device::call_out;
-use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, overlapping};
+use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, supply};
 use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::Request;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
-use crate::observe::target::MEMORY;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
@@ -32,7 +30,10 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
     };
     let (id, device, took) = (pool.id, cache.memory.device, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
-    debug!(target: MEMORY, "pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved");
+    log_out(
+        Level::Debug,
+        format_args!("pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved"),
+    );
     Ok(offset)
 }
 
@@ -96,7 +97,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
         left = left.saturating_sub(piece);
     }
     let (on, took) = (cache.memory.device, activity.took());
-    debug!(target: MEMORY, "made {} ahead on {on} in {took}", Bytes(bytes));
+    log_out(Level::Debug, format_args!("made {} ahead on {on} in {took}", Bytes(bytes)));
     Ok(())
 }
 

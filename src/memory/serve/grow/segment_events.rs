@@ -6,13 +6,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use log::error;
+use log::Level;
 
 use crate::error::{Error, Result};
-use crate::memory::device::call_out;
-use crate::memory::device::{Mapping, Remains, Until};
+use crate::memory::device::{Mapping, Remains, Until, call_out, log_out};
 use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
-use crate::observe::target::MEMORY;
 use crate::process;
 
 /// A callback for a pool's segments, registered until this is dropped.
@@ -140,6 +138,9 @@ fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, 
     let event = SegmentEvent { kind, address, nbytes, device: pool.memory.device, pool: pool.id };
     if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.tell(&event)))).is_err() {
         let (label, device) = (pool.label(), event.device);
-        error!(target: MEMORY, "pool {label} on {device}: a callback of on_segment panicked for {event:?}");
+        log_out(
+            Level::Error,
+            format_args!("pool {label} on {device}: a callback of on_segment panicked for {event:?}"),
+        );
     }
 }

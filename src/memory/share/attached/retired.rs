@@ -7,17 +7,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use log::debug;
+use log::Level;
 
 use super::attachment::Attachment;
 use super::imported::release_again;
 use super::mapping::Mapping;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::Until;
+use crate::memory::device::{Until, log_out};
 use crate::memory::share::bell::ring;
 use crate::memory::share::sharing::SharedBlock;
-use crate::observe::target::MEMORY;
 use crate::sync::lock;
 
 /// What a buffer of attached memory has.
@@ -57,7 +56,7 @@ pub(in crate::memory::share) fn end_done() -> bool {
             Ok(true) => end(one, &mut left),
             Ok(false) => left.push(one),
             Err(error) => {
-                debug!(target: MEMORY, "attached memory is not let go yet: {error}");
+                log_out(Level::Debug, format_args!("attached memory is not let go yet: {error}"));
                 left.push(one);
             }
         }
@@ -78,7 +77,7 @@ fn end(Retired { used, .. }: Retired, left: &mut Vec<Retired>) {
             match attachment.end() {
                 Ok(ending) => end_mappings(ending),
                 Err(error) => {
-                    debug!(target: MEMORY, "attached memory could not be let go: {error}");
+                    log_out(Level::Debug, format_args!("attached memory could not be let go: {error}"));
                     let device = attachment.memory.device;
                     let used = Use::Mapped(Arc::new(attachment));
                     left.push(Retired { used, until: Until::at_once(), device });
@@ -103,7 +102,7 @@ fn keep_unended(mut mappings: Vec<Mapping>) -> bool {
     let refuses = |mapping: &mut Mapping| {
         let outcome = mapping.end();
         if let Err(error) = &outcome {
-            debug!(target: MEMORY, "attached memory could not be unmapped: {error}");
+            log_out(Level::Debug, format_args!("attached memory could not be unmapped: {error}"));
         }
         outcome.is_err()
     };
