@@ -84,9 +84,14 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patien
     {
         caches.memory.end_idle_attachments();
         let may_go = |pool: &Pool| !pool.keeps_segments();
-        match trim_pools(caches, ThisThread::get(), patience, may_go) {
-            Ok(bytes) => released += bytes,
-            Err(error) => outcome = outcome.and(Err(error)),
+        let trimmed = trim_pools(caches, ThisThread::get(), patience, may_go);
+        // What other threads have in hand may wait for the GPU, too.
+        let by_all = if patience == Patience::Wait { caches.memory.end_retired_by_all() } else { Ok(0) };
+        for bytes in [trimmed, by_all] {
+            match bytes {
+                Ok(bytes) => released += bytes,
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
         caches.memory.wait_for_processes();
     }

@@ -1,5 +1,6 @@
 //! Requests that find no memory, while other threads have some in their hands.
 
+use std::ptr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -7,9 +8,9 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory};
+use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
 use crate::common::{device, stream};
-use gpupool::memory::SegmentSource;
+use gpupool::memory::{C_API, SegmentSource};
 use gpupool::runtime::host::{Call, before_call, submit};
 use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
 
@@ -262,6 +263,31 @@ fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), as
     begun.join().unwrap();
     drop(busy);
     assert!(outcome.is_ok(), "what is asked for is in the hands of a thread that gives it back");
+}
+
+#[test]
+fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_it_back() {
+    host!();
+    // SAFETY: the place for the bytes may be null.
+    let empty_all = || assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    drop(empty_in(&pool, 4 * PAGE, &stream(0)).unwrap());
+    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
+    before_call(Call::MemoryUnmap, 0, move || {
+        in_hand.send(()).unwrap();
+        may_go_on.recv().unwrap();
+    });
+    let trimming = thread::spawn(move || pool.trim().unwrap());
+    is_in_hand.recv_timeout(FOREVER).unwrap();
+    let emptying = thread::spawn(move || {
+        empty_all();
+        reserved()
+    });
+    (0..OFTEN * 10).take_while(|_| !emptying.is_finished()).for_each(|_| thread::yield_now());
+    go_on.send(()).unwrap();
+    assert_eq!(emptying.join().unwrap(), 0);
+    trimming.join().unwrap();
+    assert_all_back();
 }
 
 #[test]

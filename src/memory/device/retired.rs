@@ -82,6 +82,15 @@ impl DeviceMemory {
         Ok(segments? + pages?)
     }
 
+    /// The same, waiting for the GPU, once other threads have ended what they had in hand, or given it back to the list.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::end_retired`].
+    pub(in crate::memory) fn end_retired_by_all(&self) -> Result<u64> {
+        let _ = self.under_way.wait();
+        self.end_retired(true)
+    }
+
     fn end_retired_pages(&self, wait: bool) -> Result<u64> {
         if self.retired.len.load(Ordering::Acquire) == 0 {
             return Ok(0);

@@ -114,7 +114,9 @@ pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64
     run(|| {
         let pool = pool_of(pool)?;
         let _stack = hold_stack(Purpose::Free);
-        let released = serve::trim(device_caches(pool.memory.device)?, &pool, ThisThread::get(), Patience::Wait)?;
+        let caches = device_caches(pool.memory.device)?;
+        let released = serve::trim(caches, &pool, ThisThread::get(), Patience::Wait)?;
+        let released = released + caches.memory.end_retired_by_all()?;
         // SAFETY: the caller passes a place for a number, or null.
         if let Some(bytes) = unsafe { bytes.as_mut() } {
             *bytes = released;
