@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use crate::common::c_pools::{
-    Address, CPool, DRIVER, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, last_error, named, options,
+    Address, CPool, DRIVER, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, named, options,
     record_stream, succeeded, ticket, with_source,
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back, used};
@@ -513,14 +513,34 @@ fn a_source_supplies_a_pool_and_is_released_once_when_all_its_memory_was_freed()
     assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
     assert_eq!(asked.lock().unwrap().released, 1);
     complete_all().unwrap();
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_that_cannot_be_made_releases_its_source() {
+    host!();
+    let asked = Mutex::new(Asked::default());
+    let source = PoolSource {
+        context: ptr::from_ref(&asked).cast_mut().cast(),
+        allocate: Some(give),
+        free: Some(take),
+        release: Some(release),
+    };
     let mut made = ptr::null_mut();
-    for lacking in [PoolSource { allocate: None, ..source }, PoolSource { free: None, ..source }] {
-        let options = PoolOptions { source: &raw const lacking, ..options() };
-        // SAFETY: the options say their size, and the source is alive.
-        let status = unsafe { (C_API.pool_create)(0, &raw const options, &raw mut made) };
-        failed(status, INVALID_VALUE, &["gpupool_source is a null pointer"]);
+    let (no_allocate, no_free) = (PoolSource { allocate: None, ..source }, PoolSource { free: None, ..source });
+    let cases: [(_, _, *mut _, _); 4] = [
+        (0, no_allocate, &raw mut made, "allocate of the gpupool_source is a null pointer"),
+        (0, no_free, &raw mut made, "free of the gpupool_source is a null pointer"),
+        (7, source, &raw mut made, "no device 7"),
+        (0, source, ptr::null_mut(), "pool is a null pointer"),
+    ];
+    for (number, (device, source, place, words)) in (1..).zip(cases) {
+        let options = PoolOptions { source: &raw const source, ..options() };
+        // SAFETY: the options say their size, the source is alive, and the place is one or null.
+        let status = unsafe { (C_API.pool_create)(device, &raw const options, place) };
+        failed(status, INVALID_VALUE, &[words]);
+        assert_eq!(asked.lock().unwrap().released, number, "{words}");
     }
-    assert_eq!(asked.lock().unwrap().released, 1, "{}", last_error());
     assert_all_back();
 }
 

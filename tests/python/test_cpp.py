@@ -84,6 +84,44 @@ def test_wrappers_give_back_what_they_hold(library, tmp_path, standard):
     assert run(build("c++", source, tmp_path / "program", f"-std={standard}", *STRICT, *link(library))) == ""
 
 
+def sanitizer(folder):
+    """Return the option for AddressSanitizer, which finds leaks too, if the compiler has it."""
+    source = folder / "sanitized.cpp"
+    source.write_text("int main() {}\n")
+    command = ["c++", "-fsanitize=address", str(source), "-o", str(folder / "sanitized")]
+    compiles = shutil.which("c++") and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    # It also has to run: it does not under every emulator or limit of memory.
+    runs = compiles and subprocess.run([folder / "sanitized"], capture_output=True, check=False).returncode == 0
+    return ["-fsanitize=address", "-g"] if runs else []
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_what_callbacks_throw_comes_out_of_the_call_that_led_to_them(library, tmp_path, standard):
+    source = ROOT / "tests" / "cpp" / "callbacks.cpp"
+    options = [f"-std={standard}", *STRICT, *sanitizer(tmp_path), *link(library)]
+    assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+def test_what_no_call_can_throw_is_written_to_stderr(library, tmp_path):
+    source = tmp_path / "program.cpp"
+    source.write_text(
+        "#include <gpupool_callbacks.hpp>\n#include <stdexcept>\n"
+        "int main() {\n"
+        "  gpupool_source source{nullptr, [](void *, std::uint64_t, int, void *) -> void * { throw std::runtime_error("
+        '"no such memory"); },\n    [](void *, void *, std::uint64_t, int, void *) {}, nullptr};\n'
+        "  gpupool::pool_options options;\n  options.source = &source;\n  gpupool::pool pool(0, options);\n"
+        "  void *pointer = nullptr;\n"
+        "  auto &api = gpupool::api();\n"
+        "  return api.pool_allocate(pool.handle(), UINT64_MAX, 1, nullptr, &pointer) != GPUPOOL_ERROR_OUT_OF_MEMORY;\n"
+        "}\n"
+    )
+    program = build("c++", source, tmp_path / "program", "-std=c++17", *STRICT, *link(library))
+    environment = {**os.environ, "GPUPOOL_RUNTIME": "host"}
+    done = subprocess.run([program], capture_output=True, text=True, env=environment, check=False)
+    line = "gpupool: a callback threw where no function of gpupool.hpp could throw it again: no such memory"
+    assert (done.returncode, set(done.stderr.splitlines())) == (0, {line})
+
+
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 @pytest.mark.parametrize("rmm", [False, True], ids=["CCCL", "RMM"])
 def test_resources_serve_cccl_and_rmm(library, tmp_path, standard, rmm):

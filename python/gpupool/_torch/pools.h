@@ -347,9 +347,7 @@ class Pools {
       options.source = &source;
     }
     gpupool_pool *handle = nullptr;
-    int status = api.pool_create(device, &options, &handle);
-    if (status && source.release) source.release(source.context);
-    check(status);
+    check(api.pool_create(device, &options, &handle)); // which releases the source if it fails
     return std::make_shared<Pool>(device, id, handle);
   }
 

@@ -7,6 +7,9 @@
  * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
  * GPUPOOL_SUCCESS or another gpupool_status; after a failure `last_error` says what failed, and what to do. Devices are
  * ordinals as the runtime numbers them. Streams are cudaStream_t or hipStream_t; null is the legacy default stream.
+ *
+ * Every callback must return: an exception that leaves one, or a longjmp out of it, ends the process or leaves gpupool as it
+ * was in the middle of a call. gpupool_callbacks.hpp and gpupool.hpp take callbacks that throw.
  */
 #ifndef GPUPOOL_H
 #define GPUPOOL_H
@@ -42,8 +45,8 @@ typedef struct gpupool_pool gpupool_pool;
 typedef struct gpupool_checkpoint gpupool_checkpoint;
 
 /* A custom allocator for a pool's memory, in place of the driver. `allocate` returns null if there is no memory. The
- * functions are called while gpupool holds no lock. `release` is called once, when the pool has ended and all its memory was
- * freed. */
+ * functions are called while gpupool holds no lock, and must not throw or longjmp. `release` is called once: when the pool
+ * has ended and all its memory was freed, or before pool_create returns if that fails. */
 typedef struct gpupool_source {
   void *context;
   void *(*allocate)(void *context, uint64_t bytes, int device, void *stream);
@@ -117,7 +120,7 @@ typedef struct gpupool_event {
 } gpupool_event;
 
 /* The functions that snapshot calls, in this order: for each segment with its blocks by address, then for events from the
- * first to the last. */
+ * first to the last. They must not throw or longjmp. */
 typedef struct gpupool_snapshot_visitor {
   uint64_t size; /* of this struct */
   void *context;
@@ -126,8 +129,9 @@ typedef struct gpupool_snapshot_visitor {
   void (*event)(void *context, const gpupool_event *event); /* or null: no events */
 } gpupool_snapshot_visitor;
 
-/* What is recorded. Numbers of stacks come from `take_stack`, which is called while gpupool holds no lock: 0 for
- * none, else a number whose highest bit is set; other numbers are for Python's stacks, which are 0 here. */
+/* What is recorded. Numbers of stacks come from `take_stack`, which is called while gpupool holds no lock and must
+ * not throw or longjmp: 0 for none, else a number whose highest bit is set; other numbers are for Python's stacks, which are 0
+ * here. */
 typedef struct gpupool_recording {
   uint64_t size; /* of this struct */
   uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
@@ -236,7 +240,7 @@ typedef struct gpupool_api {
   /* Lets the device read and write the memory of the peer, existing and later. */
   int (*enable_peer_access)(int device, int peer);
   /* Registers a callback that is called before a request fails, after everything else was tried; it returns whether it freed
-   * memory. It is called with no lock held, on the requesting thread. */
+   * memory. It is called with no lock held, on the requesting thread, and must not throw or longjmp. */
   int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
   /* Removes a callback that was added with the same two arguments. */
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
@@ -264,7 +268,8 @@ typedef struct gpupool_api {
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
   /* Makes exactly those blocks live again, at the same addresses, and frees all others. The pool must be one made for graphs,
    * which nothing else uses meanwhile. Waits and is refused like pool_checkpoint. `freed` is called for each block that was
-   * live before, `allocated` for each that is live after; either may be null. On failure nothing has changed. */
+   * live before, `allocated` for each that is live after; either may be null, and neither may throw or longjmp. On
+   * failure nothing has changed. */
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
                       void (*allocated)(void *context, void *pointer, uint64_t requested));
@@ -281,11 +286,12 @@ typedef struct gpupool_api {
   /* Starts a recording; if there is one already, also by gpupool's other interfaces, changes its settings. null ends it and
    * discards its events; live blocks keep their stacks until they are freed, or another interface ends a recording. */
   int (*record)(const gpupool_recording *recording);
-  /* Calls `visit` with the number of each stack that an event or a live block still refers to. */
+  /* Calls `visit`, which must not throw or longjmp, with the number of each stack that an event or a live block still refers
+   * to. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
   /* Calls the observer for every event from now on, while gpupool holds no lock, on the thread of the event: for memory that
    * is added before it is used, for memory that is released before that. null removes it, except for running calls on other
-   * threads. */
+   * threads. It must not throw or longjmp. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
 
   /* Adds a use of the pool with this id, which pool_release ends. */
@@ -345,7 +351,7 @@ typedef struct gpupool_api {
    * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done. The event's `stream` and `stack` are 0.
    * It is called while gpupool holds no lock, on the thread whose call adds or releases the segment, until the pool ends, or
    * until `pool_remove_segment_callback` with the same two arguments: then it is not called again, except for running calls
-   * on other threads. Refused for other pools. */
+   * on other threads. It must not throw or longjmp. Refused for other pools. */
   int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
   /* Removes a callback that was added with the same two arguments. */

@@ -7,6 +7,10 @@
 // Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. A failed call throws: out_of_memory, a
 // std::bad_alloc, if there is not enough memory, otherwise an error with its status. Destructors do not throw.
 //
+// A callback given to this header or to gpupool_callbacks.hpp may throw: no exception enters gpupool. The function of these
+// headers that the thread was in throws it again once gpupool has returned, with nothing allocated. If there is none, or it
+// is a destructor, the exception handler has it; see set_exception_handler.
+//
 // Link libgpupool.so.0. Code that takes the table from Python's gpupool.c_api.capsule instead defines GPUPOOL_NO_LIBRARY in
 // all its files, before it includes this, calls gpupool::set_api first, and needs no library.
 #ifndef GPUPOOL_HPP
@@ -15,6 +19,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -84,6 +91,116 @@ inline void check(int status) {
   throw error(status, why);
 }
 
+// Is called with an exception of a callback that no function can throw again, on the thread of the callback.
+using exception_handler = void (*)(std::exception_ptr) noexcept;
+
+namespace detail {
+
+// What the handler is at first: writes to stderr what was thrown.
+inline void print_exception(std::exception_ptr exception) noexcept {
+  const char *format = "gpupool: a callback threw where no function of gpupool.hpp could throw it again: %s\n";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, format, error.what());
+  } catch (...) {
+    std::fprintf(stderr, format, "not a std::exception");
+  }
+}
+
+inline std::atomic<exception_handler> handler{print_exception};
+
+// A call of the table that the thread is in, and what the callbacks threw that it led to.
+class running {
+ public:
+  running() noexcept : outer_(std::exchange(innermost, this)) {}
+  running(const running &) = delete;
+  running &operator=(const running &) = delete;
+  ~running() { innermost = outer_; }
+
+  // Keeps what the running callback threw. What says that there is no memory matters only if the call fails.
+  static void keep(bool is_no_memory = false) noexcept {
+    auto exception = std::current_exception();
+    if (!innermost) return handler.load(std::memory_order_acquire)(exception);
+    auto &place = is_no_memory ? innermost->no_memory_ : innermost->thrown_;
+    if (!place) place = exception;
+  }
+  static bool has_thrown() noexcept { return innermost && innermost->thrown_; }
+  void throw_again(int status) {
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+    if (status != GPUPOOL_SUCCESS && no_memory_) std::rethrow_exception(std::exchange(no_memory_, nullptr));
+  }
+
+ private:
+  static inline thread_local running *innermost = nullptr;
+  running *outer_;
+  std::exception_ptr thrown_, no_memory_;
+};
+
+// Makes a call of the table, and throws what its callbacks threw. Returns its status.
+template <class Function> int call(Function function) {
+  running own;
+  int status = function();
+  own.throw_again(status);
+  return status;
+}
+
+// The same for a call that allocates: nothing is allocated if it throws.
+template <class Function> int allocate(void *&pointer, Function function) {
+  try {
+    return call([&] { return function(&pointer); });
+  } catch (...) {
+    if (pointer) api().deallocate(std::exchange(pointer, nullptr));
+    throw;
+  }
+}
+
+// A program's source, behind functions that throw nothing. gpupool's release deletes it.
+class source {
+ public:
+  explicit source(const gpupool_source &own) : own_(own) {}
+
+  gpupool_source functions() noexcept {
+    return {this, own_.allocate ? allocate : nullptr, own_.free ? free : nullptr, release};
+  }
+
+ private:
+  gpupool_source own_;
+
+  static gpupool_source &own(void *context) noexcept { return static_cast<source *>(context)->own_; }
+  static void *allocate(void *context, std::uint64_t bytes, int device, void *stream) noexcept {
+    try {
+      return own(context).allocate(own(context).context, bytes, device, stream);
+    } catch (...) {
+      running::keep(true);
+      return nullptr;
+    }
+  }
+  static void free(void *context, void *pointer, std::uint64_t bytes, int device, void *stream) noexcept {
+    try {
+      own(context).free(own(context).context, pointer, bytes, device, stream);
+    } catch (...) {
+      running::keep();
+    }
+  }
+  static void release(void *context) noexcept {
+    std::unique_ptr<source> ended(static_cast<source *>(context));
+    try {
+      if (ended->own_.release) ended->own_.release(ended->own_.context);
+    } catch (...) {
+      running::keep();
+    }
+  }
+};
+
+} // namespace detail
+
+// Has this called with exceptions of callbacks that no function can throw again, such as those of a source's `free` while a
+// destructor ends the pool, or of a callback on a thread that called the table itself. At first they are written to stderr.
+inline void set_exception_handler(exception_handler handler) noexcept {
+  detail::handler.store(handler ? handler : detail::print_exception, std::memory_order_release);
+}
+
 // Waits for the work so far on a stream of the device.
 inline void synchronize(void *stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
 
@@ -91,7 +208,7 @@ inline void synchronize(void *stream = nullptr, int device = 0) { check(api().sy
 // Returns how many bytes.
 inline std::uint64_t empty_cache(int device = -1) {
   std::uint64_t bytes = 0;
-  check(api().empty_cache(device, &bytes));
+  check(detail::call([&] { return api().empty_cache(device, &bytes); }));
   return bytes;
 }
 
@@ -108,7 +225,7 @@ struct pool_options {
   bool use_on_oom = false;
   bool no_split = false;
   const char *name = nullptr;
-  const gpupool_source *source = nullptr;
+  const gpupool_source *source = nullptr; // its functions may throw
 };
 
 // A private pool of a device's memory. It ends with its last use; live blocks stay valid.
@@ -121,8 +238,12 @@ class pool {
     own.use_on_oom = options.use_on_oom;
     own.no_split = options.no_split;
     own.name = options.name;
-    own.source = options.source;
-    check(api().pool_create(device, &own, &handle_));
+    gpupool_source source;
+    if (options.source) {
+      source = (new detail::source(*options.source))->functions();
+      own.source = &source;
+    }
+    check(detail::call([&] { return api().pool_create(device, &own, &handle_); }));
   }
   // One more use of an existing pool, such as one of Python's.
   pool(int device, gpupool_pool_id id) : device_(device) { check(api().pool_by_id(device, &id, &handle_)); }
@@ -150,25 +271,26 @@ class pool {
   // Allocates from this pool, regardless of the thread's scopes; free it with deallocate.
   void *allocate(std::size_t bytes, void *stream = nullptr) const {
     void *pointer = nullptr;
-    check(api().pool_allocate(handle_, UINT64_MAX, bytes, stream, &pointer));
+    check(detail::allocate(
+        pointer, [&](void **place) { return api().pool_allocate(handle_, UINT64_MAX, bytes, stream, place); }));
     return pointer;
   }
   void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle_, use_on_oom)); }
   // Releases its free memory to the driver, and waits for the GPU work that may still use it; returns how many bytes.
   std::uint64_t trim() {
     std::uint64_t bytes = 0;
-    check(api().pool_trim(handle_, &bytes));
+    check(detail::call([&] { return api().pool_trim(handle_, &bytes); }));
     return bytes;
   }
   // Releases its device memory but keeps its addresses, and allocates it again; both return how many bytes.
   std::uint64_t sleep(gpupool_backup backup = GPUPOOL_BACKUP_HOST) {
     std::uint64_t bytes = 0;
-    check(api().pool_sleep(handle_, backup, &bytes));
+    check(detail::call([&] { return api().pool_sleep(handle_, backup, &bytes); }));
     return bytes;
   }
   std::uint64_t wake() {
     std::uint64_t bytes = 0;
-    check(api().pool_wake(handle_, &bytes));
+    check(detail::call([&] { return api().pool_wake(handle_, &bytes); }));
     return bytes;
   }
   bool is_asleep() const {
@@ -197,9 +319,9 @@ class scope {
 
 // Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
 // null pointer.
-inline void deallocate(void *pointer) { check(api().deallocate(pointer)); }
+inline void deallocate(void *pointer) { check(detail::call([&] { return api().deallocate(pointer); })); }
 inline void deallocate(void *pointer, void *stream, int device = 0) {
-  check(api().deallocate_on(pointer, device, stream));
+  check(detail::call([&] { return api().deallocate_on(pointer, device, stream); }));
 }
 
 namespace detail {
@@ -252,7 +374,7 @@ class device_buffer : public detail::block {
   device_buffer() = default;
   // From the pool of the thread's scope.
   explicit device_buffer(std::size_t bytes, void *stream = nullptr, int device = 0) : device_(device), stream_(stream) {
-    check(api().allocate(bytes, device, stream, &pointer_));
+    check(detail::allocate(pointer_, [&](void **place) { return api().allocate(bytes, device, stream, place); }));
     size_ = bytes;
   }
   // From this pool, regardless of the scope.
@@ -277,7 +399,7 @@ class pinned_buffer : public detail::block {
  public:
   pinned_buffer() = default;
   explicit pinned_buffer(std::size_t bytes, int numa = -1) {
-    check(api().allocate_pinned(bytes, numa, &pointer_));
+    check(detail::allocate(pointer_, [&](void **place) { return api().allocate_pinned(bytes, numa, place); }));
     size_ = bytes;
   }
   pinned_buffer(pinned_buffer &&) = default;

@@ -5,7 +5,7 @@
 //
 // CCCL 3.1 or later, in which a resource has allocate(stream, bytes, alignment) and allocate_sync(bytes, alignment), and
 // CUDA's headers. Resources are cheap to copy, and equal ones may free each other's memory. The resources of
-// gpupool_rmm.hpp throw RMM's exceptions.
+// gpupool_rmm.hpp throw RMM's exceptions. Requests throw again what callbacks threw, as in gpupool.hpp.
 #ifndef GPUPOOL_MR_HPP
 #define GPUPOOL_MR_HPP
 
@@ -91,9 +91,10 @@ template <class Errors> class basic_memory_resource {
 
   void *allocate_on(void *stream, std::size_t bytes) {
     void *pointer = nullptr;
-    detail::check_resource<Errors>(
-        pool_ ? api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, stream, &pointer)
-              : api().allocate(bytes, device_, stream, &pointer));
+    detail::check_resource<Errors>(detail::allocate(pointer, [&](void **place) {
+      return pool_ ? api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, stream, place)
+                   : api().allocate(bytes, device_, stream, place);
+    }));
     return pointer;
   }
   // A stream that is gone cannot be named: then the block goes in the order of its own.
@@ -113,7 +114,8 @@ template <class Errors> class basic_pinned_memory_resource {
   void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
     detail::check_alignment<Errors>(alignment);
     void *pointer = nullptr;
-    detail::check_resource<Errors>(api().allocate_pinned(bytes, -1, &pointer));
+    detail::check_resource<Errors>(
+        detail::allocate(pointer, [&](void **place) { return api().allocate_pinned(bytes, -1, place); }));
     return pointer;
   }
   // Without a stream all work with it must be done.

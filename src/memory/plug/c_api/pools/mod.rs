@@ -36,12 +36,14 @@ pub(super) unsafe extern "C" fn pool_create(
     pool: *mut *mut PoolHandle,
 ) -> c_int {
     run(|| {
+        // First, so that whatever fails releases the source.
+        // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
+        let options = unsafe { options::read(options) };
         // SAFETY: the caller passes a place for a pointer.
         let place = unsafe { place(pool, "pool") }?;
         *place = ptr::null_mut();
         let device = device_of(device)?;
-        // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
-        let options = unsafe { options::read(options) }?;
+        let options = options?;
         let is_for_graphs = options.rules.is_for_graphs;
         let pool = serve::make_pool(device, PoolId::next(!is_for_graphs), options)?;
         *place = make(PoolUse::first(pool, is_for_graphs))?;

@@ -11,9 +11,14 @@ use crate::runtime::Stream;
 
 /// `gpupool_source`, with what it must have. It is released when it is dropped.
 pub(super) struct CSource {
-    context: *mut c_void,
     allocate: unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void),
+    context: Context,
+}
+
+/// The context of a source, which ends with its release.
+struct Context {
+    context: *mut c_void,
     release: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
@@ -29,13 +34,13 @@ impl CSource {
     /// They do what the header says, from any thread, until `release` was called.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if `allocate` or `free` is null.
+    /// `ErrorKind::InvalidValue` if `allocate` or `free` is null; then it has been released.
     pub(super) unsafe fn new(source: &PoolSource) -> Result<Self> {
+        let context = Context { context: source.context, release: source.release };
         Ok(Self {
-            context: source.context,
             allocate: source.allocate.ok_or_else(|| null("allocate of the gpupool_source"))?,
             free: source.free.ok_or_else(|| null("free of the gpupool_source"))?,
-            release: source.release,
+            context,
         })
     }
 }
@@ -50,7 +55,8 @@ impl fmt::Debug for CSource {
 unsafe impl SegmentSource for CSource {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         // SAFETY: `new` requires that the function may be called so until the source is released.
-        let address = unsafe { (self.allocate)(self.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
+        let address =
+            unsafe { (self.allocate)(self.context.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
         if address.is_null() {
             return Err(Error::no_memory(OWN_ALLOCATOR, "allocate returned a null pointer"));
         }
@@ -60,12 +66,12 @@ unsafe impl SegmentSource for CSource {
     unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let (device, stream) = (ordinal(stream.device()), stream.raw().as_ptr());
         // SAFETY: as above, and the function takes back what `allocate` returned.
-        unsafe { (self.free)(self.context, pointer(address), bytes, device, stream) };
+        unsafe { (self.free)(self.context.context, pointer(address), bytes, device, stream) };
         Ok(())
     }
 }
 
-impl Drop for CSource {
+impl Drop for Context {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: nothing has the source any more, and all its memory was freed.
