@@ -17,6 +17,8 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// The library of calls that gpupool refuses itself.
 pub(crate) const GPUPOOL: &str = "gpupool";
+/// The name of a status that the library itself has no name for: then the number alone tells.
+pub(crate) const UNKNOWN_STATUS: &str = "unknown status";
 /// The library of calls that an allocator refuses which a pool was made with.
 pub(crate) const OWN_ALLOCATOR: &str = "the pool's own allocator";
 
@@ -274,7 +276,11 @@ impl fmt::Display for Error {
 
 impl fmt::Display for LibraryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} failed with {} ({})", self.library, self.function, self.status, self.code)?;
+        write!(f, "{}: {} failed with ", self.library, self.function)?;
+        match self.status.as_str() {
+            UNKNOWN_STATUS => write!(f, "{UNKNOWN_STATUS} {}", self.code)?,
+            status => write!(f, "{status} ({})", self.code)?,
+        }
         if let Some(device) = self.device {
             write!(f, " on {device}")?;
         }

@@ -4,7 +4,7 @@
 //! is a stream's address as the vendor's API represents it, and the capture types mirror CUDA's. Their use by a runtime
 //! is in [`crate::runtime`].
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fmt;
 
 /// A GPU, by its ordinal among those the process sees (0, 1, ...), as in `cuDeviceGet`.
@@ -114,6 +114,26 @@ pub enum CaptureMode {
     Relaxed,
 }
 
+impl CaptureMode {
+    /// Returns the number that CUDA and HIP have for it.
+    pub(crate) const fn number(self) -> c_int {
+        match self {
+            Self::Global => 0,
+            Self::ThreadLocal => 1,
+            Self::Relaxed => 2,
+        }
+    }
+
+    /// Returns the mode of a number that a driver wrote; of one that is not known, the strictest.
+    pub(crate) const fn of(number: c_int) -> Self {
+        match number {
+            1 => Self::ThreadLocal,
+            2 => Self::Relaxed,
+            _ => Self::Global,
+        }
+    }
+}
+
 /// Whether work on a stream is recorded into a graph (`CUstreamCaptureStatus`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CaptureStatus {
@@ -127,4 +147,21 @@ pub enum CaptureStatus {
     /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`). Any use of it would invalidate that capture: to submit work, to record or
     /// query it, or to wait.
     Implicit,
+}
+
+impl CaptureStatus {
+    /// Returns the status of a number that CUDA or HIP wrote, if it is known.
+    pub(crate) const fn known(number: c_int) -> Option<Self> {
+        match number {
+            0 => Some(Self::None),
+            1 => Some(Self::Active),
+            2 => Some(Self::Invalidated),
+            _ => None,
+        }
+    }
+
+    /// As [`CaptureStatus::known`]. A stream whose status is not known counts as captured, and nothing is kept for its graph.
+    pub(crate) fn of(number: c_int) -> Self {
+        Self::known(number).unwrap_or(Self::Invalidated)
+    }
 }

@@ -14,7 +14,8 @@ type GetValueFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
 type SetThreeFn = unsafe extern "C" fn(*mut c_void, *const c_void, *const c_void, *const c_void) -> c_int;
 type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
-type IsOwnFn = unsafe extern "C" fn(*mut c_void) -> bool;
+/// In C it returns a bool, which is a byte.
+type IsOwnFn = unsafe extern "C" fn(*mut c_void) -> u8;
 pub(super) type GetHandlerFn = unsafe extern "C" fn(*mut c_void, *mut ToldHandler) -> c_int;
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl LoadedReset {
             // SAFETY: the caller vouches for the handle.
             Call::AsNew(set, _, value) => value.get().map_or(0, |&value| unsafe { set(handle, value) }),
             // SAFETY: the caller vouches for the handle.
-            Call::OwnWorkspace(_, is_own) if is_own.iter().any(|is_own| unsafe { is_own(handle) }) => 0,
+            Call::OwnWorkspace(_, is_own) if is_own.iter().any(|is_own| unsafe { is_own(handle) } != 0) => 0,
             // SAFETY: the caller vouches for the handle, and null is the library's own workspace.
             Call::OwnWorkspace(set, _) => unsafe { set(handle, ptr::null_mut(), 0) },
         }

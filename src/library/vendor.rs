@@ -13,7 +13,7 @@ use super::find::{self, Loaded};
 use super::reset::{GetHandlerFn, LoadedReset, handler_of};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
-use crate::error::{Error, Result, StatusKind};
+use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{Device, RawStream};
 use crate::observe::{Activity, target::LIBRARY};
 use crate::runtime::{self, BoundDevice, Kind, Stream, WholeDevice};
@@ -267,7 +267,7 @@ impl Vendor {
     }
 
     fn status_name(&self, api: &Api, code: c_int) -> String {
-        let unknown = || "unknown status".to_owned();
+        let unknown = || UNKNOWN_STATUS.to_owned();
         if let Some(name) = api.status_name {
             // SAFETY: the function takes any status and returns null or a string that lives as long as the library.
             let name = unsafe { name(code) };

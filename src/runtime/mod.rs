@@ -17,6 +17,7 @@ mod scope;
 mod sharing;
 mod stream;
 mod stream_ordered_memory;
+mod symbols;
 
 use std::fmt;
 use std::os::fd::OwnedFd;

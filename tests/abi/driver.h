@@ -1,5 +1,6 @@
 // What the doubles of the two drivers share: devices, streams, captures, events and memory, which is the machine's own,
-// so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same.
+// so that tests can write to it. CUDA's and HIP's numbers of the statuses below are the same. FAKE_CAPTURE_STATUS and
+// FAKE_CAPTURE_MODE are what the drivers write, whatever streams and threads have.
 //
 // FAKE_DEVICES, FAKE_DEVICE_NAME, FAKE_MEMORY_MIB for each device, FAKE_FREE_MIB whatever is taken. FAKE_VMM=1 is
 // virtual memory, a memfd for each piece of physical memory, and FAKE_ROOM_GIB the most addresses to be had at a time;
@@ -104,13 +105,14 @@ static int spoil_captures(void) {
 static int allocation_spoils(void) { return capture_mode == RELAXED ? 0 : spoil_captures(); }
 
 static int capture_status(const void *stream, int *status) {
+  const char *said = getenv("FAKE_CAPTURE_STATUS");
   if (captured_beside(stream)) return IMPLICIT_IN_CAPTURE;
-  *status = is_default(stream) ? 0 : alive("stream", stream)->state;
+  *status = said && *said ? atoi(said) : is_default(stream) ? 0 : alive("stream", stream)->state;
   return 0;
 }
 
 static int exchange_mode(int *mode) {
-  int previous = capture_mode;
+  int previous = (int)number("FAKE_CAPTURE_MODE", capture_mode);
   if (*mode < 0 || *mode > RELAXED) return INVALID;
   capture_mode = *mode;
   *mode = previous;

@@ -34,6 +34,22 @@ static int is_retained[MAX_DEVICES];
 #include "contexts.h"
 
 Result cuInit(unsigned flags) { CALL(); return flags ? INVALID : 0; }
+// As the driver, which refuses a status that it does not know.
+Result cuGetErrorName(Result status, const char **name) {
+  static const struct { Result status; const char *name; } names[] = {
+      {0, "CUDA_SUCCESS"}, {1, "CUDA_ERROR_INVALID_VALUE"}, {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {3, "CUDA_ERROR_NOT_INITIALIZED"}, {34, "CUDA_ERROR_STUB_LIBRARY"}, {100, "CUDA_ERROR_NO_DEVICE"},
+      {101, "CUDA_ERROR_INVALID_DEVICE"}, {201, "CUDA_ERROR_INVALID_CONTEXT"}, {400, "CUDA_ERROR_INVALID_HANDLE"},
+      {600, "CUDA_ERROR_NOT_READY"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
+      {719, "CUDA_ERROR_LAUNCH_FAILED"}, {801, "CUDA_ERROR_NOT_SUPPORTED"}, {802, "CUDA_ERROR_SYSTEM_NOT_READY"},
+      {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}, {804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"},
+      {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}, {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}, {917, "CUDA_ERROR_STREAM_DETACHED"}, {999, "CUDA_ERROR_UNKNOWN"}};
+  *name = NULL;
+  for (size_t index = 0; index < sizeof names / sizeof *names; index++)
+    if (names[index].status == status) *name = names[index].name;
+  return *name ? 0 : INVALID;
+}
 Result cuDriverGetVersion(int *version) {
   CALL();
   *version = (int)number("FAKE_DRIVER_VERSION", 13000);

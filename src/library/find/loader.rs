@@ -16,7 +16,7 @@ use super::origin::Origin;
 use super::places::Place;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::{self, Kind};
-use crate::shared_object::{IF_LOADED, Library, NOW, missing_symbol, open};
+use crate::shared_object::{IF_LOADED, Library, NOW, file_of, is_absent, missing_symbol, open};
 use crate::sync::lock;
 
 /// A loaded library. It is never unloaded.
@@ -111,25 +111,6 @@ fn already_loaded(soname: &str) -> Option<Library> {
     open(Path::new(soname), IF_LOADED).ok()
 }
 
-/// Returns the file that holds a symbol of the library.
-fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
-    // SAFETY: the symbol is only looked up here, not called.
-    let address = unsafe { library.get::<*const ()>(symbol) }.ok()?.as_raw_ptr();
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `info` is a valid place, and any address may be asked about.
-    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
-        return None;
-    }
-    // SAFETY: a successful `dladdr` filled it in.
-    let name = unsafe { info.assume_init() }.dli_fname;
-    if name.is_null() {
-        return None;
-    }
-    // SAFETY: `dli_fname` is a string that lives as long as the library.
-    let path = PathBuf::from(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
-    Some(path.canonicalize().unwrap_or(path))
-}
-
 struct Search<'a> {
     tried: Vec<String>,
     /// Whether a file was there, though none that can be used.
@@ -200,8 +181,7 @@ impl Search<'_> {
         match open(file, NOW) {
             Ok(library) => self.accept(component, library, file, origin),
             Err(reason) => {
-                // Of a file that is not there the linker says this; of one that needs another, it names that one.
-                self.is_present |= !reason.starts_with(&format!("{}: cannot open shared object file", file.display()));
+                self.is_present |= !is_absent(file, &reason);
                 self.note(format!("{}{}: {reason}", file.display(), named_by(component, origin)));
                 None
             }

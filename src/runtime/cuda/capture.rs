@@ -1,16 +1,16 @@
 //! Captures of streams, and what their graphs keep.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, as_stream, check, refused};
-use crate::error::Result;
-use crate::ids::RawStream;
+use super::{Cuda, as_stream};
+use crate::error::{Error, Result};
+use crate::ids::{CaptureStatus, RawStream};
 use crate::runtime::{Capture, RawGraph};
 
-fn as_graph(graph: RawGraph) -> sys::CUgraph {
+fn as_graph(graph: RawGraph) -> *mut c_void {
     ptr::without_provenance_mut(graph.0)
 }
 
@@ -26,27 +26,25 @@ impl Cuda {
     /// # Safety
     /// The stream is alive and of this runtime.
     pub(super) unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<Capture>> {
-        if !self.has_graph_objects {
-            return Err(refused("cuStreamGetCaptureInfo", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
-        }
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let Some(capture_info) = self.symbols.capture_info else { return Err(self.lacks("cuStreamGetCaptureInfo")) };
+        let mut status: c_int = 0;
         let (mut id, mut graph) = (0, ptr::null_mut());
         // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
         let asked = unsafe {
             let none = ptr::null_mut();
-            sys::cuStreamGetCaptureInfo_v3(
-                as_stream(stream),
-                &mut status,
-                &mut id,
-                &mut graph,
-                none,
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
+            capture_info(as_stream(stream), &mut status, &mut id, &mut graph, none, ptr::null_mut(), ptr::null_mut())
         };
-        check("cuStreamGetCaptureInfo", asked)?;
-        let is_active = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-        Ok(is_active.then(|| Capture { id, graph: RawGraph(graph.addr()) }))
+        self.check("cuStreamGetCaptureInfo", asked)?;
+        match CaptureStatus::known(status) {
+            Some(CaptureStatus::Active) => Ok(Some(Capture { id, graph: RawGraph(graph.addr()) })),
+            Some(_) => Ok(None),
+            // There may be a capture, and what is written of it may be anything.
+            None => Err(Error::unavailable(format!(
+                "cuStreamGetCaptureInfo returned the capture status {status} of stream {:#x}, which this version of gpupool \
+                 does not know: end the capture first",
+                stream.address()
+            ))),
+        }
     }
 
     /// As [`Runtime::graph_retain`](crate::runtime::Runtime::graph_retain).
@@ -54,25 +52,27 @@ impl Cuda {
     /// # Safety
     /// The graph is alive and of this runtime.
     pub(super) unsafe fn keep_for(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
-        if !self.has_graph_objects {
-            return Err(refused("cuUserObjectCreate", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
-        }
+        let (Some(create), Some(release), Some(retain)) =
+            (self.symbols.user_object_create, self.symbols.user_object_release, self.symbols.graph_retain)
+        else {
+            return Err(self.lacks("cuUserObjectCreate"));
+        };
         let kept: *mut Box<dyn Send> = Box::into_raw(Box::new(kept));
         let mut object = ptr::null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         // SAFETY: `object` is a valid place, and `drop_kept` ends what `kept` points to.
-        let created = unsafe { sys::cuUserObjectCreate(&mut object, kept.cast(), Some(drop_kept), 1, no_sync) };
-        if let Err(error) = check("cuUserObjectCreate", created) {
+        let created = unsafe { create(&mut object, kept.cast(), drop_kept, 1, no_sync) };
+        if let Err(error) = self.check("cuUserObjectCreate", created) {
             // SAFETY: the driver refused it, so the box is still this function's.
             drop(unsafe { Box::from_raw(kept) });
             return Err(error);
         }
         let hand_on = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
         // SAFETY: the object is alive, and the caller promises that the graph is.
-        let retained = unsafe { sys::cuGraphRetainUserObject(as_graph(graph), object, 1, hand_on) };
-        check("cuGraphRetainUserObject", retained).inspect_err(|_| {
+        let retained = unsafe { retain(as_graph(graph), object, 1, hand_on) };
+        self.check("cuGraphRetainUserObject", retained).inspect_err(|_| {
             // SAFETY: the graph did not take the only reference, which is this function's.
-            let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
+            let _ = unsafe { release(object, 1) };
         })
     }
 }

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
+use super::Cuda;
 use super::sharing::KnownUse;
-use super::{Cuda, check};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::runtime::device_info::{DeviceInfo, text, uuid_text};
@@ -15,7 +15,7 @@ use crate::runtime::{ExtentUse, Runtime, no_such_device};
 
 /// A device of the driver.
 pub(super) struct CudaDevice {
-    pub(super) handle: sys::CUdevice,
+    pub(super) handle: c_int,
     /// The address of the primary context, once retained.
     primary: OnceLock<usize>,
     /// What extents of it are made for.
@@ -23,29 +23,30 @@ pub(super) struct CudaDevice {
 }
 
 impl CudaDevice {
-    pub(super) fn new(handle: sys::CUdevice) -> Self {
+    pub(super) fn new(handle: c_int) -> Self {
         Self { handle, primary: OnceLock::new(), extent_use: KnownUse::default() }
     }
 }
 
-/// Returns whether any code of the process has made the device's primary context active.
-fn has_context(slot: &CudaDevice) -> Result<bool> {
-    if slot.primary.get().is_some() {
-        return Ok(true);
-    }
-    let (mut flags, mut active) = (0, 0);
-    // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
-    let status = unsafe { sys::cuDevicePrimaryCtxGetState(slot.handle, &mut flags, &mut active) };
-    check("cuDevicePrimaryCtxGetState", status)?;
-    Ok(active != 0)
-}
-
 impl Cuda {
+    /// Returns whether any code of the process has made the device's primary context active.
+    fn has_context(&self, slot: &CudaDevice) -> Result<bool> {
+        if slot.primary.get().is_some() {
+            return Ok(true);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
+        let status = unsafe { (self.symbols.primary_state)(slot.handle, &mut flags, &mut active) };
+        self.check("cuDevicePrimaryCtxGetState", status)?;
+        Ok(active != 0)
+    }
+
     pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute, device: Device) -> Result<c_int> {
         let mut value = 0;
         // SAFETY: `value` is a valid place for an int, and the handle came from `cuDeviceGet`.
-        let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.slot(device)?.handle) };
-        check("cuDeviceGetAttribute", status).map(|()| value)
+        let status =
+            unsafe { (self.symbols.device_attribute)(&mut value, attribute as c_int, self.slot(device)?.handle) };
+        self.check("cuDeviceGetAttribute", status).map(|()| value)
     }
 
     pub(super) fn slot(&self, device: Device) -> Result<&CudaDevice> {
@@ -61,7 +62,7 @@ impl Cuda {
         }
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, slot.handle) })
+        self.check("cuDevicePrimaryCtxRetain", unsafe { (self.symbols.primary_retain)(&mut context, slot.handle) })
             .map_err(|e| e.on(device))?;
         Ok(*slot.primary.get_or_init(|| context.addr()))
     }
@@ -69,13 +70,10 @@ impl Cuda {
     /// Returns the context for calls on the host's memory: none if the thread has one, whichever it is; else the first
     /// device's that is active, so that no context is made on a device that the program does not use.
     pub(super) fn context_for_host(&self) -> Result<Option<usize>> {
-        let mut current = ptr::null_mut();
-        // SAFETY: `current` is a valid place for a context.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
-        if !current.is_null() {
+        if self.current_context()? != 0 {
             return Ok(None);
         }
-        let active = self.devices.iter().position(|slot| has_context(slot).unwrap_or(false)).unwrap_or(0);
+        let active = self.devices.iter().position(|slot| self.has_context(slot).unwrap_or(false)).unwrap_or(0);
         self.primary(Device::from_ordinal(active as u32)).map(Some)
     }
 
@@ -91,7 +89,7 @@ impl Cuda {
     pub(super) fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
-        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut handle) })?;
+        self.check("cuCtxGetDevice", unsafe { (self.symbols.device_of_context)(&mut handle) })?;
         let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
         ordinal
             .map(|ordinal| Device::from_ordinal(ordinal as u32))
@@ -100,7 +98,7 @@ impl Cuda {
 
     /// Free memory of the device; none while its primary context is not active.
     fn free_memory(&self, device: Device) -> Result<Option<u64>> {
-        if !has_context(self.slot(device)?)? {
+        if !self.has_context(self.slot(device)?)? {
             return Ok(None);
         }
         let previous = self.bind(device)?;
@@ -115,7 +113,7 @@ impl Cuda {
     pub(super) fn device_of(&self, context: usize) -> Result<Option<Device>> {
         for (ordinal, slot) in (0..).zip(&self.devices) {
             let device = Device::from_ordinal(ordinal);
-            if has_context(slot)? && self.primary(device)? == context {
+            if self.has_context(slot)? && self.primary(device)? == context {
                 return Ok(Some(device));
             }
         }
@@ -125,19 +123,18 @@ impl Cuda {
     /// As [`Runtime::device_info`].
     pub(super) fn info_of(&self, device: Device) -> Result<DeviceInfo> {
         let handle = self.slot(device)?.handle;
-        let (mut name, mut place, mut uuid) = ([0_u8; 256], [0_u8; 32], sys::CUuuid { bytes: [0; 16] });
+        let (mut name, mut place) = ([0_u8; 256], [0_u8; 32]);
         // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
-        let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
-        check("cuDeviceGetName", status)?;
+        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
+        self.check("cuDeviceGetName", status)?;
         // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        let status = unsafe { sys::cuDeviceGetPCIBusId(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
-        check("cuDeviceGetPCIBusId", status)?;
-        // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
-        check("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, handle) })?;
+        let status =
+            unsafe { (self.symbols.device_pci_bus_id)(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
+        self.check("cuDeviceGetPCIBusId", status)?;
         let name = text(&name);
         // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
-        let uuid = uuid_text(uuid.bytes.map(|byte| byte as u8));
+        let uuid = uuid_text(self.uuid_of(device)?);
         let has_virtual_memory = self.supports_virtual_memory(device)?;
         let extents = if has_virtual_memory { self.use_of_extents(device)? } else { ExtentUse::PRIVATE };
         let ExtentUse { is_shareable, is_rdma } = extents;

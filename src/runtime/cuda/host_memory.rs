@@ -5,7 +5,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check};
+use super::Cuda;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::Runtime;
@@ -76,14 +76,14 @@ impl Cuda {
         if !self.registers_in_place() {
             let mut address = ptr::null_mut();
             // SAFETY: `address` is a valid place for one.
-            let status = unsafe { sys::cuMemHostAlloc(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
-            check("cuMemHostAlloc", status)?;
+            let status = unsafe { (self.symbols.host_allocate)(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
+            self.check("cuMemHostAlloc", status)?;
             return Ok(address.expose_provenance() as u64);
         }
         let address = map(node, bytes, Pages::Now)?;
         // SAFETY: the range was just mapped, and stays so until it is unregistered.
-        let status = unsafe { sys::cuMemHostRegister_v2(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
-        check("cuMemHostRegister", status).inspect_err(|_| {
+        let status = unsafe { (self.symbols.host_register)(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
+        self.check("cuMemHostRegister", status).inspect_err(|_| {
             // SAFETY: the range was just mapped, and nothing has it.
             unsafe { unmap(address, bytes) };
         })?;
@@ -97,10 +97,10 @@ impl Cuda {
     pub(super) unsafe fn free_on_host(&self, address: u64, bytes: u64) -> Result<()> {
         if !self.registers_in_place() {
             // SAFETY: the caller owns the memory.
-            return check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(pointer(address)) });
+            return self.check("cuMemFreeHost", unsafe { (self.symbols.host_free)(pointer(address)) });
         }
         // SAFETY: the caller owns the memory.
-        check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(pointer(address)) })?;
+        self.check("cuMemHostUnregister", unsafe { (self.symbols.host_unregister)(pointer(address)) })?;
         // SAFETY: the driver knows the memory no more, and the caller gives it up.
         unsafe { unmap(address, bytes) };
         Ok(())

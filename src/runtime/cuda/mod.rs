@@ -1,8 +1,9 @@
-//! NVIDIA GPUs, through cudarc's bindings of the CUDA driver. The only folder that calls cudarc.
+//! NVIDIA GPUs, through the CUDA driver.
 //!
-//! cudarc loads `libcuda.so.1` when first called and panics if it, or a symbol, is missing. So [`Cuda::probe`] looks
-//! for both itself, before any such call. Each device's primary context is retained once, when first needed, and never
-//! released: at process end the driver does that.
+//! [`Cuda::probe`] opens `libcuda.so.1` and looks up every function that is called, so that what is probed is what is used.
+//! cudarc gives the constants and structs, not the calls: it would open a file of its own, which may be another one, and its
+//! enums are undefined behaviour where a newer driver returns what they do not know. Each device's primary context is retained
+//! once, when first needed, and never released: at process end the driver does that.
 
 mod capture;
 mod device;
@@ -11,8 +12,10 @@ mod probe;
 mod sharing;
 mod stream_context;
 mod stream_ordered_memory;
+mod symbols;
 mod virtual_memory;
 
+use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr;
@@ -21,23 +24,20 @@ use cudarc::driver::sys;
 
 use self::device::CudaDevice;
 use self::stream_context::{ADVICE_IF_GONE, is_gone};
+use self::symbols::Symbols;
 use super::host_memory::most_memory;
+use super::symbols::{SUCCESS, Status};
 use super::{
     Capture, Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo,
     RawEvent, RawGraph, Runtime, StreamOrderedMemory,
 };
-use crate::error::{Error, Result, StatusKind};
+use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
 /// The CUDA driver and its devices.
 pub(super) struct Cuda {
+    symbols: Symbols,
     version: (u32, u32),
-    /// Whether the driver has `cuCtxRecordEvent` and `cuCtxWaitEvent`, which came with CUDA 12.5.
-    has_context_events: bool,
-    /// Whether the driver tells of captures and keeps objects for graphs, which came with CUDA 12.3.
-    has_graph_objects: bool,
-    /// Whether the driver tells of a stream's green context whose it is, which came with CUDA 12.5.
-    has_green_contexts: bool,
     devices: Vec<CudaDevice>,
 }
 
@@ -47,34 +47,90 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// Turns a status of the driver into a result that names the function.
-fn check(function: &'static str, status: sys::CUresult) -> Result<()> {
-    if status == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(refused(function, status)) }
-}
+/// The statuses that mean something here.
+const OUT_OF_MEMORY: Status = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+const NOT_INITIALIZED: Status = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as Status;
+const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
+const NOT_SUPPORTED: Status = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
+const CAPTURE_IMPLICIT: Status = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status;
 
-/// Returns the error that a status of the driver is, of a call that other code made.
-#[cfg(feature = "cudarc")]
-pub(crate) fn refused_by_driver(function: &'static str, status: sys::CUresult) -> Error {
-    refused(function, status)
-}
-
+/// Returns the error that a status of the driver is.
 #[cold]
-fn refused(function: &'static str, status: sys::CUresult) -> Error {
+fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> Error {
     let kind = match status {
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => StatusKind::OutOfMemory,
-        sys::CUresult::CUDA_ERROR_NOT_INITIALIZED => StatusKind::NotInitialized,
+        OUT_OF_MEMORY => StatusKind::OutOfMemory,
+        NOT_INITIALIZED => StatusKind::NotInitialized,
         _ => StatusKind::Other,
     };
-    let error = Error::refused("cuda", function, format!("{status:?}"), status as i32, kind);
+    let error = Error::refused("cuda", function, name, status, kind);
     if is_gone(status) { error.map_library(|refused| refused.advice = Some(ADVICE_IF_GONE.into())) } else { error }
 }
 
-fn as_stream(stream: RawStream) -> sys::CUstream {
-    stream.as_ptr().cast()
+/// Returns the error that a status of the driver is, of a call that cudarc made.
+#[cfg(feature = "cudarc")]
+pub(crate) fn refused_by_driver(function: &'static str, status: sys::CUresult) -> Error {
+    refusal(function, format!("{status:?}"), status as Status)
 }
 
-fn as_event(event: RawEvent) -> sys::CUevent {
+fn as_stream(stream: RawStream) -> *mut c_void {
+    stream.as_ptr()
+}
+
+fn as_event(event: RawEvent) -> *mut c_void {
     ptr::without_provenance_mut(event.0)
+}
+
+impl Cuda {
+    /// Turns a status of the driver into a result that names the function.
+    #[inline]
+    fn check(&self, function: &'static str, status: Status) -> Result<()> {
+        if status == SUCCESS { Ok(()) } else { Err(self.refused(function, status)) }
+    }
+
+    #[cold]
+    fn refused(&self, function: &'static str, status: Status) -> Error {
+        let mut name = ptr::null();
+        // SAFETY: the function takes any status, and `name` is a valid place for a string's address.
+        let named = unsafe { (self.symbols.error_name)(status, &mut name) };
+        if named != SUCCESS || name.is_null() {
+            return refusal(function, UNKNOWN_STATUS, status);
+        }
+        // SAFETY: the name is not null, so it is a string that lives as long as the driver.
+        refusal(function, unsafe { CStr::from_ptr(name) }.to_string_lossy(), status)
+    }
+
+    /// Returns the error of a call that this driver is too old for.
+    #[cold]
+    fn lacks(&self, function: &'static str) -> Error {
+        let (major, minor) = self.version;
+        self.refused(function, NOT_SUPPORTED).map_library(|refused| {
+            refused.advice = Some(format!("This driver, which supports CUDA {major}.{minor}, is too old for it"));
+        })
+    }
+
+    /// Returns whether what a query asked about is done.
+    #[inline]
+    fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
+        if status == NOT_READY { Ok(false) } else { self.check(function, status).map(|()| true) }
+    }
+
+    /// Returns the address of the current context; 0 without one.
+    #[inline]
+    fn current_context(&self) -> Result<usize> {
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a valid place for a context.
+        self.check("cuCtxGetCurrent", unsafe { (self.symbols.get_context)(&mut context) })?;
+        Ok(context.addr())
+    }
+
+    /// Makes the context at this address current; none for 0.
+    ///
+    /// # Safety
+    /// It is alive, or the driver is to find out.
+    unsafe fn set_context(&self, context: usize) -> Result<()> {
+        // SAFETY: the caller vouches for the context.
+        self.check("cuCtxSetCurrent", unsafe { (self.symbols.set_context)(ptr::without_provenance_mut(context)) })
+    }
 }
 
 impl Runtime for Cuda {
@@ -105,14 +161,12 @@ impl Runtime for Cuda {
     }
 
     fn current_device(&self) -> Result<Device> {
-        let mut context = ptr::null_mut();
-        // SAFETY: `context` is a valid place for a context.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        let context = self.current_context()?;
         // Without a context the CUDA runtime would take device 0. `cuCtxGetDevice` would refuse, which takes it 600 ns.
-        if context.is_null() {
+        if context == 0 {
             return Ok(Device::from_ordinal(0));
         }
-        match self.known_device_of(context.addr()) {
+        match self.known_device_of(context) {
             Some(device) => Ok(device),
             None => self.current_device_by_handle(),
         }
@@ -126,57 +180,47 @@ impl Runtime for Cuda {
                 None => return Ok(None),
             },
         };
-        let mut previous = ptr::null_mut();
-        // SAFETY: `previous` is a valid place for a context.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut previous) })?;
-        if previous.addr() == wanted {
+        let previous = self.current_context()?;
+        if previous == wanted {
             return Ok(None);
         }
         // SAFETY: the primary context was retained and is never released.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(ptr::without_provenance_mut(wanted)) })?;
-        Ok(Some(Context(previous.addr())))
+        unsafe { self.set_context(wanted) }?;
+        Ok(Some(Context(previous)))
     }
 
     fn restore(&self, previous: Context) {
         // SAFETY: this context, or none, was current in this thread before; if it has died since, the driver refuses,
         // and there is nothing better to restore.
-        let _ = unsafe { sys::cuCtxSetCurrent(ptr::without_provenance_mut(previous.0)) };
+        let _ = unsafe { self.set_context(previous.0) };
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid places for a size.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        self.check("cuMemGetInfo", unsafe { (self.symbols.memory_info)(&mut free, &mut total) })?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
-        let mut exchanged = match mode {
-            CaptureMode::Global => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-            CaptureMode::ThreadLocal => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-            CaptureMode::Relaxed => sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-        };
+        let mut exchanged = mode.number();
         // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
-        let status = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut exchanged) };
-        check("cuThreadExchangeStreamCaptureMode", status)?;
-        Ok(match exchanged {
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL => CaptureMode::Global,
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => CaptureMode::ThreadLocal,
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED => CaptureMode::Relaxed,
-        })
+        let status = unsafe { (self.symbols.exchange_capture_mode)(&mut exchanged) };
+        self.check("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(CaptureMode::of(exchanged))
     }
 
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place for a stream.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        self.check("cuStreamCreate", unsafe { (self.symbols.stream_create)(&mut stream, flags) })?;
         Ok(RawStream::from_address(stream.addr()))
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the stream.
-        check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(as_stream(stream)) })
+        self.check("cuStreamDestroy", unsafe { (self.symbols.stream_destroy)(as_stream(stream)) })
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -188,7 +232,7 @@ impl Runtime for Cuda {
         }
         let mut context = ptr::null_mut();
         // SAFETY: the caller promises that the stream is alive.
-        check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(as_stream(stream), &mut context) })?;
+        self.check("cuStreamGetCtx", unsafe { (self.symbols.stream_context)(as_stream(stream), &mut context) })?;
         match self.known_device_of(context.addr()) {
             Some(device) => Ok(device),
             // SAFETY: the caller promises that the stream is alive.
@@ -198,40 +242,35 @@ impl Runtime for Cuda {
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: the caller promises that the stream is alive.
-        match unsafe { sys::cuStreamQuery(as_stream(stream)) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => check("cuStreamQuery", status).map(|()| true),
-        }
+        self.is_ready("cuStreamQuery", unsafe { (self.symbols.stream_query)(as_stream(stream)) })
     }
 
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the stream is alive.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(as_stream(stream)) })
+        self.check("cuStreamSynchronize", unsafe { (self.symbols.stream_synchronize)(as_stream(stream)) })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(as_stream(stream), as_event(event), 0) })
+        self.check("cuStreamWaitEvent", unsafe {
+            (self.symbols.stream_wait_event)(as_stream(stream), as_event(event), 0)
+        })
     }
 
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status: c_int = 0;
         // SAFETY: the caller promises that the stream is alive.
-        let asked = unsafe { sys::cuStreamIsCapturing(as_stream(stream), &mut status) };
+        let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
         // The end of a context ends the captures of its streams.
         if is_gone(asked) {
             return Ok(CaptureStatus::None);
         }
         // Of the legacy default stream alone. The question harms no capture.
-        if asked == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+        if asked == CAPTURE_IMPLICIT {
             return Ok(CaptureStatus::Implicit);
         }
-        check("cuStreamIsCapturing", asked)?;
-        Ok(match status {
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureStatus::None,
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureStatus::Active,
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureStatus::Invalidated,
-        })
+        self.check("cuStreamIsCapturing", asked)?;
+        Ok(CaptureStatus::of(status))
     }
 
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
@@ -248,7 +287,7 @@ impl Runtime for Cuda {
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: `event` is a valid place for an event.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        self.check("cuEventCreate", unsafe { (self.symbols.event_create)(&mut event, flags) })?;
         Ok(RawEvent(event.addr()))
     }
 
@@ -267,66 +306,55 @@ impl Runtime for Cuda {
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller owns the event.
-        check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(as_event(event)) })
+        self.check("cuEventDestroy", unsafe { (self.symbols.event_destroy)(as_event(event)) })
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(as_event(event), as_stream(stream)) })
+        self.check("cuEventRecord", unsafe { (self.symbols.event_record)(as_event(event), as_stream(stream)) })
     }
 
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        if !self.has_context_events {
-            return Err(refused("cuCtxRecordEvent", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
-        }
-        let mut context = ptr::null_mut();
-        // SAFETY: `context` is a valid place for a context.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        let Some(record) = self.symbols.context_record_event else { return Err(self.lacks("cuCtxRecordEvent")) };
+        let context = ptr::without_provenance_mut(self.current_context()?);
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        check("cuCtxRecordEvent", unsafe { sys::cuCtxRecordEvent(context, as_event(event)) })
+        self.check("cuCtxRecordEvent", unsafe { record(context, as_event(event)) })
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        if !self.has_context_events {
-            return Err(refused("cuCtxWaitEvent", sys::CUresult::CUDA_ERROR_NOT_SUPPORTED));
-        }
-        let mut context = ptr::null_mut();
-        // SAFETY: `context` is a valid place for a context.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+        let Some(wait) = self.symbols.context_wait_event else { return Err(self.lacks("cuCtxWaitEvent")) };
+        let context = ptr::without_provenance_mut(self.current_context()?);
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        check("cuCtxWaitEvent", unsafe { sys::cuCtxWaitEvent(context, as_event(event)) })
+        self.check("cuCtxWaitEvent", unsafe { wait(context, as_event(event)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         // SAFETY: the caller promises that the event is alive.
-        match unsafe { sys::cuEventQuery(as_event(event)) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => check("cuEventQuery", status).map(|()| true),
-        }
+        self.is_ready("cuEventQuery", unsafe { (self.symbols.event_query)(as_event(event)) })
     }
 
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that the event is alive.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(as_event(event)) })
+        self.check("cuEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
     }
 
     fn context_synchronize(&self) -> Result<()> {
         // SAFETY: the function takes nothing, and refuses where no context is current.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+        self.check("cuCtxSynchronize", unsafe { (self.symbols.context_synchronize)() })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let to = ptr::with_exposed_provenance_mut(to as usize);
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, bytes as usize, as_stream(stream)) };
-        check("cuMemcpyDtoHAsync", status)
+        let status = unsafe { (self.symbols.copy_to_host)(to, from, bytes as usize, as_stream(stream)) };
+        self.check("cuMemcpyDtoHAsync", status)
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let from = ptr::with_exposed_provenance(from as usize);
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes as usize, as_stream(stream)) };
-        check("cuMemcpyHtoDAsync", status)
+        let status = unsafe { (self.symbols.copy_to_device)(to, from, bytes as usize, as_stream(stream)) };
+        self.check("cuMemcpyHtoDAsync", status)
     }
 
     fn total_memory(&self, device: Device) -> Result<u64> {
@@ -335,7 +363,9 @@ impl Runtime for Cuda {
         }
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
-        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, self.slot(device)?.handle) })?;
+        self.check("cuDeviceTotalMem", unsafe {
+            (self.symbols.device_total_memory)(&mut bytes, self.slot(device)?.handle)
+        })?;
         Ok(bytes as u64)
     }
 
@@ -343,7 +373,9 @@ impl Runtime for Cuda {
         let (device, peer) = (self.slot(device)?.handle, self.slot(peer)?.handle);
         let mut can_access = 0;
         // SAFETY: `can_access` is a valid place for an int, and the handles came from `cuDeviceGet`.
-        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can_access, device, peer) })?;
+        self.check("cuDeviceCanAccessPeer", unsafe {
+            (self.symbols.device_can_access_peer)(&mut can_access, device, peer)
+        })?;
         Ok(can_access != 0)
     }
 
@@ -365,7 +397,7 @@ impl Runtime for Cuda {
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes as usize) })
+        self.check("cuMemAddressFree", unsafe { (self.symbols.address_free)(address, bytes as usize) })
     }
 
     fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
@@ -387,12 +419,12 @@ impl Runtime for Cuda {
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        check("cuMemRelease", unsafe { sys::cuMemRelease(extent.0) })
+        self.check("cuMemRelease", unsafe { (self.symbols.extent_release)(extent.0) })
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        check("cuMemMap", unsafe { sys::cuMemMap(address, bytes as usize, 0, extent.0, 0) })
+        self.check("cuMemMap", unsafe { (self.symbols.memory_map)(address, bytes as usize, 0, extent.0, 0) })
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
@@ -402,7 +434,7 @@ impl Runtime for Cuda {
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller promises that nothing uses these mappings again.
-        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
+        self.check("cuMemUnmap", unsafe { (self.symbols.memory_unmap)(address, bytes as usize) })
     }
 
     fn nearest_host_node(&self, device: Device) -> Result<u32> {
@@ -421,18 +453,18 @@ impl Runtime for Cuda {
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
+        self.check("cuMemAlloc", unsafe { (self.symbols.memory_allocate)(&mut address, bytes as usize) })?;
         Ok(address)
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+        self.check("cuMemFree", unsafe { (self.symbols.memory_free)(address) })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the memory and the stream last.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, as_stream(stream)) })
+        self.check("cuMemsetD8Async", unsafe { (self.symbols.fill)(address, byte, bytes as usize, as_stream(stream)) })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {

@@ -1,137 +1,150 @@
-//! Looking for the CUDA driver: its library, every symbol of it that is called, and at least one device.
+//! Looking for the CUDA driver: its library, every function of it that is called, and at least one device.
+//!
+//! Each way in which a driver can be there without working has its own error, for it is what a user sees first.
 
-use std::ffi::CStr;
-use std::path::Path;
+use std::ffi::{CStr, c_int};
+use std::path::{Path, PathBuf};
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::CUresult;
 
 use super::device::CudaDevice;
-use super::{Cuda, check};
+use super::symbols::Symbols;
+use super::{Cuda, Status};
 use crate::error::{Error, Result};
-use crate::shared_object;
+use crate::shared_object::{self, Library};
 
-/// Every symbol that gpupool calls, so that a driver without one is refused with its name.
-const SYMBOLS: &[&CStr] = &[
-    c"cuInit",
-    c"cuDriverGetVersion",
-    c"cuDeviceGetCount",
-    c"cuDeviceGet",
-    c"cuDeviceGetName",
-    c"cuDeviceGetUuid_v2",
-    c"cuDeviceGetPCIBusId",
-    c"cuDevicePrimaryCtxGetState",
-    c"cuDevicePrimaryCtxRetain",
-    c"cuCtxGetCurrent",
-    c"cuCtxSetCurrent",
-    c"cuCtxGetDevice",
-    c"cuCtxSynchronize",
-    c"cuMemGetInfo_v2",
-    c"cuThreadExchangeStreamCaptureMode",
-    c"cuStreamCreate",
-    c"cuStreamDestroy_v2",
-    c"cuStreamGetCtx",
-    c"cuStreamQuery",
-    c"cuStreamSynchronize",
-    c"cuStreamWaitEvent",
-    c"cuStreamIsCapturing",
-    c"cuEventCreate",
-    c"cuEventDestroy_v2",
-    c"cuEventRecord",
-    c"cuEventQuery",
-    c"cuEventSynchronize",
-    c"cuDeviceTotalMem_v2",
-    c"cuDeviceCanAccessPeer",
-    c"cuDeviceGetAttribute",
-    c"cuMemGetAllocationGranularity",
-    c"cuMemAddressReserve",
-    c"cuMemAddressFree",
-    c"cuMemCreate",
-    c"cuMemRelease",
-    c"cuMemMap",
-    c"cuMemExportToShareableHandle",
-    c"cuMemImportFromShareableHandle",
-    c"cuIpcGetEventHandle",
-    c"cuIpcOpenEventHandle",
-    c"cuMemSetAccess",
-    c"cuMemUnmap",
-    c"cuMemcpyDtoHAsync_v2",
-    c"cuMemcpyHtoDAsync_v2",
-    c"cuMemHostAlloc",
-    c"cuMemHostRegister_v2",
-    c"cuMemHostUnregister",
-    c"cuMemFreeHost",
-    c"cuMemAlloc_v2",
-    c"cuMemFree_v2",
-    c"cuMemsetD8Async",
-    c"cuMemAllocAsync",
-    c"cuMemFreeAsync",
-    c"cuDeviceGetMemPool",
-    c"cuMemPoolGetAttribute",
-    c"cuMemPoolSetAttribute",
-    c"cuMemPoolTrimTo",
-];
+/// The name that every driver has, and no toolkit: `libcuda.so`, without the number, may be the toolkit's stub.
+const FILE: &str = "libcuda.so.1";
+/// The oldest version of CUDA whose drivers will do.
+const OLDEST: (u32, u32) = (12, 0);
+const NO_DEVICE: Status = CUresult::CUDA_ERROR_NO_DEVICE as Status;
 
-/// What tells of captures and keeps objects for graphs; the last came with CUDA 12.3.
-const GRAPH_OBJECTS: &[&CStr] =
-    &[c"cuUserObjectCreate", c"cuUserObjectRelease", c"cuGraphRetainUserObject", c"cuStreamGetCaptureInfo_v3"];
+const NOT_FOUND: &str = "install the driver, or run on a machine with an NVIDIA GPU, a container with --gpus all";
 
 fn no_device() -> Error {
     Error::runtime_unavailable("cuda", "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES")
+}
+
+fn broken(reason: String) -> Error {
+    Error::runtime_broken("cuda", reason)
+}
+
+/// Returns what mends a driver that starts with this status.
+fn remedy(status: Status) -> &'static str {
+    // The numbers of `CUresult` in `cuda.h`, some of which are not in all bindings.
+    match status {
+        34 => {
+            "this is the toolkit's stub, to link with, and no driver: take its folder, which ends in \"stubs\", off \
+             LD_LIBRARY_PATH, so that the driver's own library is found"
+        }
+        802 => {
+            "the machine is not ready: wait for it, and see that nvidia-fabricmanager runs where GPUs are joined by NVSwitch"
+        }
+        803 => {
+            "the library and the kernel's module are of different drivers: reboot after an update, and take the folder of \
+             cuda-compat or of another driver off LD_LIBRARY_PATH"
+        }
+        804 => "the library is of cuda-compat, which this GPU does not support: take its folder off LD_LIBRARY_PATH",
+        805..=809 => "MPS refuses this process: see its control daemon, nvidia-cuda-mps-control, and its log",
+        _ => {
+            "`nvidia-smi` says whether it works here. See that the kernel's modules nvidia and nvidia_uvm are loaded, that a \
+             container was started with --gpus all, and that no process was forked after it used CUDA"
+        }
+    }
+}
+
+/// Returns the version of CUDA that a driver says it supports; none if it says nothing.
+fn version_of(library: &Library) -> Option<(u32, u32)> {
+    let mut version: c_int = 0;
+    // SAFETY: the type is the function's prototype in `cuda.h`; it may be called before all others, and `version` is a valid
+    // place for an int.
+    let status = unsafe {
+        let function = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(c"cuDriverGetVersion").ok()?;
+        function(&mut version)
+    };
+    (status == 0).then(|| as_version(version))
+}
+
+fn as_version(number: c_int) -> (u32, u32) {
+    let number = number.unsigned_abs();
+    (number / 1000, number % 1000 / 10)
+}
+
+/// Opens the driver, and returns it with the path of its file.
+fn open() -> Result<(Library, PathBuf)> {
+    let file = Path::new(FILE);
+    let library = shared_object::open(file, shared_object::NOW).map_err(|reason| {
+        if shared_object::is_absent(file, &reason) {
+            return Error::runtime_unavailable("cuda", format!("no NVIDIA driver was found ({reason}); {NOT_FOUND}"));
+        }
+        broken(format!(
+            "the NVIDIA driver's library cannot be loaded ({reason}): install the driver again, or take the folder of that file \
+             off LD_LIBRARY_PATH"
+        ))
+    })?;
+    let path = [c"cuInit", c"cuDriverGetVersion"].iter().find_map(|symbol| shared_object::file_of(&library, symbol));
+    Ok((library, path.unwrap_or_else(|| file.to_owned())))
+}
+
+/// Returns the error of a driver without one of the functions.
+fn lacks(symbol: &CStr, library: &Library, path: &Path) -> Error {
+    let supported = version_of(library)
+        .map_or_else(String::new, |(major, minor)| format!(", a driver that supports CUDA {major}.{minor},"));
+    broken(format!(
+        "{}{supported} lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or \
+         later is needed",
+        path.display(),
+        symbol.to_string_lossy()
+    ))
 }
 
 impl Cuda {
     /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver is too old.
+    /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver does not work or is too old.
     pub(in crate::runtime) fn probe() -> Result<Self> {
-        let library = shared_object::open(Path::new("libcuda.so.1"), shared_object::NOW).map_err(|reason| {
-            let reason = format!(
-                "no NVIDIA driver was found ({reason}); install the driver, or run on a machine with an NVIDIA GPU"
-            );
-            Error::runtime_unavailable("cuda", reason)
-        })?;
-        if let Some(symbol) = shared_object::missing_symbol(&library, SYMBOLS) {
-            let reason = format!(
-                "libcuda.so.1 lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in \
-                 front; CUDA 12 or later is needed",
-                symbol.to_string_lossy()
-            );
-            return Err(Error::runtime_broken("cuda", reason));
-        }
-        let has = |symbols: &[&'static CStr]| shared_object::missing_symbol(&library, symbols).is_none();
-        let has_context_events = has(&[c"cuCtxRecordEvent", c"cuCtxWaitEvent"]);
-        let has_graph_objects = has(GRAPH_OBJECTS);
-        let has_green_contexts = has(&[c"cuStreamGetCtx_v2"]);
-        // The driver stays loaded for the life of the process.
+        let (library, path) = open()?;
+        // SAFETY: the file has the name of CUDA's driver, which is kept loaded for the life of the process below.
+        let symbols = unsafe { Symbols::of(&library) }.map_err(|symbol| lacks(symbol, &library, &path))?;
         std::mem::forget(library);
+        let mut cuda = Self { symbols, version: (0, 0), devices: Vec::new() };
+        cuda.start(&path)?;
+        Ok(cuda)
+    }
 
+    fn start(&mut self, path: &Path) -> Result<()> {
+        let does_not_start = |error: Error, status: Status| {
+            let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
+            broken(format!("the NVIDIA driver does not start ({error}); {}", remedy(status)))
+        };
+        let check = |cuda: &Self, function, status| match status {
+            NO_DEVICE => Err(no_device()),
+            status => cuda.check(function, status).map_err(|error| does_not_start(error, status)),
+        };
         // SAFETY: `cuInit` may be called from any thread at any time; 0 is its only flag.
-        let status = unsafe { sys::cuInit(0) };
-        if status == sys::CUresult::CUDA_ERROR_NO_DEVICE {
-            return Err(no_device());
-        }
-        check("cuInit", status).map_err(|e| {
-            Error::runtime_broken("cuda", format!("the NVIDIA driver does not start ({e}); `nvidia-smi` says whether it works here, and a process forked after using CUDA cannot use it"))
-        })?;
+        check(self, "cuInit", unsafe { (self.symbols.init)(0) })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        check(self, "cuDriverGetVersion", unsafe { (self.symbols.driver_version)(&mut version) })?;
+        self.version = as_version(version);
+        if self.version < OLDEST {
+            let (major, minor) = self.version;
+            let reason = format!(
+                "{} is a driver that supports CUDA {major}.{minor} at most, and CUDA 12 or later is needed: update the driver",
+                path.display()
+            );
+            return Err(broken(reason));
+        }
         let mut count = 0;
         // SAFETY: `count` is a valid place for an int.
-        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
-        if count == 0 {
-            return Err(no_device());
-        }
-        let mut devices = Vec::new();
+        check(self, "cuDeviceGetCount", unsafe { (self.symbols.device_count)(&mut count) })?;
         for ordinal in 0..count {
             let mut handle = 0;
             // SAFETY: `handle` is a valid place for a device.
-            check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut handle, ordinal) })?;
-            devices.push(CudaDevice::new(handle));
+            check(self, "cuDeviceGet", unsafe { (self.symbols.device)(&mut handle, ordinal) })?;
+            self.devices.push(CudaDevice::new(handle));
         }
-        let version = version.unsigned_abs();
-        let version = (version / 1000, version % 1000 / 10);
-        Ok(Self { version, has_context_events, has_graph_objects, has_green_contexts, devices })
+        if self.devices.is_empty() { Err(no_device()) } else { Ok(()) }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use cudarc::driver::sys;
 use log::info;
 
-use super::{Cuda, as_event, check};
+use super::{Cuda, as_event};
 use crate::error::{Error, ErrorKind, Result, StatusKind};
 use crate::ids::Device;
 use crate::observe::target::RUNTIME;
@@ -100,15 +100,17 @@ impl Cuda {
         properties.allocFlags.gpuDirectRDMACapable = u8::from(extent_use.is_rdma);
         let mut extent = 0;
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut extent, bytes as usize, &properties, 0) })?;
+        self.check("cuMemCreate", unsafe {
+            (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0)
+        })?;
         Ok(Extent(extent))
     }
 
     pub(super) fn uuid_of(&self, device: Device) -> Result<DeviceUuid> {
-        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        let mut uuid = [0; 16];
         // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
-        check("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, self.slot(device)?.handle) })?;
-        Ok(uuid.bytes.map(|byte| byte as u8))
+        self.check("cuDeviceGetUuid_v2", unsafe { (self.symbols.device_uuid)(&mut uuid, self.slot(device)?.handle) })?;
+        Ok(uuid)
     }
 
     /// As [`Runtime::extent_export`](crate::runtime::Runtime::extent_export).
@@ -120,8 +122,8 @@ impl Cuda {
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
         let status =
-            unsafe { sys::cuMemExportToShareableHandle(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0) };
-        check("cuMemExportToShareableHandle", status)?;
+            unsafe { (self.symbols.extent_export)(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0) };
+        self.check("cuMemExportToShareableHandle", status)?;
         // SAFETY: the driver has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -131,8 +133,8 @@ impl Cuda {
         // A descriptor is given as a pointer of its value.
         let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        let status = unsafe { sys::cuMemImportFromShareableHandle(&mut extent, descriptor, POSIX_FD) };
-        check("cuMemImportFromShareableHandle", status)?;
+        let status = unsafe { (self.symbols.extent_import)(&mut extent, descriptor, POSIX_FD) };
+        self.check("cuMemImportFromShareableHandle", status)?;
         Ok(Extent(extent))
     }
 
@@ -141,7 +143,7 @@ impl Cuda {
         let flags =
             sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
         // SAFETY: `event` is a valid place for an event.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        self.check("cuEventCreate", unsafe { (self.symbols.event_create)(&mut event, flags) })?;
         Ok(RawEvent(event.addr()))
     }
 
@@ -152,8 +154,8 @@ impl Cuda {
     pub(super) unsafe fn export_event(&self, event: RawEvent) -> Result<ExportedEvent> {
         let mut name = [0_u8; 64];
         // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
-        let status = unsafe { sys::cuIpcGetEventHandle(ptr::from_mut(&mut name).cast(), as_event(event)) };
-        check("cuIpcGetEventHandle", status)?;
+        let status = unsafe { (self.symbols.event_export)(&mut name, as_event(event)) };
+        self.check("cuIpcGetEventHandle", status)?;
         Ok(ExportedEvent { name, descriptor: None })
     }
 
@@ -162,7 +164,7 @@ impl Cuda {
         let handle = unsafe { mem::transmute::<[u8; 64], sys::CUipcEventHandle>(exported.name) };
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
-        check("cuIpcOpenEventHandle", unsafe { sys::cuIpcOpenEventHandle(&mut event, handle) })?;
+        self.check("cuIpcOpenEventHandle", unsafe { (self.symbols.event_import)(&mut event, handle) })?;
         Ok(RawEvent(event.addr()))
     }
 }

@@ -10,20 +10,21 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, as_stream, check};
+use super::{Cuda, Status, as_stream};
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 
+const CONTEXT_IS_DESTROYED: Status = sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Status;
 /// `CUDA_ERROR_STREAM_DETACHED`, which cudarc's bindings for CUDA before 13.1 do not name.
-const STREAM_DETACHED: i32 = 917;
+const STREAM_DETACHED: Status = 917;
 
 pub(super) const ADVICE_IF_GONE: &str =
     "The stream's context, such as a green context, was destroyed: take a stream of one that lives";
 
 /// Returns whether the driver refused a stream because its context was destroyed. Drivers before CUDA 13.1 have no status of
 /// its own for a green one.
-pub(super) fn is_gone(status: sys::CUresult) -> bool {
-    status == sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED || status as i32 == STREAM_DETACHED
+pub(super) fn is_gone(status: Status) -> bool {
+    matches!(status, CONTEXT_IS_DESTROYED | STREAM_DETACHED)
 }
 
 impl Cuda {
@@ -43,7 +44,7 @@ impl Cuda {
         {
             return Ok(device);
         }
-        let older = if self.has_green_contexts {
+        let older = if self.symbols.stream_green_context.is_some() {
             ""
         } else {
             ". If it is of a green context: this driver cannot tell whose, one for CUDA 12.5 or later can"
@@ -60,13 +61,11 @@ impl Cuda {
     /// # Safety
     /// The stream is alive.
     unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
-        if !self.has_green_contexts {
-            return Ok(None);
-        }
+        let Some(green_context) = self.symbols.stream_green_context else { return Ok(None) };
         let (mut parent, mut green) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
-        let asked = unsafe { sys::cuStreamGetCtx_v2(as_stream(stream), &mut parent, &mut green) };
-        check("cuStreamGetCtx_v2", asked)?;
+        let asked = unsafe { green_context(as_stream(stream), &mut parent, &mut green) };
+        self.check("cuStreamGetCtx_v2", asked)?;
         Ok((!green.is_null()).then(|| parent.addr()))
     }
 }

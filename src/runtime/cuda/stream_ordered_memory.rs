@@ -1,21 +1,22 @@
 //! The driver's own allocator in stream order (`cuMemAllocAsync`).
 
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, as_stream, check};
+use super::{Cuda, as_stream};
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::runtime::{PoolReserved, Runtime, StreamOrderedMemory};
 
 impl Cuda {
     /// Returns the pool that serves the current device's `cuMemAllocAsync`.
-    fn memory_pool(&self) -> Result<sys::CUmemoryPool> {
+    fn memory_pool(&self) -> Result<*mut c_void> {
         let handle = self.slot(self.current_device()?)?.handle;
         let mut pool = ptr::null_mut();
         // SAFETY: `pool` is a valid place for a pool.
-        check("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&mut pool, handle) })?;
+        self.check("cuDeviceGetMemPool", unsafe { (self.symbols.memory_pool)(&mut pool, handle) })?;
         Ok(pool)
     }
 }
@@ -24,23 +25,23 @@ impl StreamOrderedMemory for Cuda {
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        let status = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, as_stream(stream)) };
-        check("cuMemAllocAsync", status)?;
+        let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
+        self.check("cuMemAllocAsync", status)?;
         Ok(address)
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
-        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, as_stream(stream)) })
+        self.check("cuMemFreeAsync", unsafe { (self.symbols.memory_free_async)(address, as_stream(stream)) })
     }
 
     fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
         let pool = self.memory_pool()?;
-        let get = |attribute| -> Result<u64> {
+        let get = |attribute: sys::CUmemPool_attribute| -> Result<u64> {
             let mut bytes = 0_u64;
             // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
-            let status = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
-            check("cuMemPoolGetAttribute", status)?;
+            let status = unsafe { (self.symbols.pool_get)(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast()) };
+            self.check("cuMemPoolGetAttribute", status)?;
             Ok(bytes)
         };
         let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
@@ -51,12 +52,12 @@ impl StreamOrderedMemory for Cuda {
     fn trim_pool(&self) -> Result<()> {
         let pool = self.memory_pool()?;
         // SAFETY: the pool is the device's own.
-        check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(pool, 0) })?;
+        self.check("cuMemPoolTrimTo", unsafe { (self.symbols.pool_trim)(pool, 0) })?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
         // Only 0 may be set.
         let mut bytes = 0_u64;
         // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
-        let status = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, ptr::from_mut(&mut bytes).cast()) };
-        check("cuMemPoolSetAttribute", status)
+        let status = unsafe { (self.symbols.pool_set)(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast()) };
+        self.check("cuMemPoolSetAttribute", status)
     }
 }

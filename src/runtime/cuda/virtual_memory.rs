@@ -5,7 +5,7 @@ use std::{mem, ptr};
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check};
+use super::Cuda;
 use crate::error::Result;
 use crate::ids::Device;
 
@@ -57,8 +57,8 @@ impl Cuda {
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        let status = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties, least) };
-        check("cuMemGetAllocationGranularity", status)?;
+        let status = unsafe { (self.symbols.granularity)(&mut bytes, &properties, least as c_int) };
+        self.check("cuMemGetAllocationGranularity", status)?;
         Ok(bytes as u64)
     }
 
@@ -66,8 +66,8 @@ impl Cuda {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one. Alignment 0 is the driver's own, which is the page size; no
         // address is asked for, and 0 are the only flags.
-        let status = unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
-        check("cuMemAddressReserve", status)?;
+        let status = unsafe { (self.symbols.address_reserve)(&mut address, bytes as usize, 0, 0, 0) };
+        self.check("cuMemAddressReserve", status)?;
         Ok(address)
     }
 
@@ -85,7 +85,8 @@ impl Cuda {
         let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: self.location(device)?, flags });
         let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-        let status = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
-        check("cuMemSetAccess", status)
+        let status =
+            unsafe { (self.symbols.memory_set_access)(address, bytes as usize, access.as_ptr(), access.len()) };
+        self.check("cuMemSetAccess", status)
     }
 }

@@ -16,24 +16,27 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 
 use self::sharing::PrivateDevices;
-use self::symbols::{Status, Symbols};
+use self::symbols::Symbols;
 use self::virtual_memory::Mappings;
 use super::device_info::{DeviceInfo, text, uuid_text};
 use super::host_memory::{most_memory, node_of_pci_device};
+use super::symbols::Status;
 use super::{
     Capture, Context, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
     RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
-use crate::error::{Error, Result, StatusKind};
+use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 
-/// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, `hipErrorNotSupported` and
-/// `hipErrorStreamCaptureImplicit`.
+/// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, `hipErrorNotSupported`, `hipErrorStreamCaptureImplicit`
+/// and `hipErrorUnknown`.
 const OUT_OF_MEMORY: Status = 2;
 const NOT_INITIALIZED: Status = 3;
 const NOT_READY: Status = 600;
 const NOT_SUPPORTED: Status = 801;
 const CAPTURE_IMPLICIT: Status = 906;
+const UNKNOWN: Status = 999;
+const UNKNOWN_NAME: &str = "hipErrorUnknown";
 
 /// `hipHostMallocPortable` and `hipHostMallocMapped`: for every device, and for kernels too.
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
@@ -96,13 +99,14 @@ impl Hip {
         };
         // SAFETY: the function takes any status and returns a string that lives as long as the library, or null.
         let name = unsafe { (self.symbols.error_name)(status) };
-        let name = if name.is_null() {
-            "unknown status".to_owned()
-        } else {
-            // SAFETY: the name is not null, so it is a string that lives as long as the library.
-            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-        };
-        Error::refused("hip", function, name, status, kind)
+        if name.is_null() {
+            return Error::refused("hip", function, UNKNOWN_STATUS, status, kind);
+        }
+        // SAFETY: the name is not null, so it is a string that lives as long as the library.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        // HIP has the name of one status for every number that it does not know.
+        let is_known = name != UNKNOWN_NAME || status == UNKNOWN;
+        Error::refused("hip", function, if is_known { &name } else { UNKNOWN_STATUS }, status, kind)
     }
 
     /// Clears the last call's status from this thread's memory of errors.
@@ -228,19 +232,11 @@ impl Runtime for Hip {
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
-        let mut exchanged = match mode {
-            CaptureMode::Global => 0,
-            CaptureMode::ThreadLocal => 1,
-            CaptureMode::Relaxed => 2,
-        };
+        let mut exchanged = mode.number();
         // SAFETY: the mode is a valid one, and the library writes the previous one in its place.
         let status = unsafe { (self.symbols.exchange_capture_mode)(&mut exchanged) };
         self.check("hipThreadExchangeStreamCaptureMode", status)?;
-        Ok(match exchanged {
-            1 => CaptureMode::ThreadLocal,
-            2 => CaptureMode::Relaxed,
-            _ => CaptureMode::Global,
-        })
+        Ok(CaptureMode::of(exchanged))
     }
 
     fn stream_create(&self) -> Result<RawStream> {
@@ -297,11 +293,7 @@ impl Runtime for Hip {
             return Ok(CaptureStatus::Implicit);
         }
         self.check("hipStreamIsCapturing", asked)?;
-        Ok(match status {
-            0 => CaptureStatus::None,
-            1 => CaptureStatus::Active,
-            _ => CaptureStatus::Invalidated,
-        })
+        Ok(CaptureStatus::of(status))
     }
 
     unsafe fn stream_capture(&self, _stream: RawStream) -> Result<Option<Capture>> {

@@ -4,10 +4,11 @@
 
 use std::ffi::c_int;
 
-use super::symbols::{Status, Symbols};
+use super::symbols::Symbols;
 use super::virtual_memory::Mappings;
 use super::{Hip, file};
 use crate::error::{Error, Result};
+use crate::runtime::symbols::Status;
 
 /// `hipErrorNoDevice`.
 const NO_DEVICE: Status = 100;

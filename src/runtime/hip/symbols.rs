@@ -3,12 +3,9 @@
 //! Names and prototypes are those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one
 //! is refused with the name, so that no call can miss.
 
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
-use crate::shared_object::{Library, missing_symbol};
-
-/// `hipError_t`, a number: newer libraries know codes that this file does not.
-pub(super) type Status = c_int;
+use crate::runtime::symbols::{Status, symbols};
 
 /// `hipMemLocation` of a device: `hipMemLocationTypeDevice` and the ordinal.
 #[repr(C)]
@@ -62,82 +59,56 @@ impl AccessDescription {
     }
 }
 
-macro_rules! symbols {
-    ($($field:ident $name:literal ($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions, by their names without `hip`.
-        pub(super) struct Symbols {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
-        }
-
-        const NAMES: &[&CStr] = &[$($name),*];
-
-        impl Symbols {
-            /// Looks every function up; the first name that the library lacks is the error.
-            ///
-            /// # Safety
-            /// The library is a `libamdhip64`, and stays loaded as long as the result is used.
-            pub(super) unsafe fn of(library: &Library) -> Result<Self, &'static CStr> {
-                if let Some(missing) = missing_symbol(library, NAMES) {
-                    return Err(missing);
-                }
-                $(
-                    // SAFETY: the type is the function's prototype in the vendor's header.
-                    let $field = unsafe { library.get($name) };
-                )*
-                Ok(Self { $($field: *$field.map_err(|_| $name)?,)* })
-            }
-        }
-    };
-}
-
 symbols! {
-    init c"hipInit" (c_uint) -> Status;
-    runtime_version c"hipRuntimeGetVersion" (*mut c_int) -> Status;
-    error_name c"hipGetErrorName" (Status) -> *const c_char;
-    last_error c"hipGetLastError" () -> Status;
-    device_count c"hipGetDeviceCount" (*mut c_int) -> Status;
-    device_name c"hipDeviceGetName" (*mut c_char, c_int, c_int) -> Status;
-    device_uuid c"hipDeviceGetUuid" (*mut [u8; 16], c_int) -> Status;
-    device_pci_bus_id c"hipDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> Status;
-    device_attribute c"hipDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
-    device_total_memory c"hipDeviceTotalMem" (*mut usize, c_int) -> Status;
-    device_can_access_peer c"hipDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> Status;
-    device_synchronize c"hipDeviceSynchronize" () -> Status;
-    get_device c"hipGetDevice" (*mut c_int) -> Status;
-    set_device c"hipSetDevice" (c_int) -> Status;
-    memory_info c"hipMemGetInfo" (*mut usize, *mut usize) -> Status;
-    exchange_capture_mode c"hipThreadExchangeStreamCaptureMode" (*mut c_int) -> Status;
-    stream_create c"hipStreamCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
-    stream_destroy c"hipStreamDestroy" (*mut c_void) -> Status;
-    stream_device c"hipStreamGetDevice" (*mut c_void, *mut c_int) -> Status;
-    stream_query c"hipStreamQuery" (*mut c_void) -> Status;
-    stream_synchronize c"hipStreamSynchronize" (*mut c_void) -> Status;
-    stream_wait_event c"hipStreamWaitEvent" (*mut c_void, *mut c_void, c_uint) -> Status;
-    stream_is_capturing c"hipStreamIsCapturing" (*mut c_void, *mut c_int) -> Status;
-    event_create c"hipEventCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
-    event_destroy c"hipEventDestroy" (*mut c_void) -> Status;
-    event_record c"hipEventRecord" (*mut c_void, *mut c_void) -> Status;
-    event_query c"hipEventQuery" (*mut c_void) -> Status;
-    event_synchronize c"hipEventSynchronize" (*mut c_void) -> Status;
-    granularity c"hipMemGetAllocationGranularity" (*mut usize, *const AllocationProperties, c_int) -> Status;
-    address_reserve c"hipMemAddressReserve" (*mut *mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
-    address_free c"hipMemAddressFree" (*mut c_void, usize) -> Status;
-    extent_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
-    extent_release c"hipMemRelease" (*mut c_void) -> Status;
-    memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
-    memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
-    memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;
-    extent_export c"hipMemExportToShareableHandle" (*mut c_void, *mut c_void, c_int, c_ulonglong) -> Status;
-    extent_import c"hipMemImportFromShareableHandle" (*mut *mut c_void, *mut c_void, c_int) -> Status;
-    event_export c"hipIpcGetEventHandle" (*mut [u8; 64], *mut c_void) -> Status;
-    event_import c"hipIpcOpenEventHandle" (*mut *mut c_void, EventHandle) -> Status;
-    copy_to_host c"hipMemcpyDtoHAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
-    copy_to_device c"hipMemcpyHtoDAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
-    host_allocate c"hipHostMalloc" (*mut *mut c_void, usize, c_uint) -> Status;
-    host_free c"hipHostFree" (*mut c_void) -> Status;
-    memory_allocate c"hipMalloc" (*mut *mut c_void, usize) -> Status;
-    memory_free c"hipFree" (*mut c_void) -> Status;
-    fill c"hipMemsetD8Async" (*mut c_void, c_uchar, usize, *mut c_void) -> Status;
-    memory_allocate_async c"hipMallocAsync" (*mut *mut c_void, usize, *mut c_void) -> Status;
-    memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;
+    required {
+        init c"hipInit" (c_uint) -> Status;
+        runtime_version c"hipRuntimeGetVersion" (*mut c_int) -> Status;
+        error_name c"hipGetErrorName" (Status) -> *const c_char;
+        last_error c"hipGetLastError" () -> Status;
+        device_count c"hipGetDeviceCount" (*mut c_int) -> Status;
+        device_name c"hipDeviceGetName" (*mut c_char, c_int, c_int) -> Status;
+        device_uuid c"hipDeviceGetUuid" (*mut [u8; 16], c_int) -> Status;
+        device_pci_bus_id c"hipDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> Status;
+        device_attribute c"hipDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
+        device_total_memory c"hipDeviceTotalMem" (*mut usize, c_int) -> Status;
+        device_can_access_peer c"hipDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> Status;
+        device_synchronize c"hipDeviceSynchronize" () -> Status;
+        get_device c"hipGetDevice" (*mut c_int) -> Status;
+        set_device c"hipSetDevice" (c_int) -> Status;
+        memory_info c"hipMemGetInfo" (*mut usize, *mut usize) -> Status;
+        exchange_capture_mode c"hipThreadExchangeStreamCaptureMode" (*mut c_int) -> Status;
+        stream_create c"hipStreamCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
+        stream_destroy c"hipStreamDestroy" (*mut c_void) -> Status;
+        stream_device c"hipStreamGetDevice" (*mut c_void, *mut c_int) -> Status;
+        stream_query c"hipStreamQuery" (*mut c_void) -> Status;
+        stream_synchronize c"hipStreamSynchronize" (*mut c_void) -> Status;
+        stream_wait_event c"hipStreamWaitEvent" (*mut c_void, *mut c_void, c_uint) -> Status;
+        stream_is_capturing c"hipStreamIsCapturing" (*mut c_void, *mut c_int) -> Status;
+        event_create c"hipEventCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
+        event_destroy c"hipEventDestroy" (*mut c_void) -> Status;
+        event_record c"hipEventRecord" (*mut c_void, *mut c_void) -> Status;
+        event_query c"hipEventQuery" (*mut c_void) -> Status;
+        event_synchronize c"hipEventSynchronize" (*mut c_void) -> Status;
+        granularity c"hipMemGetAllocationGranularity" (*mut usize, *const AllocationProperties, c_int) -> Status;
+        address_reserve c"hipMemAddressReserve" (*mut *mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
+        address_free c"hipMemAddressFree" (*mut c_void, usize) -> Status;
+        extent_create c"hipMemCreate" (*mut *mut c_void, usize, *const AllocationProperties, c_ulonglong) -> Status;
+        extent_release c"hipMemRelease" (*mut c_void) -> Status;
+        memory_map c"hipMemMap" (*mut c_void, usize, usize, *mut c_void, c_ulonglong) -> Status;
+        memory_set_access c"hipMemSetAccess" (*mut c_void, usize, *const AccessDescription, usize) -> Status;
+        memory_unmap c"hipMemUnmap" (*mut c_void, usize) -> Status;
+        extent_export c"hipMemExportToShareableHandle" (*mut c_void, *mut c_void, c_int, c_ulonglong) -> Status;
+        extent_import c"hipMemImportFromShareableHandle" (*mut *mut c_void, *mut c_void, c_int) -> Status;
+        event_export c"hipIpcGetEventHandle" (*mut [u8; 64], *mut c_void) -> Status;
+        event_import c"hipIpcOpenEventHandle" (*mut *mut c_void, EventHandle) -> Status;
+        copy_to_host c"hipMemcpyDtoHAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
+        copy_to_device c"hipMemcpyHtoDAsync" (*mut c_void, *mut c_void, usize, *mut c_void) -> Status;
+        host_allocate c"hipHostMalloc" (*mut *mut c_void, usize, c_uint) -> Status;
+        host_free c"hipHostFree" (*mut c_void) -> Status;
+        memory_allocate c"hipMalloc" (*mut *mut c_void, usize) -> Status;
+        memory_free c"hipFree" (*mut c_void) -> Status;
+        fill c"hipMemsetD8Async" (*mut c_void, c_uchar, usize, *mut c_void) -> Status;
+        memory_allocate_async c"hipMallocAsync" (*mut *mut c_void, usize, *mut c_void) -> Status;
+        memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;
+    }
 }

@@ -7,6 +7,9 @@ from double import error_of, fail
 from library_double import LibraryDouble
 from waiting import in_thread
 
+# What no header has, or not yet.
+UNKNOWN = (925, 1_000_000, -1, -(1 << 31), (1 << 31) - 1)
+
 
 def every_status_is_told(name, path):
     library = LibraryDouble(name)
@@ -19,10 +22,17 @@ def every_status_is_told(name, path):
             assert error.startswith(f"OutOfMemory out of memory on device 1: {said}"), f"not out of memory: {error}"
         else:
             assert said in error, f"{status} is told as: {error}"
+    unknown = [code for code in UNKNOWN if code not in told.statuses]
+    for code in unknown:
+        fail(f"{told.create}={code}")
+        error = error_of(pool.handle, device=1)
+        assert f"{name}: {told.create} failed with " in error, f"{code} is told as: {error}"
+        assert str(code) in error, f"the number {code} is not told: {error}"
+        assert f" on device 1, library {path}" in error, f"{code} is told as: {error}"
     fail()
     assert pool.handle(device=1) != 0, "no handle after the failures"
     assert gpupool.current_device() == 0, "a failure left device 1 current"
-    assert pool.stats().failures == len(told.statuses), "failures are counted wrongly"
+    assert pool.stats().failures == len(told.statuses) + len(unknown), "failures are counted wrongly"
 
 
 def without_memory_idle_handles_go_first(name):

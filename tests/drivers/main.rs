@@ -1,0 +1,4 @@
+//! CUDA's and HIP's drivers, as doubles that a compiler makes of `tests/abi`: the real bindings, without a GPU.
+
+mod double;
+mod unknown_statuses;
