@@ -30,7 +30,8 @@ pub struct Error(Box<ErrorKind>);
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The GPU platform that the call needs is missing: no driver, no device, or a runtime other than the chosen one.
+    /// The GPU platform that the call needs is missing: no driver, one that does not work, no device, or a runtime other than
+    /// the chosen one.
     RuntimeUnavailable {
         /// `cuda`, `hip` or `host`.
         runtime: &'static str,

@@ -51,7 +51,10 @@ class Error(Exception):
     """
 
 class RuntimeUnavailable(Error):
-    """The GPU platform that a call needs is missing: no driver, no device, or another runtime was chosen."""
+    """The GPU platform that a call needs is missing.
+
+    There is no driver, one that does not work, or no device, or another runtime was chosen.
+    """
 
 class LibraryNotFound(Error):
     """A library could not be loaded. The message lists every place that was searched and how to install the library.
@@ -2299,7 +2302,8 @@ def runtime() -> str:
     'host'
 
     Raises:
-        RuntimeUnavailable: The one that ``GPUPOOL_RUNTIME`` names has no device here.
+        RuntimeUnavailable: The one that ``GPUPOOL_RUNTIME`` names has no device here, or, without that variable, a
+            driver is there that does not work.
     """
 
 def driver_version() -> tuple[int, int] | None:
@@ -2324,7 +2328,8 @@ def device_count() -> int:
     True
 
     Raises:
-        RuntimeUnavailable: The runtime that ``GPUPOOL_RUNTIME`` names has no device here.
+        RuntimeUnavailable: The runtime that ``GPUPOOL_RUNTIME`` names has no device here, or, without that variable, a
+            driver is there that does not work.
     """
 
 def current_device() -> int:

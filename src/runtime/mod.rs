@@ -2,7 +2,8 @@
 //!
 //! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
 //! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, otherwise the
-//! first with a device, in that order. Every pointer that reaches a driver passes through a type of this module.
+//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does not work
+//! is an error. Every pointer that reaches a driver passes through a type of this module.
 
 mod copy;
 mod cuda;
@@ -368,7 +369,7 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
 static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
 
-/// A platform that was skipped when the runtime was chosen without `GPUPOOL_RUNTIME`.
+/// A platform before the one that was chosen without `GPUPOOL_RUNTIME`, and why it was not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PassedOver {
@@ -389,7 +390,8 @@ pub fn passed_over() -> &'static [PassedOver] {
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child of a process that had used a GPU; `ErrorKind::RuntimeUnavailable` if the
-/// runtime that `GPUPOOL_RUNTIME` names has no device, or if there is no runtime of that name.
+/// runtime that `GPUPOOL_RUNTIME` names has no device, or, without it, if a driver is there that does not work;
+/// `ErrorKind::InvalidValue` if it names no runtime.
 #[inline]
 pub fn get() -> Result<&'static dyn Runtime> {
     process::refuse_forked()?;
@@ -433,10 +435,20 @@ fn first_with_a_device() -> Result<Box<dyn Runtime>> {
         Err(error) => PassedOver::new(Kind::Cuda, error),
     };
     let no_hip = match hip::Hip::probe() {
-        Ok(hip) => return Ok(Box::new(hip)),
+        Ok(hip) => {
+            let _ = PASSED_OVER.set(vec![no_cuda]);
+            return Ok(Box::new(hip));
+        }
         Err(error) => PassedOver::new(Kind::Hip, error),
     };
-    let _ = PASSED_OVER.set(vec![no_cuda, no_hip]);
+    let passed_over = vec![no_cuda, no_hip];
+    // Memory of the host in place of a GPU's would go unnoticed until something is slow, or wrong.
+    if let Some(broken) = passed_over.iter().find(|passed| passed.is_present) {
+        let PassedOver { kind, reason, .. } = broken;
+        let reason = format!("{reason}. To do without a GPU, on simulated devices, set {RUNTIME_VARIABLE}=host");
+        return Err(Error::runtime_broken(kind.name(), reason));
+    }
+    let _ = PASSED_OVER.set(passed_over);
     Ok(Box::new(host::Host::from_environment()?))
 }
 
@@ -471,7 +483,9 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     let passed_over = passed_over().iter().find(|passed| passed.kind == kind);
     let reason = match (passed_over, std::env::var_os(RUNTIME_VARIABLE)) {
         (Some(PassedOver { reason, .. }), _) => {
-            format!("{reason}. gpupool simulates devices here (runtime {})", runtime.kind())
+            let instead =
+                if runtime.kind() == Kind::Host { "gpupool simulates devices here" } else { "gpupool uses another" };
+            format!("{reason}. {instead} (runtime {})", runtime.kind())
         }
         (None, Some(_)) => {
             format!("GPUPOOL_RUNTIME chose {}; set it to {kind} before the process starts", runtime.kind())

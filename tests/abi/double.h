@@ -83,10 +83,14 @@ static int enter(const char *name) {
 
 static void leave(int *status) { pthread_mutex_unlock(&mutex); }
 
-// Opens every function: counted, alone, and failing if that is asked for.
+// Opens every function: counted, alone, and failing if that is asked for. With -DSTUB this is what a toolkit has to link with.
+#ifdef STUB
+#define CALL() return 34
+#else
 #define CALL() \
   int asked_for __attribute__((cleanup(leave))) = enter(__func__); \
   if (asked_for) return ANSWER(asked_for)
+#endif
 
 int double_calls(const char *name) {
   pthread_mutex_lock(&mutex);

@@ -44,6 +44,11 @@ def build_driver(folder: Path, *flags: str) -> Path:
     return compile_double("libcuda.c", folder / "libcuda.so.1", *flags)
 
 
+def build_stub(folder: Path) -> Path:
+    """Build what CUDA's toolkit has to link with in place of the driver."""
+    return compile_double("libcuda.c", folder / "libcuda.so", "-DSTUB")
+
+
 def build_hip(file: Path, *flags: str) -> Path:
     """Build HIP's library."""
     return compile_double("libamdhip64.c", file, *flags)

@@ -1,6 +1,7 @@
 """The cuda runtime over an ABI double of the driver: the true bindings, and every way in which a driver can fail."""
 
 import pytest
+from abi import build_stub
 from machines import Machine
 from running import run_bare_program
 
@@ -32,6 +33,11 @@ def test_handles_work(driver):
 def test_a_driver_that_does_not_start(driver):
     start = "RuntimeUnavailable the cuda runtime is unavailable: the NVIDIA driver does not start"
     driver("gives_none", "cusparse", start, "cuInit failed with CUDA_ERROR_UNKNOWN (999)", FAKE_FAIL="cuInit=999")
+
+
+def test_the_toolkits_stub_is_not_opened_where_there_is_a_driver(driver, machine):
+    stubs = build_stub(machine.folder / "stubs").parent
+    driver("gives_a_handle", "cusparse", LD_LIBRARY_PATH=f"{stubs}:{machine.driver.parent}")
 
 
 def test_a_driver_without_a_device(driver):

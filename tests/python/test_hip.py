@@ -54,7 +54,7 @@ def test_the_environment_names_a_file_or_a_folder(tmp_path):
     check_bare(
         "cannot_be_had",
         "the hip runtime is unavailable: no HIP library was found (/nowhere/hip.so: ",
-        "from GPUPOOL_AMDHIP64_PATH)",
+        "from GPUPOOL_AMDHIP64_PATH); name another file, or unset it",
         GPUPOOL_AMDHIP64_PATH="/nowhere/hip.so",
         GPUPOOL_RUNTIME="hip",
     )
@@ -70,13 +70,14 @@ def test_a_copy_that_is_loaded_is_taken_and_no_other_loaded(machine, tmp_path):
 
 def test_a_library_that_lacks_a_symbol(machine):
     machine.build("-DWITHOUT_STREAM_DEVICE")
-    start = "the hip runtime is unavailable: libamdhip64.so.7 lacks the symbol "
+    start = f"the hip runtime is unavailable: {machine.driver} lacks the symbol "
     said = "hipStreamGetDevice: it is too old; ROCm 5.6 or later is needed"
     machine.run("loading/runtimes.py", "cannot_be_had", start, said, GPUPOOL_RUNTIME="hip")
 
 
 def test_a_library_that_does_not_start(machine):
-    said = "the hip runtime is unavailable: HIP does not start (hip: hipInit failed with hipErrorUnknown (999))"
+    failed = f"hip: hipInit failed with hipErrorUnknown (999), library {machine.driver}"
+    said = f"the hip runtime is unavailable: HIP does not start ({failed}); `rocminfo` says"
     variables = {"GPUPOOL_RUNTIME": "hip", "FAKE_FAIL": "hipInit=999"}
     machine.run("loading/runtimes.py", "cannot_be_had", "", said, **variables)
 

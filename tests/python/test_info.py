@@ -357,11 +357,15 @@ def test_a_device_that_tells_nothing_is_a_failure_of_it_alone(cuda, function):
     assert by_name(info["libraries"])["cusparse"]["handles"]["0"]["error"] is None
 
 
-def test_a_driver_that_does_not_start_is_a_failure_though_devices_are_simulated(cuda):
+def test_a_driver_that_does_not_start_is_a_failure_and_nothing_is_simulated(cuda):
     code, info = told(cuda, FAKE_FAIL="cuInit=999")
-    assert (code, info["runtime"]["name"]) == (1, "host")
-    assert "cuda does not work: the NVIDIA driver does not start (cuda: cuInit failed" in errors(info)[0]
-    assert info["runtime"]["passed_over"]["cuda"] in errors(info)[0]
+    assert (code, info["runtime"]["name"], info["devices"]) == (1, None, [])
+    assert "the NVIDIA driver does not start (cuda: cuInit failed with CUDA_ERROR_UNKNOWN (999)" in errors(info)[0]
+    assert f"library {cuda.driver}" in errors(info)[0]
+    assert info["runtime"]["error"] == errors(info)[0]
+    code, lines = shown(cuda.start_command, FAKE_FAIL="cuInit=999")
+    assert code == 1
+    assert lines[lines.index("Runtime") + 1].startswith("  none: the cuda runtime is unavailable: the NVIDIA driver")
 
 
 @without_gpu

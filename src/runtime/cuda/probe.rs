@@ -19,7 +19,8 @@ const FILE: &str = "libcuda.so.1";
 const OLDEST: (u32, u32) = (12, 0);
 const NO_DEVICE: Status = CUresult::CUDA_ERROR_NO_DEVICE as Status;
 
-const NOT_FOUND: &str = "install the driver, or run on a machine with an NVIDIA GPU, a container with --gpus all";
+const NOT_FOUND: &str =
+    "install the driver, run on a machine with an NVIDIA GPU, or start the container with --gpus all";
 
 fn no_device() -> Error {
     Error::runtime_unavailable("cuda", "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES")
@@ -34,7 +35,7 @@ fn remedy(status: Status) -> &'static str {
     // The numbers of `CUresult` in `cuda.h`, some of which are not in all bindings.
     match status {
         34 => {
-            "this is the toolkit's stub, to link with, and no driver: take its folder, which ends in \"stubs\", off \
+            "CUDA_ERROR_STUB_LIBRARY: this is the toolkit's stub, to link with, and no driver: take its folder, which ends in \"stubs\", off \
              LD_LIBRARY_PATH, so that the driver's own library is found"
         }
         802 => {

@@ -3,15 +3,20 @@
 //! Each way in which a machine can lack one of them has its own error, for it is what a user sees first.
 
 use std::ffi::c_int;
+use std::path::Path;
 
 use super::symbols::Symbols;
 use super::virtual_memory::Mappings;
 use super::{Hip, file};
 use crate::error::{Error, Result};
 use crate::runtime::symbols::Status;
+use crate::shared_object;
 
 /// `hipErrorNoDevice`.
 const NO_DEVICE: Status = 100;
+/// The oldest version that will do.
+const OLDEST: (u32, u32) = (5, 6);
+const NEEDED: &str = "ROCm 5.6 or later is needed";
 
 impl Hip {
     fn no_device(&self) -> Error {
@@ -26,53 +31,54 @@ impl Hip {
     /// Loads and initialises the library.
     ///
     /// # Errors
-    /// `ErrorKind::RuntimeUnavailable` if there is no HIP, no device, or the library is too old.
+    /// `ErrorKind::RuntimeUnavailable` if there is no HIP, no device, or the library does not work or is too old.
     pub(in crate::runtime) fn probe() -> Result<Self> {
-        let (library, file) = file::open_first().map_err(|tried| {
-            let reason =
-                format!("no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU");
-            Error::runtime_unavailable("hip", reason)
-        })?;
+        let (library, file) = file::open_first()?;
+        let path = shared_object::file_of(&library, c"hipInit").unwrap_or(file);
         // SAFETY: the file has the name of HIP's library, which is kept loaded for the life of the process below.
         let symbols = unsafe { Symbols::of(&library) }.map_err(|symbol| {
-            let reason = format!(
-                "{} lacks the symbol {}: it is too old; ROCm 5.6 or later is needed",
-                file.display(),
-                symbol.to_string_lossy()
-            );
+            let symbol = symbol.to_string_lossy();
+            let reason = format!("{} lacks the symbol {symbol}: it is too old; {NEEDED}", path.display());
             Error::runtime_broken("hip", reason)
         })?;
         std::mem::forget(library);
-
         let mut hip =
             Self { symbols, version: (0, 0), devices: 0, mappings: Mappings::default(), private: Default::default() };
-        let start = |e: Error| {
-            let reason = format!(
-                "HIP does not start ({e}); `rocminfo` says whether it works here, and a process forked after using HIP \
-                 cannot use it"
-            );
-            Error::runtime_broken("hip", reason)
+        hip.start(&path)?;
+        Ok(hip)
+    }
+
+    fn start(&mut self, path: &Path) -> Result<()> {
+        let check = |hip: &Self, function, status| {
+            match status {
+            NO_DEVICE => Err(hip.no_device()),
+            status => hip.check(function, status).map_err(|error| {
+                let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
+                let reason = format!(
+                    "HIP does not start ({error}); `rocminfo` says whether it works here. See that the kernel's module amdgpu is \
+                     loaded, that a container was started with --device=/dev/kfd --device=/dev/dri, and that no process was \
+                     forked after it used HIP"
+                );
+                Error::runtime_broken("hip", reason)
+            }),
+        }
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
-        match unsafe { (hip.symbols.init)(0) } {
-            NO_DEVICE => return Err(hip.no_device()),
-            status => hip.check("hipInit", status).map_err(start)?,
+        check(self, "hipInit", unsafe { (self.symbols.init)(0) })?;
+        let mut version: c_int = 0;
+        // SAFETY: `version` is a valid place for an int.
+        check(self, "hipRuntimeGetVersion", unsafe { (self.symbols.runtime_version)(&mut version) })?;
+        let version = version.unsigned_abs();
+        self.version = (version / 10_000_000, version / 100_000 % 100);
+        if self.version < OLDEST {
+            let (major, minor) = self.version;
+            let reason = format!("{} is of HIP {major}.{minor}, which is too old; {NEEDED}", path.display());
+            return Err(Error::runtime_broken("hip", reason));
         }
         let mut count: c_int = 0;
         // SAFETY: `count` is a valid place for an int.
-        match unsafe { (hip.symbols.device_count)(&mut count) } {
-            NO_DEVICE => return Err(hip.no_device()),
-            status => hip.check("hipGetDeviceCount", status).map_err(start)?,
-        }
-        hip.devices = count.unsigned_abs();
-        if hip.devices == 0 {
-            return Err(hip.no_device());
-        }
-        let mut version: c_int = 0;
-        // SAFETY: `version` is a valid place for an int.
-        hip.check("hipRuntimeGetVersion", unsafe { (hip.symbols.runtime_version)(&mut version) }).map_err(start)?;
-        let version = version.unsigned_abs();
-        hip.version = (version / 10_000_000, version / 100_000 % 100);
-        Ok(hip)
+        check(self, "hipGetDeviceCount", unsafe { (self.symbols.device_count)(&mut count) })?;
+        self.devices = u32::try_from(count).unwrap_or(0);
+        if self.devices == 0 { Err(self.no_device()) } else { Ok(()) }
     }
 }

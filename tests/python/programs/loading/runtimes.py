@@ -22,5 +22,19 @@ def cannot_be_had(start, *said):
     assert of_a_stream == message, f"a stream is refused otherwise: {of_a_stream}"
 
 
+def memory_is_refused(start, *said):
+    """Check that no memory of the host is taken for a device's: the error starts so, and says all this."""
+    message = str(raised(gpupool.RuntimeUnavailable, gpupool.empty, 1 << 20))
+    assert_starts(message, start)
+    assert_says(message, *said, ". To do without a GPU, on simulated devices, set GPUPOOL_RUNTIME=host")
+    cannot_be_had(message)
+
+
+def memory_is_simulated():
+    buffer = gpupool.empty(64)
+    buffer.fill(7)
+    assert gpupool.runtime() == "host", f"the runtime is {gpupool.runtime()}"
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
