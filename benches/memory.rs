@@ -43,7 +43,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 fn stream() -> Stream {
-    Stream::legacy(gpupool::device(0).expect("a device"))
+    Stream::legacy(gpupool::device(0).expect("a device")).expect("a device")
 }
 
 fn timed(count: usize, mut run: impl FnMut()) -> f64 {

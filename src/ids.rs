@@ -76,6 +76,11 @@ impl RawStream {
         Self(address)
     }
 
+    #[inline]
+    pub(crate) fn from_ptr(stream: *mut c_void) -> Self {
+        Self(stream.addr())
+    }
+
     /// Returns the address as a number.
     pub const fn address(self) -> usize {
         self.0

@@ -8,7 +8,7 @@
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, RangeBounds};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{
     CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError, LaunchArgs,
@@ -43,8 +43,10 @@ pub struct PooledSlice<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     /// The memory, which goes back once `drop` below has run.
     buffer: DeviceBuffer,
+    /// The stream, for callers of [`PooledSlice::buffer`], who may keep it longer than this.
+    kept: OnceLock<Stream>,
     /// The stream, which is dropped last: the memory's end needs it.
-    _stream: Arc<CudaStream>,
+    stream: Arc<CudaStream>,
 }
 
 /// Types of which any bits are a valid value. Memory that was put to sleep without a backup
@@ -96,7 +98,7 @@ impl<T> PooledSlice<T> {
         };
         let device = device(stream.context().ordinal() as i64)?;
         // SAFETY: the stream is of the device, and lives as long as the memory, which keeps it.
-        let view = unsafe { Stream::from_raw_on(stream.cu_stream().cast(), device) };
+        let view = unsafe { Stream::view_of(stream.cu_stream().cast(), device) };
         let buffer = empty(bytes as u64, &view)?;
         // It panics where the driver refuses to make the events by which it follows what streams do.
         let slice = panic::catch_unwind(AssertUnwindSafe(|| {
@@ -104,7 +106,10 @@ impl<T> PooledSlice<T> {
             unsafe { stream.upgrade_device_ptr(buffer.address(), length) }
         }));
         match slice {
-            Ok(slice) => Ok(Self { slice: ManuallyDrop::new(slice), buffer, _stream: Arc::clone(stream) }),
+            Ok(slice) => {
+                let (slice, stream) = (ManuallyDrop::new(slice), Arc::clone(stream));
+                Ok(Self { slice, buffer, kept: OnceLock::new(), stream })
+            }
             Err(_) => Err(Error::unavailable(
                 "the driver refused to make the events that cudarc has for a slice: bind the context and look at its errors \
                  (CudaContext::check_err), or turn them off (disable_event_tracking)",
@@ -146,7 +151,8 @@ impl<T> PooledSlice<T> {
     }
 
     /// Returns the memory, to record streams that cudarc does not follow, or to share it.
-    pub const fn buffer(&self) -> &DeviceBuffer {
+    pub fn buffer(&self) -> &DeviceBuffer {
+        self.kept.get_or_init(|| Stream::of_cudarc(&self.stream, self.buffer.device()));
         &self.buffer
     }
 

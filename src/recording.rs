@@ -5,7 +5,7 @@ use crate::handle::HandleEvent;
 use crate::ids::Device;
 use crate::memory::{MemoryAction, MemorySnapshot};
 use crate::observe::recording::{self, Settings};
-use crate::{handle, memory, process};
+use crate::{handle, memory, process, runtime};
 
 /// For which events call stacks are recorded, if the program has a language whose stacks can be recorded: Python.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -142,6 +142,7 @@ pub struct Snapshot {
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
 pub fn snapshot(device: Option<Device>) -> Result<Snapshot> {
+    let device = device.map(runtime::existing).transpose()?;
     let memory = memory::take_snapshot(device)?;
     let mut handle_events = handle::events();
     handle_events.retain(|event| device.is_none_or(|device| device == event.device));

@@ -56,7 +56,7 @@ impl MemorySummary {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn memory_summary(device: Device) -> Result<MemorySummary> {
-    let device = runtime::device(device.ordinal() as i64)?;
+    let device = runtime::existing(device)?;
     let (memory, pools) = memory::pool_summaries(device).unwrap_or_default();
     let handles = handle::handle_stats(Some(device))?;
     Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
@@ -85,7 +85,7 @@ pub fn devices_in_use() -> Result<Vec<Device>> {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn reset_peak_stats(device: Device) -> Result<()> {
-    let device = runtime::device(device.ordinal() as i64)?;
+    let device = runtime::existing(device)?;
     if memory::devices_in_use()?.contains(&device) {
         memory::reset_peak_memory_stats(device)?;
     }

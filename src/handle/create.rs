@@ -52,7 +52,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     pub(super) fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
         Ok(Self { runtime, device, _relaxed, _bound })
     }

@@ -34,13 +34,13 @@ pub(super) fn wait_for_former(
 /// Makes the stream wait for the work so far on a former one of the same device.
 fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, at_all_costs: bool) -> Result<bool> {
     let device = stream.device();
-    let _bound = BoundDevice::new(runtime, device)?;
+    let _bound = BoundDevice::of(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
     // A captured stream cannot wait for work outside of its graph, nor the legacy default one beside a capture.
     if stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    let event = Event::new(device)?;
+    let event = Event::of(device)?;
     match Stream::lasting(former, device) {
         Some(former) => {
             if former.capture_status()? != CaptureStatus::None {

@@ -303,8 +303,9 @@ impl HandlePool {
     /// [`HandlePool::warm`] on a separate thread. The statistics count a failure.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the system cannot start a thread.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Unavailable` if the system cannot start a thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
+        let device = runtime::existing(device)?;
         let name = format!("gpupool-warm-{}", self.name());
         let thread = thread::Builder::new().name(name.clone());
         let warm = move || {

@@ -142,8 +142,16 @@ impl Pool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if there is no such device.
     pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
-        let devices = self.devices();
-        devices.get(device.ordinal()).ok_or_else(|| runtime::no_such_device(device.ordinal() as i64, devices.len()))
+        match self.devices().get(device.ordinal()) {
+            Some(on_device) => Ok(on_device),
+            None => Err(self.not_on(device)),
+        }
+    }
+
+    #[cold]
+    fn not_on(&self, device: Device) -> Error {
+        let unmade = || runtime::no_such_device(device.ordinal() as i64, self.devices().len());
+        runtime::existing(device).map_or_else(|error| error, |_| unmade())
     }
 
     pub(super) fn limit(&self) -> Option<usize> {

@@ -51,6 +51,7 @@ pub(crate) fn reset_peak_stats(device: Device) {
 /// As [`HandlePool::stats`](super::HandlePool::stats).
 pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>> {
     process::refuse_forked()?;
+    let device = device.map(runtime::existing).transpose()?;
     let mut sums: Vec<(String, HandleStats)> = Vec::new();
     for pool in all() {
         let stats = match device {

@@ -159,7 +159,7 @@ impl Vendor {
         handle: &RawHandle,
         stream: &Stream,
     ) -> Result<()> {
-        let _bound = BoundDevice::new(runtime::get()?, stream.device())?;
+        let _bound = BoundDevice::of(runtime::get()?, stream.device())?;
         self.call_set_stream(api, set_stream, handle, stream)
     }
 

@@ -74,7 +74,7 @@ impl Workspaces {
         if let Some(spare) = spare {
             return Ok(spare);
         }
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         let address = runtime.memory_allocate(bytes)?;
         lock(&self.state).add(device, bytes);
@@ -86,7 +86,7 @@ impl Workspaces {
         let mut result = Ok(());
         for workspace in workspaces {
             let free = || {
-                let _bound = BoundDevice::new(runtime, workspace.device)?;
+                let _bound = BoundDevice::of(runtime, workspace.device)?;
                 let _relaxed = RelaxedCapture::new(runtime)?;
                 // SAFETY: `obtain` allocated it, and neither a handle nor a graph has it any more.
                 unsafe { runtime.memory_free(workspace.address) }.map_err(|e| e.on(workspace.device))

@@ -173,7 +173,7 @@ impl DeviceBuffer {
         };
         self.record_consumer(stream)?;
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, stream.device())?;
+        let _bound = BoundDevice::of(runtime, stream.device())?;
         let _used = stream.begin_use()?;
         work(runtime).map_err(|error| error.on(stream.device()))
     }

@@ -32,7 +32,7 @@ use crate::runtime::Stream;
 pub struct DeviceBuffer {
     held: Held,
     bytes: u64,
-    /// A view: the cache keeps a stream of our own alive as long as it has memory.
+    /// A view, where there is a block: its cache keeps a stream of our own alive as long as it has memory.
     stream: Stream,
 }
 
@@ -71,7 +71,10 @@ impl Held {
 /// exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    let held = if nbytes > 0 { Held::Block(serve::allocate(nbytes, stream)?) } else { Held::Nothing };
+    if nbytes == 0 {
+        return Ok(DeviceBuffer::empty(stream));
+    }
+    let held = Held::Block(serve::allocate(nbytes, stream)?);
     Ok(DeviceBuffer { held, bytes: nbytes, stream: stream.view() })
 }
 
@@ -114,17 +117,23 @@ impl EmptyMiss {
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn try_empty(nbytes: u64, stream: &Stream) -> Result<Empty> {
-    let held = match nbytes {
-        0 => Held::Nothing,
-        _ => match serve::try_allocate(nbytes, stream)? {
-            Attempt::Ready(block) => Held::Block(block),
-            Attempt::Miss(miss) => return Ok(Empty::Miss(EmptyMiss { miss, nbytes, stream: stream.view() })),
-        },
-    };
-    Ok(Empty::Ready(DeviceBuffer { held, bytes: nbytes, stream: stream.view() }))
+    if nbytes == 0 {
+        return Ok(Empty::Ready(DeviceBuffer::empty(stream)));
+    }
+    let stream = stream.view();
+    Ok(match serve::try_allocate(nbytes, &stream)? {
+        Attempt::Ready(block) => Empty::Ready(DeviceBuffer { held: Held::Block(block), bytes: nbytes, stream }),
+        Attempt::Miss(miss) => Empty::Miss(EmptyMiss { miss, nbytes, stream }),
+    })
 }
 
 impl DeviceBuffer {
+    /// Makes one of 0 bytes, which no cache keeps the stream alive for.
+    #[cold]
+    fn empty(stream: &Stream) -> Self {
+        Self { held: Held::Nothing, bytes: 0, stream: stream.kept() }
+    }
+
     /// Returns the address on the device; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {
@@ -158,8 +167,14 @@ impl DeviceBuffer {
         self.stream.device()
     }
 
-    /// Returns the stream on which it was allocated.
-    pub const fn stream(&self) -> &Stream {
+    /// Returns the stream on which it was allocated, which the result keeps alive if it is one of gpupool's.
+    pub fn stream(&self) -> Stream {
+        self.stream.kept()
+    }
+
+    /// [`DeviceBuffer::stream`] for a caller that uses it while the buffer lives.
+    #[cfg(feature = "python")]
+    pub(crate) const fn own_stream(&self) -> &Stream {
         &self.stream
     }
 

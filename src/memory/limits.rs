@@ -17,7 +17,7 @@ use crate::sync::ThisThread;
 /// `ErrorKind::InvalidValue` for a fraction outside 0 to 1, or an unknown device.
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
     refuse_no_fraction(fraction)?;
-    let memory = &device_caches(device)?.memory;
+    let memory = &device_caches(runtime::existing(device)?)?.memory;
     let total = runtime::get()?.total_memory(device)?;
     memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));
     Ok(())
@@ -28,7 +28,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
 pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
-    let limit = device_caches(device)?.memory.budget.limit();
+    let limit = device_caches(runtime::existing(device)?)?.memory.budget.limit();
     let total = runtime::get()?.total_memory(device)?;
     Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
 }

@@ -116,7 +116,7 @@ impl MemPoolBuilder {
     /// [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
         let device = match self.device {
-            Some(device) => runtime::device(device.ordinal() as i64)?,
+            Some(device) => runtime::existing(device)?,
             None => runtime::get()?.current_device()?,
         };
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));

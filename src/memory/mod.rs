@@ -151,6 +151,5 @@ pub(crate) fn reserved_bytes(device: Device) -> Result<u64> {
 /// `ErrorKind::InvalidValue` if `peer` cannot access memory of `device`; `ErrorKind::Library` if the driver refuses: the
 /// peer then gets no access to later memory, and the call may be repeated.
 pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
-    runtime::device(peer.ordinal() as i64)?;
-    serve::enable_peer(device, peer)
+    serve::enable_peer(runtime::existing(device)?, runtime::existing(peer)?)
 }

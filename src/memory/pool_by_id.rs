@@ -18,7 +18,7 @@ use crate::sync::lock;
 /// `ErrorKind::InvalidValue` for an id without a pool, of a pool that no longer exists or is closed, or of another
 /// device's pool, or for an unknown device.
 pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
-    let device = runtime::device(device.ordinal() as i64)?;
+    let device = runtime::existing(device)?;
     // The device is in use from here on, so no driver is called under the lock.
     serve::pool_of_id(device, id)?;
     let is_captured = id.is_of_graph();

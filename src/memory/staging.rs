@@ -124,7 +124,7 @@ impl<'a> Piece<'a> {
     fn record(&mut self) -> Result<()> {
         let event = match &self.event {
             Some(event) => event,
-            None => self.event.insert(Event::new(self.stream.device())?),
+            None => self.event.insert(Event::of(self.stream.device())?),
         };
         event.record(self.stream)
     }

@@ -54,7 +54,7 @@ pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>
     let pools = found.pools.iter().map(|one| pool(py, one)).collect::<PyResult<Vec<_>>>()?;
     dict.set_item("pools", pools)?;
     let mut shared = Vec::new();
-    for block in py.detach(|| memory::shared_blocks(device)) {
+    for block in py.detach(|| memory::shared_blocks(device))? {
         let one = PyDict::new(py);
         one.set_item("ptr", block.address)?;
         one.set_item("nbytes", block.bytes)?;

@@ -93,7 +93,7 @@ impl ReplayPlace {
         let device = runtime::get()?.current_device()?;
         let slots = events.iter().map(|event| event.slot as usize + 1).max().unwrap_or(0);
         let count = events.iter().map(|event| event.stream as usize + 1).max().unwrap_or(0);
-        let mut streams = vec![Stream::legacy(device)];
+        let mut streams = vec![Stream::default_of(device)];
         while streams.len() < count {
             streams.push(Stream::new(device)?);
         }
@@ -104,7 +104,7 @@ impl ReplayPlace {
 /// Returns one thread's passes over the log; the barrier keeps the passes of all threads together.
 fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
     let ReplayPlace { server, streams, slots } = place;
-    let bound = runtime::get().and_then(|runtime| BoundDevice::new(runtime, server.device));
+    let bound = runtime::get().and_then(|runtime| BoundDevice::of(runtime, server.device));
     let mut times = Vec::new();
     let (_bound, mut blocks, mut outcome) = match bound.and_then(|bound| Ok((bound, empty_slots(*slots)?))) {
         Ok((bound, blocks)) => (Some(bound), blocks, Ok(())),
@@ -187,7 +187,7 @@ pub fn replay(
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new((PASSES * threads + usize::from(changes > 0)) * events.len());
     watched(&progress, watch, || {
-        let _bound = BoundDevice::new(runtime::get()?, place.server.device)?;
+        let _bound = BoundDevice::of(runtime::get()?, place.server.device)?;
         place.server.clear()?;
         if changes == 0 {
             let (figures, cold_ns, warm_ns) = passes(&place, events, threads, &progress)?;

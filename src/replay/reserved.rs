@@ -59,7 +59,7 @@ pub fn replay_reserved(
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new(events.len());
     watched(&progress, watch, || {
-        let _bound = BoundDevice::new(runtime::get()?, place.server.device)?;
+        let _bound = BoundDevice::of(runtime::get()?, place.server.device)?;
         place.server.clear()?;
         look(&place, events, most, &progress)
     })

@@ -1,6 +1,6 @@
 //! What a platform reports about a device, for people and their bug reports: one struct, one call.
 
-use super::{BoundDevice, MemoryInfo, RelaxedCapture, get};
+use super::{BoundDevice, MemoryInfo, RelaxedCapture, existing, get};
 use crate::error::Result;
 use crate::ids::Device;
 
@@ -35,6 +35,7 @@ pub struct DeviceInfo {
 /// `ErrorKind::Library` if the driver refuses; `ErrorKind::InvalidValue` if there is no such device; otherwise as
 /// [`get`].
 pub fn device_info(device: Device) -> Result<DeviceInfo> {
+    let device = existing(device)?;
     let runtime = get()?;
     let _relaxed = RelaxedCapture::new(runtime)?;
     runtime.device_info(device).map_err(|error| error.on(device))
@@ -50,7 +51,7 @@ pub(crate) fn memory_info(device: Device) -> Result<MemoryInfo> {
     if let Some(node) = device.host_node() {
         return runtime.host_memory_info(node).map_err(|error| error.on(device));
     }
-    let _bound = BoundDevice::new(runtime, device)?;
+    let _bound = BoundDevice::of(runtime, device)?;
     runtime.memory_info().map_err(|error| error.on(device))
 }
 

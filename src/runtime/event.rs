@@ -1,7 +1,7 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
 use super::known_captures::WholeDevice;
-use super::{BoundDevice, ExportedEvent, Stream, get};
+use super::{BoundDevice, ExportedEvent, Stream, existing, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
@@ -21,10 +21,15 @@ impl Event {
     /// Creates an event on the device.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
+        existing(device).and_then(Self::of)
+    }
+
+    /// [`Event::new`] for a caller that knows the device.
+    pub(crate) fn of(device: Device) -> Result<Self> {
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let raw = runtime.event_create().map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
     }
@@ -35,7 +40,7 @@ impl Event {
     /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn interprocess(device: Device) -> Result<Self> {
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let raw = runtime.event_create_interprocess().map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
     }
@@ -46,7 +51,7 @@ impl Event {
     /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn export(&self) -> Result<ExportedEvent> {
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         // SAFETY: this event is ours.
         unsafe { runtime.event_export(self.raw) }.map_err(|e| e.on(self.device))
     }
@@ -58,7 +63,7 @@ impl Event {
     /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn import(device: Device, exported: ExportedEvent) -> Result<Self> {
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let raw = runtime.event_import(exported).map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
     }
@@ -86,7 +91,7 @@ impl Event {
         }
         let _stream_bound = stream.begin_use()?;
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         // SAFETY: this event is ours, and a `Stream` is alive.
         unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
@@ -96,7 +101,7 @@ impl Event {
     pub(crate) fn record_context(&self) -> Result<bool> {
         let runtime = get()?;
         let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(false) };
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
         unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
     }
@@ -107,7 +112,7 @@ impl Event {
     pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;
         let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(false) };
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
         unsafe { runtime.context_wait_event(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
     }

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Context, Runtime};
+use super::{Context, Runtime, existing};
 use crate::error::Result;
 use crate::ids::{CaptureMode, Device};
 
@@ -20,8 +20,14 @@ impl BoundDevice {
     /// Binds the device.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
     pub fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
+        Self::of(runtime, existing(device)?)
+    }
+
+    /// [`BoundDevice::new`] for a caller that knows the device, or for a NUMA node of the host, whose calls need no device's
+    /// context.
+    pub(crate) fn of(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
         let previous = runtime.bind(device).map_err(|e| e.on(device))?;
         Ok(Self { runtime, previous, this_thread: PhantomData })
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::stream::alive_on;
-use super::{BoundDevice, Runtime, Stream, get, scope};
+use super::{BoundDevice, Runtime, Stream, existing, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::process;
@@ -162,9 +162,10 @@ impl Drop for ExpectedCaptures {
 /// Waits for all work of the device, on every stream.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` while a stream is captured that gpupool knows of, as waiting would invalidate the capture;
-/// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
+/// `ErrorKind::InvalidValue` if there is no such device, or while a stream is captured that gpupool knows of, as waiting would
+/// invalidate the capture; `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
 pub fn synchronize(device: Device) -> Result<()> {
+    let device = existing(device)?;
     if !synchronize_unless_captured(device)? {
         return Err(Error::invalid_value(format!(
             "a stream of {device} is being captured, which waiting for the whole device would invalidate: wait after the capture, \
@@ -179,7 +180,7 @@ pub fn synchronize(device: Device) -> Result<()> {
 pub(crate) fn synchronize_unless_captured(device: Device) -> Result<bool> {
     let runtime = get()?;
     let Some(_whole) = WholeDevice::begin(runtime, device)? else { return Ok(false) };
-    let _bound = BoundDevice::new(runtime, device)?;
+    let _bound = BoundDevice::of(runtime, device)?;
     runtime.context_synchronize().map_err(|e| e.on(device)).map(|()| true)
 }
 
@@ -189,15 +190,16 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     if count(&lock(&BOOKS).expecting, device) > 0 {
         return Ok(true);
     }
-    let _bound = BoundDevice::new(runtime, device)?;
+    let _bound = BoundDevice::of(runtime, device)?;
     let owned = alive_on(device);
     let noted: Vec<_> = {
         let books = lock(&BOOKS);
         books.captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
     };
-    let known = owned.iter().chain(&noted).map(Stream::raw);
+    let current = scope::scoped(device);
+    let known = owned.iter().chain(&noted).chain(&current).map(Stream::raw);
     // The legacy default stream tells of the blocking ones.
-    for stream in [RawStream::LEGACY].into_iter().chain(known).chain([scope::current(device)]) {
+    for stream in [RawStream::LEGACY].into_iter().chain(known) {
         // SAFETY: the legacy default stream always exists, clones keep our own alive, and who noted or entered another keeps
         // it alive meanwhile.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
@@ -215,7 +217,7 @@ mod tests {
     #[test]
     fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
         crate::process::watch_forks();
-        let known = note_capture(&Stream::legacy(Device::from_ordinal(77)));
+        let known = note_capture(&Stream::default_of(Device::from_ordinal(77)));
         let held = lock(&BOOKS);
         // SAFETY: the child does only what is tried here, which may take no lock, and ends.
         let child = unsafe { libc::fork() };

@@ -510,6 +510,24 @@ pub fn device(ordinal: i64) -> Result<Device> {
     }
 }
 
+/// Returns a device that a caller named, if it is one: not a NUMA node of the host, which reports on pinned memory name in
+/// a device's place. Every public function that takes a device passes it through here.
+///
+/// # Errors
+/// As [`device`].
+#[inline]
+pub(crate) fn existing(device: Device) -> Result<Device> {
+    if device.host_node().is_some() {
+        return Err(no_device(device));
+    }
+    self::device(device.ordinal() as i64)
+}
+
+#[cold]
+fn no_device(node: Device) -> Error {
+    Error::invalid_value(format!("{node} is no device, though reports on pinned memory name it: give a device"))
+}
+
 #[cold]
 pub(crate) fn no_such_device(ordinal: i64, count: usize) -> Error {
     Error::invalid_value(format!("there is no device {ordinal}: this process sees {count}, numbered from 0"))

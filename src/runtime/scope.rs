@@ -1,64 +1,100 @@
 //! The calling thread's current stream on each device, set for a scope.
 //!
 //! This is a concept of gpupool, used if a call names no stream: no driver has a current stream, and each framework
-//! keeps its own.
+//! keeps its own. Scopes may end in any order: the current stream is that of the innermost scope that has not ended, and
+//! a scope keeps its stream until then.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use super::{Context, Stream, get};
-use crate::error::Result;
-use crate::ids::{Device, RawStream};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+
+/// A scope that the thread is in.
+#[derive(Debug)]
+struct Scope {
+    number: u64,
+    /// Never dropped by the end of the thread, which may call no driver: a scope that was forgotten keeps its stream.
+    stream: ManuallyDrop<Stream>,
+    /// What was current before, and is again once this and all scopes entered later have ended; none if that was the same.
+    before: Option<Context>,
+}
+
+/// The scopes that the thread is in, the innermost last.
+#[derive(Debug)]
+struct Scopes {
+    next: u64,
+    entered: Vec<Scope>,
+}
 
 thread_local! {
-    /// Indexed by device.
-    static CURRENT: RefCell<Vec<Option<RawStream>>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { next: 0, entered: Vec::new() }) };
 }
 
 /// Returns the stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a
 /// call, so it cannot fail.
 #[inline]
-pub(crate) fn scoped(device: Device) -> Option<RawStream> {
-    CURRENT.try_with(|streams| *streams.try_borrow().ok()?.get(device.ordinal())?).ok().flatten()
-}
-
-/// Returns the current stream on the device.
-#[inline]
-pub(super) fn current(device: Device) -> RawStream {
-    scoped(device).unwrap_or(RawStream::LEGACY)
-}
-
-fn replace(device: Device, stream: Option<RawStream>) -> Option<RawStream> {
-    let replaced = CURRENT.try_with(|streams| {
-        let mut streams = streams.try_borrow_mut().ok()?;
-        if streams.len() <= device.ordinal() {
-            streams.resize(device.ordinal() + 1, None);
-        }
-        std::mem::replace(streams.get_mut(device.ordinal())?, stream)
+pub(crate) fn scoped(device: Device) -> Option<Stream> {
+    let innermost = SCOPES.try_with(|scopes| {
+        let scopes = scopes.try_borrow().ok()?;
+        let on_device = scopes.entered.iter().rev().find(|scope| scope.stream.device() == device)?;
+        Some(Stream::clone(&on_device.stream))
     });
-    replaced.ok().flatten()
+    innermost.ok().flatten()
 }
 
-/// What a scope replaced.
+/// Returns the current stream on a device that exists.
+#[inline]
+pub(super) fn current(device: Device) -> Stream {
+    scoped(device).unwrap_or(Stream::default_of(device))
+}
+
+/// A scope that was entered, to be left on the same thread.
 #[derive(Debug)]
 pub(crate) struct EnteredStream {
-    device: Device,
-    stream: Option<RawStream>,
-    context: Option<Context>,
+    number: u64,
 }
 
 /// Makes the stream current for the calling thread, and its device with it.
 pub(crate) fn enter(stream: &Stream) -> Result<EnteredStream> {
-    let context = get()?.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
-    Ok(EnteredStream { device: stream.device(), stream: replace(stream.device(), Some(stream.raw())), context })
+    let runtime = get()?;
+    let stream = stream.kept();
+    let before = runtime.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
+    let entered = SCOPES.try_with(|scopes| {
+        let mut scopes = scopes.try_borrow_mut().ok()?;
+        let number = scopes.next;
+        scopes.next += 1;
+        scopes.entered.push(Scope { number, stream: ManuallyDrop::new(stream), before });
+        Some(EnteredStream { number })
+    });
+    entered.ok().flatten().ok_or_else(|| {
+        if let Some(context) = before {
+            runtime.restore(context);
+        }
+        Error::invalid_value("this thread is ending, and can enter no stream any more")
+    })
 }
 
 /// Undoes [`enter`], on the same thread.
 pub(crate) fn leave(entered: &EnteredStream) {
-    replace(entered.device, entered.stream);
-    if let (Ok(runtime), Some(context)) = (get(), entered.context) {
+    let left = SCOPES.try_with(|scopes| {
+        let mut scopes = scopes.try_borrow_mut().ok()?;
+        let place = scopes.entered.iter().rposition(|scope| scope.number == entered.number)?;
+        let mut left = scopes.entered.remove(place);
+        if let Some(next) = scopes.entered.get_mut(place) {
+            // What this one would have made current again, the next one makes when it ends.
+            next.before = left.before.take().or(next.before);
+        }
+        Some(left)
+    });
+    let Some(Scope { stream, before, .. }) = left.ok().flatten() else { return };
+    if let (Ok(runtime), Some(context)) = (get(), before) {
         runtime.restore(context);
     }
+    // Outside the borrow: the last clone of a stream destroys it.
+    drop(ManuallyDrop::into_inner(stream));
 }
 
 /// A stream made current for this thread until the guard is dropped; see [`Stream::enter`].
@@ -66,14 +102,12 @@ pub(crate) fn leave(entered: &EnteredStream) {
 #[derive(Debug)]
 pub struct StreamScope {
     entered: EnteredStream,
-    /// Keeps a stream of our own alive while it is current.
-    _stream: Stream,
     this_thread: PhantomData<*mut ()>,
 }
 
 impl StreamScope {
     pub(super) fn new(stream: &Stream) -> Result<Self> {
-        Ok(Self { entered: enter(stream)?, _stream: stream.clone(), this_thread: PhantomData })
+        Ok(Self { entered: enter(stream)?, this_thread: PhantomData })
     }
 }
 

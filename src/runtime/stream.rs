@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::{BoundDevice, Capture, Event, Kind, StreamScope, get, scope};
+use super::{BoundDevice, Capture, Event, Kind, StreamScope, existing, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::observe::nvtx;
@@ -14,8 +14,8 @@ use crate::sync::lock;
 
 /// A stream and the device it belongs to.
 ///
-/// Either one that gpupool created ([`Stream::new`]), destroyed with its last clone, or a view of a stream of other code
-/// ([`Stream::from_raw`]), which its owner keeps alive.
+/// Either one that gpupool created ([`Stream::new`]), which every clone, scope and block of memory keeps alive, or a view of
+/// a stream of other code ([`Stream::from_raw`]), which its owner keeps alive.
 ///
 /// ```
 /// use gpupool::Stream;
@@ -30,7 +30,7 @@ use crate::sync::lock;
 pub struct Stream {
     raw: RawStream,
     device: Device,
-    /// Held for its `Drop`.
+    /// Keeps it alive; none for a view.
     owned: Option<Arc<Owned>>,
 }
 
@@ -44,7 +44,19 @@ static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 struct Owned {
     raw: RawStream,
     device: Device,
-    is_ours: bool,
+    end: End,
+}
+
+/// What becomes of a stream with its last clone.
+#[derive(Debug)]
+enum End {
+    /// One of our own is destroyed.
+    Destroyed,
+    /// Nothing: it is never destroyed.
+    None,
+    /// What has kept another library's stream alive is dropped.
+    #[cfg(feature = "cudarc")]
+    Released { _keeper: Arc<cudarc::driver::CudaStream> },
 }
 
 impl Drop for Owned {
@@ -54,9 +66,9 @@ impl Drop for Owned {
             return;
         }
         forget_owned(self);
-        if self.is_ours
+        if matches!(self.end, End::Destroyed)
             && let Ok(runtime) = get()
-            && let Ok(_bound) = BoundDevice::new(runtime, self.device)
+            && let Ok(_bound) = BoundDevice::of(runtime, self.device)
         {
             // SAFETY: `raw` came from `stream_create` and this is its last owner.
             let _ = unsafe { runtime.stream_destroy(self.raw) };
@@ -68,27 +80,41 @@ impl Stream {
     /// Creates a stream on the device. It does not wait for the legacy default stream (`CU_STREAM_NON_BLOCKING`).
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
+        let device = existing(device)?;
         let runtime = get()?;
-        let _bound = BoundDevice::new(runtime, device)?;
+        let _bound = BoundDevice::of(runtime, device)?;
         let raw = runtime.stream_create().map_err(|e| e.on(device))?;
         if runtime.kind() == Kind::Cuda {
             nvtx::name_stream(raw, c"gpupool");
         }
-        let owned = Arc::new(Owned { raw, device, is_ours: true });
+        let owned = Arc::new(Owned { raw, device, end: End::Destroyed });
         note_owned(&owned);
         Ok(Self { raw, device, owned: Some(owned) })
     }
 
     /// Returns the device's legacy default stream.
-    pub const fn legacy(device: Device) -> Self {
-        Self { raw: RawStream::LEGACY, device, owned: None }
+    ///
+    /// # Errors
+    /// As [`device`](crate::device).
+    pub fn legacy(device: Device) -> Result<Self> {
+        existing(device).map(Self::default_of)
     }
 
     /// Returns the calling thread's own default stream on the device.
-    pub const fn per_thread(device: Device) -> Self {
-        Self { raw: RawStream::PER_THREAD, device, owned: None }
+    ///
+    /// # Errors
+    /// As [`device`](crate::device).
+    pub fn per_thread(device: Device) -> Result<Self> {
+        Ok(Self { raw: RawStream::PER_THREAD, device: existing(device)?, owned: None })
+    }
+
+    /// Makes the legacy default stream of a device that exists; of a NUMA node of the host the order of its memory, see
+    /// [`Stream::is_of_host`].
+    #[inline]
+    pub(crate) const fn default_of(device: Device) -> Self {
+        Self { raw: RawStream::LEGACY, device, owned: None }
     }
 
     /// Creates a view of a stream of other code: a `CUstream` or `cudaStream_t`, of a device's primary context or of a
@@ -100,7 +126,13 @@ impl Stream {
     /// `ErrorKind::Library` if the driver does not know it.
     ///
     /// # Safety
-    /// The stream is alive, and remains so while this view, or a handle whose stream it is, is used.
+    /// The stream is alive, and outlives all that has it: this view and its clones, scopes that they enter
+    /// ([`Stream::enter`]), streams that a buffer allocated on it returns ([`DeviceBuffer::stream`](crate::DeviceBuffer::stream)),
+    /// memory that was recorded on it, and handles whose stream it is. Memory that was allocated on it may be freed later.
+    ///
+    /// ```compile_fail,E0133
+    /// let view = gpupool::Stream::from_raw(std::ptr::null_mut()); // in an unsafe block alone
+    /// ```
     pub unsafe fn from_raw(raw: *mut c_void) -> Result<Self> {
         // SAFETY: the caller promises that the stream is alive for as long as this view is used.
         unsafe { Self::foreign(raw.addr(), None) }
@@ -108,10 +140,45 @@ impl Stream {
 
     /// As [`Stream::from_raw`] for a caller that knows the device, so that the driver is not queried.
     ///
+    /// # Errors
+    /// As [`device`](crate::device).
+    ///
     /// # Safety
     /// As [`Stream::from_raw`], and the stream belongs to the device.
-    pub unsafe fn from_raw_on(raw: *mut c_void, device: Device) -> Self {
-        Self { raw: RawStream::from_address(raw.addr()), device, owned: None }
+    ///
+    /// ```compile_fail,E0133
+    /// let device = gpupool::device(0).unwrap();
+    /// let view = gpupool::Stream::from_raw_on(std::ptr::null_mut(), device); // in an unsafe block alone
+    /// ```
+    pub unsafe fn from_raw_on(raw: *mut c_void, device: Device) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { Self::view_of(raw, existing(device)?) })
+    }
+
+    /// [`Stream::from_raw_on`] for a device that is looked up where the stream is used.
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw_on`].
+    #[inline]
+    pub(crate) unsafe fn view_of(raw: *mut c_void, device: Device) -> Self {
+        Self { raw: RawStream::from_ptr(raw), device, owned: None }
+    }
+
+    /// Returns the stream of cudarc's, of this device, which the result and its clones keep alive.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn of_cudarc(stream: &Arc<cudarc::driver::CudaStream>, device: Device) -> Self {
+        let view = Self { raw: RawStream::from_ptr(stream.cu_stream().cast()), device, owned: None };
+        if view.raw.is_default() {
+            return view;
+        }
+        let known = view.kept();
+        if known.owned.is_some() {
+            return known;
+        }
+        let keeper = Arc::clone(stream);
+        let owned = Arc::new(Owned { raw: view.raw, device, end: End::Released { _keeper: keeper } });
+        note_owned(&owned);
+        Self { owned: Some(owned), ..view }
     }
 
     /// [`Stream::from_raw`] for the stream at an address. A default stream is that of `device` if one is given; any other
@@ -135,7 +202,7 @@ impl Stream {
         if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
             return;
         }
-        let owned = Arc::new(Owned { raw: self.raw, device: self.device, is_ours: false });
+        let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: End::None });
         note_owned(&owned);
         lasting.push(owned);
     }
@@ -192,15 +259,26 @@ impl Stream {
     /// # Errors
     /// `ErrorKind::Library` if the driver cannot return the current device.
     pub fn current() -> Result<Self> {
-        Ok(Self::current_on(get()?.current_device()?))
+        Ok(Self::current_of(get()?.current_device()?))
     }
 
     /// Returns the calling thread's current stream on this device.
-    pub fn current_on(device: Device) -> Self {
-        Self { raw: scope::current(device), device, owned: None }
+    ///
+    /// # Errors
+    /// As [`device`](crate::device).
+    pub fn current_on(device: Device) -> Result<Self> {
+        existing(device).map(Self::current_of)
     }
 
-    /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped.
+    /// [`Stream::current_on`] for a device that exists.
+    #[inline]
+    pub(crate) fn current_of(device: Device) -> Self {
+        scope::current(device)
+    }
+
+    /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped, which
+    /// keeps the stream alive. Guards may be dropped in any order: the stream of the one entered last among those that are
+    /// left is current.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses to bind the device.
@@ -309,7 +387,7 @@ impl Stream {
 
     /// Default streams are found through the current context, so that must be the device's.
     fn bind_default(&self) -> Result<Option<BoundDevice>> {
-        if self.raw.is_default() { BoundDevice::new(get()?, self.device).map(Some) } else { Ok(None) }
+        if self.raw.is_default() { BoundDevice::of(get()?, self.device).map(Some) } else { Ok(None) }
     }
 }
 
@@ -327,5 +405,10 @@ pub(super) fn alive_on(device: Device) -> Vec<Stream> {
 
 /// Forgets a stream whose last clone is gone, before the driver can give its address to another.
 fn forget_owned(owned: &Owned) {
-    lock(&OWNED).remove(&(owned.device, owned.raw.address()));
+    let mut streams = lock(&OWNED);
+    let key = (owned.device, owned.raw.address());
+    // One stream of cudarc's may be noted twice, by two threads at once: the other note stays.
+    if streams.get(&key).is_some_and(|noted| noted.strong_count() == 0) {
+        streams.remove(&key);
+    }
 }

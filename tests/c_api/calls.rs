@@ -214,7 +214,7 @@ fn a_stream_is_waited_for() {
 fn foreign() -> Stream {
     let raw = create_stream(device(0)).unwrap();
     // SAFETY: the stream is alive and of the device.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap()
 }
 
 /// Gives memory back that a stream of other code's uses which is captured, and says whether the capture is right.

@@ -547,7 +547,7 @@ fn a_pool_that_cannot_be_made_releases_its_source() {
 #[test]
 fn the_legacy_default_stream_is_not_asked_whether_it_is_captured() {
     host!();
-    let (legacy, pool) = (Stream::legacy(device(0)), create(options()));
+    let (legacy, pool) = (Stream::legacy(device(0)).unwrap(), create(options()));
     free(pool.allocate(MIB, &legacy));
     inject(Fault { call: Call::StreamCaptureStatus, kind: StatusKind::Other, after: 0, times: 1 });
     free(pool.allocate(MIB, &legacy));

@@ -72,7 +72,9 @@ fn the_callers_context_stays_what_it_was() {
         thread::spawn(move || {
             assert_eq!(current_context(), 0);
             let (first, second) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
-            for stream in [&first, &first, &second, &Stream::legacy(device), &Stream::per_thread(device)] {
+            for stream in
+                [&first, &first, &second, &Stream::legacy(device).unwrap(), &Stream::per_thread(device).unwrap()]
+            {
                 pool.handle(stream).unwrap();
                 assert_eq!(current_context(), 0, "{} on {device}, {stream:?}", pool.name());
             }
@@ -85,8 +87,8 @@ fn the_callers_context_stays_what_it_was() {
             let _scope = other.enter().unwrap();
             let before = current_context();
             pool.handle(&Stream::new(device).unwrap()).unwrap();
-            pool.handle(&Stream::legacy(device)).unwrap();
-            pool.handle(&Stream::per_thread(device)).unwrap();
+            pool.handle(&Stream::legacy(device).unwrap()).unwrap();
+            pool.handle(&Stream::per_thread(device).unwrap()).unwrap();
             assert_eq!(current_context(), before, "{} on {device}", pool.name());
         })
         .join()
@@ -147,7 +149,7 @@ fn streams_and_events_work_on_the_driver() {
     }
     let (stream, event) = (Stream::new(DEVICE).unwrap(), Event::new(DEVICE).unwrap());
     event.record(&stream).unwrap();
-    Stream::legacy(DEVICE).wait(&event).unwrap();
+    Stream::legacy(DEVICE).unwrap().wait(&event).unwrap();
     stream.synchronize().unwrap();
     event.synchronize().unwrap();
     assert!(stream.query().unwrap() && event.query().unwrap());

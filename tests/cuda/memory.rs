@@ -150,7 +150,7 @@ impl Worker<'_> {
             way @ (0 | 1) => {
                 let other = &self.streams[self.random.below(STREAMS)];
                 let event = Event::new(DEVICE).unwrap();
-                event.record(filled.buffer.stream()).unwrap();
+                event.record(&filled.buffer.stream()).unwrap();
                 other.wait(&event).unwrap();
                 kernels.spin(other, 20_000);
                 filled.check_on(kernels, other);

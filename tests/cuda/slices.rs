@@ -105,7 +105,7 @@ fn slices_of_a_capture_are_the_graphs_until_it_is_reset() {
     let mut wrong = stream.alloc_zeros::<u32>(1).unwrap();
     let pool = MemPool::builder().device(DEVICE).build().unwrap();
     // SAFETY: the stream lives to the end of the test.
-    let view = unsafe { Stream::from_raw_on(stream.cu_stream().cast(), DEVICE) };
+    let view = unsafe { Stream::from_raw_on(stream.cu_stream().cast(), DEVICE) }.unwrap();
 
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
     let scope = pool.capture(&view).unwrap();

@@ -171,7 +171,7 @@ const BOUND: &[Call] = &[
         let green = *GREEN.get_or_init(|| unsafe { green(0) }.expose_provenance());
         let mut stream = ptr::null_mut();
         assert_eq!(unsafe { create(&mut stream, ptr::with_exposed_provenance_mut(green), 1, 0) }, 0);
-        unsafe { r.stream_device(Stream::from_raw_on(stream, device(0)).raw()) }.map(drop)
+        unsafe { r.stream_device(Stream::from_raw_on(stream, device(0))?.raw()) }.map(drop)
     }),
 ];
 

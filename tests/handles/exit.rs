@@ -29,7 +29,14 @@ fn a_program_ends_around_its_threads() {
             let all_hold = Arc::clone(&all_hold);
             thread::spawn(move || {
                 let device = gpupool::device(0).unwrap();
-                hold(&all_hold, &if number % 2 == 0 { Stream::legacy(device) } else { Stream::per_thread(device) });
+                hold(
+                    &all_hold,
+                    &if number % 2 == 0 {
+                        Stream::legacy(device).unwrap()
+                    } else {
+                        Stream::per_thread(device).unwrap()
+                    },
+                );
             });
         }
         all_hold.wait();

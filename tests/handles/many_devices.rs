@@ -12,7 +12,8 @@ fn every_device_has_its_own_handle_and_gets_it_back() {
     host!(DEVICES, 1 << 30);
     let pool = HostHandles::pool();
     let take_all = move || -> Vec<usize> {
-        let take = |ordinal| pool.handle(&Stream::legacy(Device::from_ordinal(ordinal))).unwrap().as_ptr().addr();
+        let take =
+            |ordinal| pool.handle(&Stream::legacy(Device::from_ordinal(ordinal)).unwrap()).unwrap().as_ptr().addr();
         let first: Vec<_> = (0..DEVICES).map(take).collect();
         assert_eq!((0..DEVICES).map(take).collect::<Vec<_>>(), first);
         first

@@ -16,7 +16,7 @@ fn the_real_cudnn_refuses_to_make_a_handle_without_a_gpu() {
 
     // The pool knows that simulated devices are no devices of cuDNN's.
     assert_eq!(runtime::get().unwrap().kind(), Kind::Host);
-    let error = Cudnn::pool().handle(&Stream::legacy(device(0))).unwrap_err();
+    let error = Cudnn::pool().handle(&Stream::legacy(device(0)).unwrap()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::RuntimeUnavailable { runtime: "cuda", .. }), "{error}");
 
     // Asked all the same, cuDNN says what its users would see. With a GPU it would make a handle instead.

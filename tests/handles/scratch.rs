@@ -124,14 +124,14 @@ fn a_closed_pool_takes_all_of_a_threads_handles_back() {
 #[test]
 fn beside_a_capture_none_is_handed_to_the_legacy_stream_or_from_it() {
     host!();
-    let (pool, legacy) = (pool(), Stream::legacy(device(0)));
+    let (pool, legacy) = (pool(), Stream::legacy(device(0)).unwrap());
     let of_legacy = address(pool, &legacy);
     let others: Vec<_> = (0..7).map(|_| stream(0)).collect();
     let handles: Vec<_> = others.iter().map(|stream| address(pool, stream)).collect();
     submit(&legacy).unwrap();
     let raw = create_blocking_stream(device(0)).unwrap();
     // SAFETY: the stream is never destroyed.
-    let captured = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) };
+    let captured = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
     begin_capture(&captured, CaptureMode::Global).unwrap();
     // The oldest is the legacy stream's, whose work cannot be recorded now.
     let ninth = address(pool, &stream(0));
@@ -139,7 +139,7 @@ fn beside_a_capture_none_is_handed_to_the_legacy_stream_or_from_it() {
     // Nor can the legacy stream wait for the work of another, whose handle it would take.
     on_thread(move || {
         let (_streams, handles) = full_window(pool);
-        assert!(!handles.contains(&address(pool, &Stream::legacy(device(0)))));
+        assert!(!handles.contains(&address(pool, &Stream::legacy(device(0)).unwrap())));
     });
     end_capture(&captured).expect("nothing spoils the capture");
     complete_all().unwrap();

@@ -82,7 +82,9 @@ fn each_device_has_its_own_handle() {
 fn the_stream_is_right_on_every_checkout() {
     host!();
     let (pool, first, second) = (pool(), stream(0), stream(0));
-    for stream in [&first, &second, &second, &first, &Stream::legacy(device(0)), &Stream::per_thread(device(0))] {
+    for stream in
+        [&first, &second, &second, &first, &Stream::legacy(device(0)).unwrap(), &Stream::per_thread(device(0)).unwrap()]
+    {
         let handle = pool.handle(stream).unwrap().as_ptr();
         // SAFETY: the pool just gave the handle, and this thread holds it.
         assert_eq!(unsafe { stream_of(handle) }, stream.raw().address());
@@ -101,7 +103,7 @@ fn without_a_stream_the_current_one_is_taken() {
             let _inner = inner.enter().unwrap();
             assert_eq!(Stream::current().unwrap().raw(), inner.raw());
             assert_eq!(Stream::current().unwrap().device(), device(1));
-            assert_eq!(Stream::current_on(device(0)).raw(), outer.raw());
+            assert_eq!(Stream::current_on(device(0)).unwrap().raw(), outer.raw());
             on_thread(|| assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY));
         }
         assert_eq!(Stream::current().unwrap().raw(), outer.raw());
@@ -167,7 +169,7 @@ fn a_request_after_the_window_is_gone_is_an_error_and_loses_no_handle() {
 fn a_device_that_does_not_exist_is_an_error() {
     host!();
     let pool = pool();
-    let error = pool.handle(&Stream::legacy(device(2))).unwrap_err();
+    let error = Stream::legacy(device(2)).unwrap_err();
     assert!(error.to_string().contains("there is no device 2: this process sees 2"), "{error}");
     assert!(gpupool::device(-1).is_err() && gpupool::device(i64::MAX).is_err());
     assert_eq!(pool.stats(None).unwrap().created, 0);

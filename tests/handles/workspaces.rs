@@ -166,8 +166,8 @@ fn a_per_thread_default_stream_is_left_to_the_library() {
     host!();
     let (pool, stream) = (Pool::new(), stream(0));
     assert_ne!(pool.workspace(&stream), 0);
-    assert_eq!(pool.workspace(&Stream::per_thread(device(0))), 0);
-    assert_ne!(pool.workspace(&Stream::legacy(device(0))), 0);
+    assert_eq!(pool.workspace(&Stream::per_thread(device(0)).unwrap()), 0);
+    assert_ne!(pool.workspace(&Stream::legacy(device(0)).unwrap()), 0);
 }
 
 #[test]

@@ -10,12 +10,14 @@ use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
     get_per_process_memory_fraction, pool_use_count, record_stream, release_pool, reset_peak_memory_stats,
-    set_per_process_memory_fraction,
+    set_per_process_memory_fraction, shared_blocks,
 };
-use gpupool::runtime::host::{complete_all, submit};
+use gpupool::runtime::host::{self, complete_all, submit};
+use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    Device, Error, ErrorKind, MemPool, PoolId, PoolScope, PoolStats, Result, StatusKind, Stream, Wanted, empty,
-    empty_cache, enable_peer_access, graph_pool_handle, memory_stats,
+    Device, Error, ErrorKind, Event, HostHandles, MemPool, PoolId, PoolScope, PoolStats, Pooled, RawStream, Result,
+    StatusKind, Stream, Wanted, empty, empty_cache, empty_pinned, enable_peer_access, graph_pool_handle,
+    memory_snapshot, memory_stats,
 };
 
 /// A slot of a slab, a block cut to size in a page, one of several pages.
@@ -337,25 +339,66 @@ fn a_thread_that_ends_in_a_pool_leaves_it_to_the_others() {
 fn a_device_that_does_not_exist_is_named() {
     host!();
     for ordinal in [2, 255, 256, 4096, u32::MAX] {
-        let missing = Device::from_ordinal(ordinal);
-        let words = &[&*format!("no device {ordinal}")];
-        assert_refused(|| MemPool::builder().device(missing).build(), words);
-        assert_refused(|| MemPool::builder().device(missing).segments(true).build(), words);
-        assert_refused(|| empty(1, &Stream::legacy(missing)), words);
-        assert_refused(|| allocate(5 << 20, &Stream::legacy(missing)), words);
-        assert_refused(|| Stream::new(missing), words);
-        assert_refused(|| memory_stats(missing), words);
-        assert_refused(|| reset_peak_memory_stats(missing), words);
-        assert_refused(|| set_per_process_memory_fraction(0.5, missing), words);
-        assert_refused(|| get_per_process_memory_fraction(missing), words);
-        assert_refused(|| enable_peer_access(missing, device(0)), words);
-        assert_refused(|| enable_peer_access(device(0), missing), words);
-        assert_refused(|| begin_allocate_to_pool(missing, graph_pool_handle(true)), words);
-        assert_refused(|| release_pool(missing, PoolId(0, 1)), words);
-        assert_refused(|| pool_use_count(missing, PoolId(0, 1)), words);
-        assert_refused(|| end_allocate_to_pool(missing, PoolId(0, 1)), &[&format!("device {ordinal}")]);
+        assert_refused_everywhere(Device::from_ordinal(ordinal), &[&format!("no device {ordinal}")]);
     }
     assert_all_back();
+}
+
+#[test]
+fn a_numa_node_that_a_snapshot_names_is_no_device() {
+    host!();
+    let pinned = empty_pinned(4096, None).unwrap();
+    let nodes: Vec<_> = memory_snapshot().unwrap().iter().map(|segment| segment.device).collect();
+    assert_eq!(nodes.iter().filter_map(|node| node.host_node()).collect::<Vec<_>>(), [0]);
+    for node in nodes {
+        assert_refused_everywhere(node, &["NUMA node 0 of the host is no device"]);
+    }
+    drop(pinned);
+    assert_all_back();
+}
+
+/// Every public function that takes a device, or makes a stream for one, refuses this one.
+#[track_caller]
+fn assert_refused_everywhere(missing: Device, words: &[&str]) {
+    assert_refused(|| Stream::new(missing), words);
+    assert_refused(|| Stream::legacy(missing), words);
+    assert_refused(|| Stream::per_thread(missing), words);
+    assert_refused(|| Stream::current_on(missing), words);
+    // SAFETY: it is refused.
+    assert_refused(|| unsafe { Stream::from_raw_on(std::ptr::null_mut(), missing) }, words);
+    assert_refused(|| Event::new(missing), words);
+    assert_refused(|| BoundDevice::new(runtime::get().unwrap(), missing), words);
+    assert_refused(|| gpupool::device_info(missing), words);
+    assert_refused(|| gpupool::synchronize(missing), words);
+    assert_refused(|| host::create_stream(missing), words);
+    assert_refused(|| host::create_blocking_stream(missing), words);
+    assert_refused(|| host::destroy_stream(RawStream::LEGACY, missing), words);
+    assert_refused(|| MemPool::builder().device(missing).build(), words);
+    assert_refused(|| MemPool::builder().device(missing).segments(true).build(), words);
+    assert_refused(|| memory_stats(missing), words);
+    assert_refused(|| reset_peak_memory_stats(missing), words);
+    assert_refused(|| set_per_process_memory_fraction(0.5, missing), words);
+    assert_refused(|| get_per_process_memory_fraction(missing), words);
+    assert_refused(|| enable_peer_access(missing, device(0)), words);
+    assert_refused(|| enable_peer_access(device(0), missing), words);
+    assert_refused(|| shared_blocks(missing), words);
+    assert_refused(|| gpupool::sleep(missing, gpupool::Backup::Host), words);
+    assert_refused(|| gpupool::wake(missing), words);
+    assert_refused(|| gpupool::snapshot(Some(missing)), words);
+    assert_refused(|| gpupool::memory_summary(missing), words);
+    assert_refused(|| gpupool::reset_peak_stats(missing), words);
+    assert_refused(|| gpupool::handle_stats(Some(missing)), words);
+    assert_refused(|| begin_allocate_to_pool(missing, graph_pool_handle(true)), words);
+    assert_refused(|| release_pool(missing, PoolId(0, 1)), words);
+    assert_refused(|| pool_use_count(missing, PoolId(0, 1)), words);
+    assert_refused(|| end_allocate_to_pool(missing, PoolId(0, 1)), words);
+    let handles = HostHandles::pool();
+    assert_refused(|| handles.set_mem_pool(missing, None), words);
+    assert_refused(|| handles.warm(1, missing), words);
+    assert_refused(|| handles.warm_in_background(1, missing), words);
+    assert_refused(|| handles.trim(Some(missing)), words);
+    assert_refused(|| handles.stats(Some(missing)), words);
+    assert_refused(|| handles.reset_peak_stats(Some(missing)), words);
 }
 
 #[test]

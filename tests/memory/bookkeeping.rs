@@ -31,7 +31,7 @@ static COUNTING: Counting = Counting;
 
 /// Bytes of bookkeeping for each of so many live blocks.
 fn bytes_a_block(count: usize, size: impl Fn(usize) -> u64) -> usize {
-    let stream = Stream::legacy(Device::from_ordinal(0));
+    let stream = Stream::legacy(Device::from_ordinal(0)).unwrap();
     let mut addresses = Vec::with_capacity(count);
     let before = HELD.load(Ordering::Relaxed);
     addresses.extend((0..count).map(|index| memory::allocate(size(index), &stream).unwrap()));
@@ -44,7 +44,7 @@ fn bytes_a_block(count: usize, size: impl Fn(usize) -> u64) -> usize {
 #[test]
 fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
     host!(1, 1500 << 30);
-    drop(gpupool::empty(1, &Stream::legacy(Device::from_ordinal(0))).unwrap());
+    drop(gpupool::empty(1, &Stream::legacy(Device::from_ordinal(0)).unwrap()).unwrap());
     // The first of each kind, so that what it needs is not there already.
     let large = bytes_a_block(20_000, |_| 2 << 20);
     let mixed = bytes_a_block(100_000, |index| 1 + (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (1 << 20));

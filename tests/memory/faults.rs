@@ -490,7 +490,7 @@ fn a_device_whose_first_use_failed_works_the_next_time() {
         let mut came = 0;
         for after in 0.. {
             let unused = fresh.next().expect("there are enough devices");
-            let (stream, user) = (Stream::legacy(unused), Stream::per_thread(unused));
+            let (stream, user) = (Stream::legacy(unused).unwrap(), Stream::per_thread(unused).unwrap());
             inject(Fault { call, kind: StatusKind::Other, after, times: 1 });
             // A block that another stream uses, so that an event is made too.
             let outcome = empty(5 * MIB, &stream).and_then(|block| {

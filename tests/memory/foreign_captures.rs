@@ -55,14 +55,14 @@ const OTHERS: [Used; 4] = [Used::Own, Used::Legacy, Used::PerThread, Used::Forei
 
 fn view(raw: gpupool::RawStream) -> Stream {
     // SAFETY: a simulated stream can be asked for also when it is gone.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap()
 }
 
 fn stream_of(kind: Used) -> Stream {
     match kind {
         Used::Own => stream(0),
-        Used::Legacy => Stream::legacy(device(0)),
-        Used::PerThread => Stream::per_thread(device(0)),
+        Used::Legacy => Stream::legacy(device(0)).unwrap(),
+        Used::PerThread => Stream::per_thread(device(0)).unwrap(),
         Used::Foreign => view(create_stream(device(0)).unwrap()),
     }
 }
@@ -78,7 +78,7 @@ fn captured<R>(kind: Captured, mode: CaptureMode, by: By, run: impl FnOnce() -> 
     let made = |kind| match kind {
         Captured::Blocking => view(create_blocking_stream(device(0)).unwrap()),
         Captured::NonBlocking | Captured::Expected => view(create_stream(device(0)).unwrap()),
-        Captured::PerThread => Stream::per_thread(device(0)),
+        Captured::PerThread => Stream::per_thread(device(0)).unwrap(),
     };
     if kind == Captured::Expected {
         // SAFETY: it takes any ordinal.
@@ -365,7 +365,7 @@ fn nothing_spoils_them_and_nothing_fails_beside_them() {
 #[test]
 fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
     host!();
-    let (pool, own, legacy) = (pool(), stream(0), Stream::legacy(device(0)));
+    let (pool, own, legacy) = (pool(), stream(0), Stream::legacy(device(0)).unwrap());
     let block = empty_in(&pool, 4 * MIB, &own).unwrap();
     let address = block.address();
     block.record_stream(&legacy).unwrap();
@@ -389,7 +389,7 @@ fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
 #[test]
 fn a_request_on_the_legacy_stream_is_no_graphs() {
     host!();
-    let (pool, legacy) = (pool(), Stream::legacy(device(0)));
+    let (pool, legacy) = (pool(), Stream::legacy(device(0)).unwrap());
     let (addresses, is_right) = captured(Captured::Blocking, CaptureMode::Global, By::AnotherThread, || {
         let _scope = pool.enter().unwrap();
         let first = empty(4 * MIB, &legacy).unwrap().address();

@@ -28,6 +28,7 @@ mod sleep_helpers;
 mod sleep_meets;
 mod sleep_submissions;
 mod sleep_threads;
+mod stream_lives;
 mod streams;
 mod summary;
 mod threads;

@@ -36,7 +36,7 @@ fn one_byte_on_each_of_thousands_of_streams_takes_a_part_of_a_page_each() {
 fn a_stream_that_may_be_gone_takes_a_page_at_most() {
     host!(2, MEMORY);
     // SAFETY: a simulated stream can be asked for also when it is gone.
-    let foreign = || unsafe { Stream::from_raw_on(create_stream(device(0)).unwrap().as_ptr(), device(0)) };
+    let foreign = || unsafe { Stream::from_raw_on(create_stream(device(0)).unwrap().as_ptr(), device(0)) }.unwrap();
     let streams: Vec<_> = (0..4000).map(|_| foreign()).collect();
     let buffers: Vec<_> = streams.iter().map(|stream| empty(1, stream).unwrap()).collect();
     assert!(reserved() <= 4000 * PAGE, "{}", reserved());

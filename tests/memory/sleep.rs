@@ -150,7 +150,7 @@ fn it_waits_for_streams_that_cannot_be_asked() {
     host!();
     let raw = create_stream(device(0)).unwrap();
     // SAFETY: the stream is not used once it is destroyed.
-    let foreign = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) };
+    let foreign = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
     let (own, other) = (stream(0), stream(0));
     let pool = builder().build().unwrap();
     let kept = empty_in(&pool, PAGE, &foreign).unwrap();

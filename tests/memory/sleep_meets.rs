@@ -110,7 +110,7 @@ impl Scene {
             (Meeting::AllocateElsewhere, _) => {
                 for bytes in SIZES {
                     let block = empty(bytes, &stream(0)).unwrap();
-                    block.fill(0xee, block.stream()).unwrap();
+                    block.fill(0xee, &block.stream()).unwrap();
                     block.stream().synchronize().unwrap();
                 }
             }

@@ -127,7 +127,7 @@ fn the_peak_counts_what_lived_at_once_on_all_streams() {
 fn foreign() -> Stream {
     let raw = create_stream(device(0)).unwrap();
     // SAFETY: a simulated stream can be asked for also when it is gone.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap()
 }
 
 /// Two foreign streams, one of which knows that the other looks for memory.

@@ -256,7 +256,7 @@ fn register(pool: &MemPool, registered: &Registered) {
 fn foreign() -> Stream {
     let raw = create_stream(DEVICE).unwrap();
     // SAFETY: nothing but the model destroys it, and a simulated stream can be asked for even then.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }.unwrap()
 }
 
 fn info() -> MemoryInfo {

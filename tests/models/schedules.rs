@@ -270,7 +270,7 @@ fn foreign_stream() -> Stream {
     let raw = create_stream(DEVICE).unwrap();
     FOREIGN.lock().unwrap().push(raw);
     // SAFETY: it is destroyed at the end of the program, when nothing uses it any more.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }.unwrap()
 }
 
 impl World {

@@ -124,7 +124,7 @@ fn faults_come_after_and_as_often_as_said() {
 fn blocking(ordinal: u32) -> Stream {
     let raw = create_blocking_stream(device(ordinal)).unwrap();
     // SAFETY: the stream is never destroyed.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(ordinal)) }
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(ordinal)) }.unwrap()
 }
 
 #[track_caller]
@@ -140,7 +140,7 @@ fn any_use_of_the_legacy_stream_spoils_the_captures_of_blocking_ones() {
     let _bound = BoundDevice::new(runtime, device(0)).unwrap();
     let event = runtime.event_create().unwrap();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
-        for legacy in [Stream::legacy(device(0)).raw(), legacy_by_its_number().raw()] {
+        for legacy in [Stream::legacy(device(0)).unwrap().raw(), legacy_by_its_number().raw()] {
             // SAFETY: the event and the stream are alive.
             let uses: [&dyn Fn() -> gpupool::Result<()>; 5] = unsafe {
                 [
@@ -148,7 +148,7 @@ fn any_use_of_the_legacy_stream_spoils_the_captures_of_blocking_ones() {
                     &|| runtime.stream_synchronize(legacy),
                     &|| runtime.stream_wait_event(legacy, event),
                     &|| runtime.event_record(event, legacy),
-                    &|| submit(&Stream::legacy(device(0))).map(drop),
+                    &|| submit(&Stream::legacy(device(0)).unwrap()).map(drop),
                 ]
             };
             for (index, used) in uses.iter().enumerate() {
@@ -175,13 +175,13 @@ fn any_use_of_the_legacy_stream_spoils_the_captures_of_blocking_ones() {
 /// The legacy default stream by its other name, `CU_STREAM_LEGACY`.
 fn legacy_by_its_number() -> Stream {
     // SAFETY: the legacy default stream always exists.
-    unsafe { Stream::from_raw_on(std::ptr::without_provenance_mut(1), device(0)) }
+    unsafe { Stream::from_raw_on(std::ptr::without_provenance_mut(1), device(0)) }.unwrap()
 }
 
 #[test]
 fn the_legacy_stream_can_be_used_beside_other_captures() {
     host!();
-    let legacy = Stream::legacy(device(0));
+    let legacy = Stream::legacy(device(0)).unwrap();
     for captured in [stream(0), blocking(1)] {
         begin_capture(&captured, CaptureMode::Relaxed).unwrap();
         assert_eq!(legacy.capture_status().unwrap(), CaptureStatus::None);
@@ -194,12 +194,15 @@ fn the_legacy_stream_can_be_used_beside_other_captures() {
 #[test]
 fn the_legacy_stream_is_never_captured_and_each_threads_default_stream_on_its_own() {
     host!();
-    assert_refused(begin_capture(&Stream::legacy(device(0)), CaptureMode::Relaxed), 900);
-    let per_thread = Stream::per_thread(device(0));
+    assert_refused(begin_capture(&Stream::legacy(device(0)).unwrap(), CaptureMode::Relaxed), 900);
+    let per_thread = Stream::per_thread(device(0)).unwrap();
     begin_capture(&per_thread, CaptureMode::Relaxed).unwrap();
     let status = on_thread(|| {
-        let stream_of_another_thread = Stream::per_thread(device(0));
-        (stream_of_another_thread.capture_status().unwrap(), Stream::legacy(device(0)).capture_status().unwrap())
+        let stream_of_another_thread = Stream::per_thread(device(0)).unwrap();
+        (
+            stream_of_another_thread.capture_status().unwrap(),
+            Stream::legacy(device(0)).unwrap().capture_status().unwrap(),
+        )
     });
     assert_eq!(status, (CaptureStatus::None, CaptureStatus::Implicit));
     end_capture(&per_thread).unwrap();
@@ -208,7 +211,7 @@ fn the_legacy_stream_is_never_captured_and_each_threads_default_stream_on_its_ow
 #[test]
 fn no_call_of_gpupools_uses_the_legacy_stream_beside_a_capture() {
     host!();
-    let (legacy, own, captured) = (Stream::legacy(device(0)), stream(0), blocking(0));
+    let (legacy, own, captured) = (Stream::legacy(device(0)).unwrap(), stream(0), blocking(0));
     let (event, recorded) = (Event::new(device(0)).unwrap(), Event::new(device(0)).unwrap());
     recorded.record(&own).unwrap();
     let buffer = gpupool::empty(4096, &own).unwrap();

@@ -196,7 +196,7 @@ impl Waiting {
         let shared = end_sharing(users);
         let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams = users.iter().map(|user| user.stream.clone());
-        let devices = devices(&streams.chain([Stream::legacy(events.device)]).collect::<Vec<_>>());
+        let devices = devices(&streams.chain([Stream::default_of(events.device)]).collect::<Vec<_>>());
         let until = Until::all_work(events, &devices).unwrap_or(Until::Devices(devices));
         let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
         Self { offset, until, graphs, shared }

@@ -35,7 +35,7 @@ pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
 impl Service {
     /// Returns what a pool's lender of slabs serves.
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
-        let stream = Stream::legacy(pool.memory.device);
+        let stream = Stream::default_of(pool.memory.device);
         let pool = Arc::clone(pool);
         Self { number: 0, pool, stream, per_thread_of: None, is_captured: false, is_feed: false, is_lender: true }
     }

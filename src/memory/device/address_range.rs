@@ -54,7 +54,7 @@ pub(in crate::memory) fn with_device<R>(
     call: impl FnOnce(&'static dyn Runtime) -> Result<R>,
 ) -> Result<R> {
     let runtime = runtime::get()?;
-    let _bound = BoundDevice::new(runtime, device)?;
+    let _bound = BoundDevice::of(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
     call(runtime).map_err(|e| e.on(device))
 }

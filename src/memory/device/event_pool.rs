@@ -34,7 +34,7 @@ impl EventPool {
             let place = idle.iter().rposition(|event| event.device() == device);
             place.map(|place| idle.swap_remove(place))
         };
-        idle.map_or_else(|| Event::new(device), Ok)
+        idle.map_or_else(|| Event::of(device), Ok)
     }
 
     pub(in crate::memory) fn put_back(&self, events: impl IntoIterator<Item = Event>) {

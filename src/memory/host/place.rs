@@ -12,10 +12,10 @@ pub(in crate::memory) fn nearest_order(stream: Option<&Stream>) -> Result<Stream
     let runtime = runtime::get()?;
     let device = match (stream, runtime::only_host_node()) {
         (Some(stream), _) => stream.device(),
-        (None, Some(node)) => return Ok(Stream::legacy(node)),
+        (None, Some(node)) => return Ok(Stream::default_of(node)),
         (None, None) => runtime.current_device()?,
     };
-    runtime::nearest_host_node(device).map(Stream::legacy)
+    runtime::nearest_host_node(device).map(Stream::default_of)
 }
 
 /// Returns the order of the node with this number; without one as [`nearest_order`].
@@ -25,7 +25,7 @@ pub(in crate::memory) fn nearest_order(stream: Option<&Stream>) -> Result<Stream
 #[inline]
 pub(crate) fn order_of(numa: Option<i64>, stream: Option<&Stream>) -> Result<Stream> {
     match numa {
-        Some(number) => runtime::host_node(number).map(Stream::legacy),
+        Some(number) => runtime::host_node(number).map(Stream::default_of),
         None => nearest_order(stream),
     }
 }

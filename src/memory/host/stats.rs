@@ -27,7 +27,7 @@ pub fn pinned_stats(numa: Option<u32>) -> Result<MemoryStats> {
     let nodes = nodes(numa)?;
     let mut sum = MemoryStats::default();
     for caches in &nodes {
-        sum.add(&report::memory_stats(caches.memory.device)?);
+        sum.add(&report::stats_of(caches));
     }
     if numa.is_none() && nodes.len() > 1 {
         let total: &mut PoolStats = &mut sum.total;
@@ -48,7 +48,8 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
         PINNED_MADE.reset_peaks();
         PINNED_GONE.reset_peaks();
     }
-    nodes.into_iter().try_for_each(|caches| report::reset_peak_memory_stats(caches.memory.device))
+    nodes.into_iter().for_each(report::reset_peaks_of);
+    Ok(())
 }
 
 /// Returns the statistics of pinned memory as PyTorch has them, on the NUMA node with this number, or on all.
@@ -101,9 +102,9 @@ pub fn empty_pinned_cache() -> Result<u64> {
 #[cfg(feature = "python")]
 pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
     let mut found = Vec::new();
-    for node in nodes(None)?.into_iter().map(|caches| caches.memory.device) {
-        if let Some(number) = node.host_node() {
-            found.push((number, report::memory_stats(node)?));
+    for caches in nodes(None)? {
+        if let Some(number) = caches.memory.device.host_node() {
+            found.push((number, report::stats_of(caches)));
         }
     }
     Ok(found)

@@ -119,7 +119,7 @@ unsafe extern "C" fn malloc_default(size: isize, device: c_int, stream: *mut c_v
         let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
         // SAFETY: the other allocator names a stream that is alive.
         let stream = unsafe { stream_of(device, stream) }?;
-        let pool = device_caches(runtime::device(stream.device().ordinal() as i64)?)?.default_pool()?;
+        let pool = device_caches(runtime::existing(stream.device())?)?.default_pool()?;
         address_of(allocate(pool, size, &stream))
     })
 }

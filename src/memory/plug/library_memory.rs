@@ -69,7 +69,7 @@ impl LibraryMemory {
             return allocate(bytes, stream).map(Allocation::address);
         }
         let runtime = runtime::get()?;
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         runtime.memory_allocate(bytes)
     }
@@ -88,7 +88,7 @@ impl LibraryMemory {
         // The driver waits for the work of most memory before it frees it, but not for that of its own pools.
         stream.synchronize()?;
         let runtime = runtime::get()?;
-        let _bound = BoundDevice::new(runtime, self.device)?;
+        let _bound = BoundDevice::of(runtime, self.device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the caller's library gives the memory up.
         unsafe { c_api::free_plain(runtime, address) }

@@ -18,7 +18,7 @@ pub(crate) use recording::{begin_recording, end_recording, stacks_in_use};
 pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
-pub(in crate::memory) use stats::reset_pool_peaks;
 pub use stats::{MemoryStats, PoolStats, memory_stats, reset_peak_memory_stats};
+pub(in crate::memory) use stats::{reset_peaks_of, reset_pool_peaks, stats_of};
 pub(crate) use summary::pool_summaries;
 pub use summary::{PoolSummary, StreamStats};

@@ -7,6 +7,7 @@ use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::device::Budget;
 use crate::memory::pool::Pool;
 use crate::memory::serve::device_caches;
+use crate::runtime;
 use crate::sync::ThisThread;
 
 /// Statistics of a pool, in bytes and in numbers of blocks. Reserved memory is live, cached or being released; live
@@ -130,7 +131,12 @@ impl PoolStats {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
-    Ok(summary::summarize(device_caches(device)?).0)
+    device_caches(runtime::existing(device)?).map(stats_of)
+}
+
+/// [`memory_stats`] of a device or of a NUMA node of the host.
+pub(in crate::memory) fn stats_of(caches: &DeviceCaches) -> MemoryStats {
+    summary::summarize(caches).0
 }
 
 /// Resets the peaks of a device's memory to the current values.
@@ -138,14 +144,17 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
 /// # Errors
 /// As [`memory_stats`].
 pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
-    let caches = device_caches(device)?;
+    device_caches(runtime::existing(device)?).map(reset_peaks_of)
+}
+
+/// [`reset_peak_memory_stats`] of a device or of a NUMA node of the host.
+pub(in crate::memory) fn reset_peaks_of(caches: &DeviceCaches) {
     caches.memory.budget.reset_peak();
     caches.memory.pieces.reset_peaks();
     caches.reset_free_beside_held();
     caches.pools().iter().for_each(|pool| reset_pool_peaks(pool));
     caches.reset_past_peaks();
     caches.memory.live.reset();
-    Ok(())
 }
 
 /// Starts the peaks of a pool anew, from what it holds now.

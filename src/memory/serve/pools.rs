@@ -15,6 +15,7 @@ use crate::memory::device::{PAGE, Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
 #[cfg(feature = "python")]
 use crate::process;
+use crate::runtime;
 use crate::sync::{Ordering, ThisThread};
 
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
@@ -108,7 +109,7 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
 /// `ErrorKind::InvalidValue` if the id is no pool's, or of a pool that is gone or another device's; as
 /// [`device_caches`].
 pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
-    let caches = device_caches(device)?;
+    let caches = device_caches(runtime::existing(device)?)?;
     // Asked first: an id is unused until its pool can be found.
     let is_unused = id.is_unused();
     match caches.pool_in_use(id) {

@@ -31,7 +31,7 @@ use super::serve::{self, Allocation};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
-use crate::runtime::{Stream, get};
+use crate::runtime::{self, Stream, get};
 
 pub(in crate::memory) use attached::{AttachedBuffer, attach};
 pub(in crate::memory) use sharing::shared::refuse_held;
@@ -97,10 +97,11 @@ pub struct SharedSummary {
 }
 
 /// Returns the device's shared blocks that other processes have attached.
-pub fn shared_blocks(device: Device) -> Vec<SharedSummary> {
-    if process::is_forked() {
-        return Vec::new();
-    }
+///
+/// # Errors
+/// As [`device`](crate::device).
+pub fn shared_blocks(device: Device) -> Result<Vec<SharedSummary>> {
+    let device = runtime::existing(device)?;
     let on_device =
         |shared: &Arc<SharedBlock>| shared.block.cache.memory.device == device && shared.sharing.holders() > 0;
     let summarize = |shared: Arc<SharedBlock>| SharedSummary {
@@ -109,5 +110,5 @@ pub fn shared_blocks(device: Device) -> Vec<SharedSummary> {
         is_freed: shared.sharing.is_freed(),
         processes: peers::holders(shared.number),
     };
-    shared::all().into_iter().filter(on_device).map(summarize).collect()
+    Ok(shared::all().into_iter().filter(on_device).map(summarize).collect())
 }

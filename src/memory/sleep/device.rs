@@ -28,7 +28,7 @@ use crate::runtime;
 /// there is memory for them.
 pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
     process::refuse_forked()?;
-    let device = runtime::device(device.ordinal() as i64)?;
+    let device = runtime::existing(device)?;
     let before = used(device);
     let mut fallen: Vec<Arc<Pool>> = Vec::new();
     for pool in pools(device) {
@@ -59,7 +59,7 @@ pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
 /// there was memory are awake, and another call wakes the rest.
 pub fn wake(device: Device) -> Result<u64> {
     process::refuse_forked()?;
-    let device = runtime::device(device.ordinal() as i64)?;
+    let device = runtime::existing(device)?;
     let mut taken = 0;
     let mut refused: Option<Error> = None;
     for pool in pools(device) {

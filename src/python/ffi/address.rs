@@ -132,7 +132,7 @@ pub(in crate::python) fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Dev
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),
-        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::legacy(device))),
+        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::default_of(device))),
         _ => Err(Error::invalid_value(format!(
             "stream={number} is not a stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
         ))

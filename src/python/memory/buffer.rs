@@ -90,7 +90,7 @@ impl PyDeviceBuffer {
 
     /// The buffer's own stream, if it is known to be alive.
     fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
-        self.keeper.as_ref().map(|_| buffer.stream().view())
+        self.keeper.as_ref().map(|_| buffer.own_stream().view())
     }
 
     /// Returns the buffer and the stream that a call names, by default the buffer's own.
@@ -102,7 +102,7 @@ impl PyDeviceBuffer {
         let buffer = self.shared()?;
         let stream = match stream {
             Some(stream) => stream::resolve(py, Some(stream), None)?,
-            None => buffer.stream().view(),
+            None => buffer.own_stream().view(),
         };
         Ok((buffer, stream))
     }
@@ -148,7 +148,7 @@ impl Drop for PyDeviceBuffer {
         if self.keeper.is_some()
             && let Ok(Some(buffer)) = held.take()
         {
-            let stream = buffer.stream().view();
+            let stream = buffer.own_stream().view();
             // What the driver refuses to take back is tried again whenever memory is given back.
             let _ = buffer.free_on(&stream);
         }
@@ -178,7 +178,7 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.stream")]
     #[getter]
     fn stream(&self) -> PyResult<usize> {
-        self.read(|buffer| buffer.stream().raw().address())
+        self.read(|buffer| buffer.own_stream().raw().address())
     }
 
     #[doc = docstring!("DeviceBuffer.pool_id")]
@@ -299,7 +299,7 @@ impl PyDeviceBuffer {
         interface.set_item("strides", py.None())?;
         interface.set_item("version", 3)?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
-        interface.set_item("stream", buffer.stream().raw().address().max(1))?;
+        interface.set_item("stream", buffer.own_stream().raw().address().max(1))?;
         Ok(interface)
     }
 
@@ -323,7 +323,7 @@ impl PyDeviceBuffer {
         if get()?.kind() != Kind::Host {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
-                py.detach(|| wait(&consumer, buffer.stream()))?;
+                py.detach(|| wait(&consumer, buffer.own_stream()))?;
                 // A consumer ends its share as soon as its array dies, whatever its stream has still to do with it.
                 buffer.record_consumer(&consumer)?;
             }
@@ -347,7 +347,7 @@ fn wait(consumer: &Stream, own: &Stream) -> crate::error::Result<()> {
     if consumer.raw().address().max(1) == own.raw().address().max(1) {
         return Ok(());
     }
-    let event = Event::new(own.device())?;
+    let event = Event::of(own.device())?;
     event.record(own)?;
     consumer.wait(&event)
 }

@@ -128,7 +128,7 @@ impl PyCudaCoreMemory {
             Entry::Alone(buffer) => {
                 // What cannot be freed on this stream is freed on its own.
                 let on = self.made()?.stream(stream)?;
-                if on.raw() != buffer.stream().raw() {
+                if on.raw() != buffer.own_stream().raw() {
                     buffer.check_stream(&on)?;
                 }
                 let _stack = hold_stack(Purpose::Free);

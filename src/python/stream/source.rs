@@ -30,10 +30,10 @@ pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> PyResul
 /// The calling thread's current stream on the device.
 #[inline]
 pub(super) fn current(py: Python<'_>, device: Device) -> PyResult<Stream> {
-    if !HAS_SOURCE.load(Ordering::Relaxed) || scoped(device).is_some() {
-        return Ok(Stream::current_on(device));
+    if let Some(stream) = scoped(device) {
+        return Ok(stream);
     }
-    from_source(py, device)
+    if HAS_SOURCE.load(Ordering::Relaxed) { from_source(py, device) } else { Ok(Stream::default_of(device)) }
 }
 
 fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
@@ -41,7 +41,7 @@ fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
         let place = lock(&SOURCE);
         place.as_ref().map(|source| source.clone_ref(py))
     };
-    let Some(source) = source else { return Ok(Stream::current_on(device)) };
+    let Some(source) = source else { return Ok(Stream::current_of(device)) };
     let answer = source.call1(py, (device.ordinal(),))?;
     let Ok(address) = answer.extract::<PythonAddress>(py) else {
         return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());

@@ -180,7 +180,7 @@ fn not_chosen() -> Error {
 /// As [`submit`].
 pub fn create_stream(device: Device) -> Result<RawStream> {
     super::require(Kind::Host)?;
-    Ok(timeline().create_stream(device, false))
+    Ok(timeline().create_stream(super::existing(device)?, false))
 }
 
 /// As [`create_stream`], but a blocking one (`CU_STREAM_DEFAULT`): while it is captured, the legacy default stream must
@@ -190,7 +190,7 @@ pub fn create_stream(device: Device) -> Result<RawStream> {
 /// As [`submit`].
 pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
     super::require(Kind::Host)?;
-    Ok(timeline().create_stream(device, true))
+    Ok(timeline().create_stream(super::existing(device)?, true))
 }
 
 /// Destroys a stream of [`create_stream`]. A later call with it fails, while a driver would crash.
@@ -199,7 +199,7 @@ pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
 /// As [`submit`].
 pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
     super::require(Kind::Host)?;
-    timeline().destroy_stream(Key::new(stream, device))
+    timeline().destroy_stream(Key::new(stream, super::existing(device)?))
 }
 
 /// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.

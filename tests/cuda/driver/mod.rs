@@ -187,7 +187,7 @@ impl Filled {
 
     /// Checks it in the order of its own stream.
     pub fn check(&self, kernels: &Kernels) {
-        self.check_on(kernels, self.buffer.stream());
+        self.check_on(kernels, &self.buffer.stream());
     }
 }
 

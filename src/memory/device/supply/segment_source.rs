@@ -98,14 +98,14 @@ pub(in crate::memory) struct DriverSegments;
 unsafe impl SegmentSource for DriverSegments {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let runtime = runtime::get()?;
-        let _bound = BoundDevice::new(runtime, stream.device())?;
+        let _bound = BoundDevice::of(runtime, stream.device())?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         runtime.memory_allocate(bytes).map_err(|e| e.on(stream.device()))
     }
 
     unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
         let runtime = runtime::get()?;
-        let _bound = BoundDevice::new(runtime, stream.device())?;
+        let _bound = BoundDevice::of(runtime, stream.device())?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the memory came from `memory_allocate`, and the caller gives it up.
         unsafe { runtime.memory_free(address) }.map_err(|e| e.on(stream.device()))

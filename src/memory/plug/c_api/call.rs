@@ -144,7 +144,7 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
         Err(_) => device_of(device)?,
     };
     // SAFETY: the caller promises that the stream is alive and of the device.
-    Ok(unsafe { Stream::from_raw_on(stream, device) })
+    Ok(unsafe { Stream::view_of(stream, device) })
 }
 
 /// Returns the stream that a caller names; -1 for whichever device it belongs to.
@@ -155,7 +155,7 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
 pub(in crate::memory::plug) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     match u32::try_from(device) {
         // SAFETY: the caller promises that the stream is alive and of the device.
-        Ok(ordinal) => Ok(unsafe { Stream::from_raw_on(stream, Device::from_ordinal(ordinal)) }),
+        Ok(ordinal) => Ok(unsafe { Stream::view_of(stream, Device::from_ordinal(ordinal)) }),
         // SAFETY: the caller promises that the stream is alive.
         Err(_) => unsafe { Stream::from_raw(stream) },
     }

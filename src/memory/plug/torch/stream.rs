@@ -120,7 +120,7 @@ pub(super) unsafe fn expect_capture(device: Device) -> (Option<Stream>, Option<E
     }
     let lasting = is_own(id).then(|| {
         // SAFETY: PyTorch's current stream is alive, and of the device.
-        let stream = unsafe { Stream::from_raw_on(address, device) };
+        let stream = unsafe { Stream::view_of(address, device) };
         stream.declare_lasting();
         stream.kept()
     });

@@ -25,7 +25,7 @@ use crate::memory::share::token::{ShareToken, Told};
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::runtime::{DeviceUuid, Event, ExportedEvent, Stream, get};
+use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 
 /// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
 const UNDER_WAY: usize = 2;
@@ -50,11 +50,11 @@ pub(in crate::memory) fn attach(
     let told = token.told();
     told.check(get()?.kind(), geteuid().as_raw())?;
     let owned_by = device_with(&told.device)?;
-    let on = on.or(stream.map(Stream::device)).unwrap_or(owned_by);
+    let on = on.map(runtime::existing).transpose()?.or(stream.map(Stream::device)).unwrap_or(owned_by);
     check_reach(on, owned_by)?;
     let stream = match stream {
-        Some(stream) => stream.view().on(Some(on))?,
-        None => Stream::current_on(on),
+        Some(stream) => stream.kept().on(Some(on))?,
+        None => Stream::current_of(on),
     };
     if stream.is_captured()? {
         return Err(Error::invalid_value(

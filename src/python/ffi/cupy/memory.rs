@@ -160,7 +160,7 @@ impl Held {
         match unsafe { Bound::from_owned_ptr_or_opt(py, keeper) } {
             None => drop(buffer),
             Some(_keeper) => {
-                let stream = buffer.stream().view();
+                let stream = buffer.own_stream().view();
                 // What the driver refuses to take back is tried again whenever memory is given back.
                 let _ = buffer.free_on(&stream);
             }
@@ -241,7 +241,7 @@ unsafe fn ask(
 
 unsafe extern "C" fn get_stream(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: Python calls this for objects of the class.
-    unsafe { ask(object, |py, buffer| Ok(buffer.stream().raw().address().into_pyobject(py)?.into_any().unbind())) }
+    unsafe { ask(object, |py, buffer| Ok(buffer.own_stream().raw().address().into_pyobject(py)?.into_any().unbind())) }
 }
 
 unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {

@@ -1,0 +1,115 @@
+//! How long streams live: as long as a clone, a scope or a buffer has them, whatever is dropped first.
+
+use crate::common::memory::assert_all_back;
+use crate::common::{device, stream, wait_until};
+use gpupool::{RawStream, Stream, attach, empty, empty_cache, memory_stats};
+
+/// The driver's answer, which is an error for a stream that was destroyed.
+fn is_alive(stream: RawStream) -> bool {
+    // SAFETY: a simulated stream that is gone is an error, where a driver would crash.
+    unsafe { Stream::from_raw_on(stream.as_ptr(), device(0)) }.unwrap().query().is_ok()
+}
+
+#[test]
+fn the_current_stream_outlives_its_scope_and_every_other_clone() {
+    host!();
+    let current = {
+        let first = stream(0);
+        let _scope = first.enter().unwrap();
+        Stream::current().unwrap()
+    };
+    assert!(current.query().unwrap());
+    let raw = current.raw();
+    drop(current);
+    assert!(!is_alive(raw), "nothing has the stream, which is destroyed");
+    let on_device = {
+        let second = stream(0);
+        let _scope = second.enter().unwrap();
+        Stream::current_on(device(0)).unwrap()
+    };
+    assert!(on_device.query().unwrap());
+}
+
+#[test]
+fn a_scope_keeps_its_stream() {
+    host!();
+    let (first, raw) = (stream(0), Stream::raw);
+    let scope = first.enter().unwrap();
+    let address = raw(&first);
+    drop(first);
+    assert_eq!(Stream::current().unwrap().raw(), address);
+    assert!(Stream::current().unwrap().query().unwrap());
+    drop(scope);
+    assert!(!is_alive(address));
+    assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
+}
+
+#[test]
+fn scopes_that_end_in_any_order_leave_the_innermost_of_the_rest_current() {
+    host!();
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        for ordinals in [[0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 0]] {
+            // Each is held by its scope alone.
+            let enter = |ordinal| {
+                let stream = stream(ordinal);
+                (ordinal, stream.raw(), stream.enter().unwrap())
+            };
+            let mut scopes: Vec<_> = ordinals.iter().map(|&ordinal| Some(enter(ordinal))).collect();
+            for place in order {
+                drop(scopes[place].take());
+                let left = || scopes.iter().flatten().rev();
+                let case = format!("{order:?} on {ordinals:?} after {place}");
+                let innermost = left().next().map_or((0, RawStream::LEGACY), |&(ordinal, raw, _)| (ordinal, raw));
+                let current = Stream::current().unwrap();
+                assert_eq!((current.device(), current.raw()), (device(innermost.0), innermost.1), "{case}");
+                for ordinal in [0, 1] {
+                    let expected = left().find(|scope| scope.0 == ordinal).map_or(RawStream::LEGACY, |scope| scope.1);
+                    let current = Stream::current_on(device(ordinal)).unwrap();
+                    assert_eq!(current.raw(), expected, "{case} on {ordinal}");
+                    assert!(current.query().unwrap(), "{case} on {ordinal}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_stream_of_a_buffer_outlives_both() {
+    host!();
+    for bytes in [0, 512, 5 << 20] {
+        let of_buffer = {
+            let own = stream(0);
+            let buffer = empty(bytes, &own).unwrap();
+            drop(own);
+            buffer.stream()
+        };
+        // So that the cache of the stream, which has no memory any more, could end.
+        assert_all_back_but_streams();
+        assert!(of_buffer.query().unwrap(), "{bytes} bytes");
+    }
+    let of_attached = {
+        let own = stream(0);
+        let buffer = empty(512, &own).unwrap();
+        let attached = attach(&buffer.share(&own).unwrap(), None, Some(&own)).unwrap();
+        drop((own, buffer));
+        attached.stream()
+    };
+    // A thread of gpupool's lets go of what was attached.
+    wait_until("the attached memory is free", || {
+        empty_cache().unwrap();
+        memory_stats(device(0)).unwrap().total.waiting_blocks == 0
+    });
+    assert_all_back_but_streams();
+    assert!(of_attached.query().unwrap());
+    drop(of_attached);
+    assert_all_back();
+}
+
+/// Everything goes back, and requests on new streams end the caches of those that nothing has.
+fn assert_all_back_but_streams() {
+    assert_all_back();
+    for _ in 0..4 {
+        drop(empty(512, &stream(0)).unwrap());
+    }
+    assert_all_back();
+}
