@@ -46,12 +46,13 @@ unsafe impl SegmentSource for Held {
 #[derive(Debug)]
 struct MadeUp;
 
-impl SegmentSource for MadeUp {
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for MadeUp {
     fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
         Ok(1 << 44)
     }
 
-    fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
         Ok(())
     }
 }
