@@ -36,7 +36,7 @@ struct Claim<'a> {
 
 impl<'a> Claim<'a> {
     fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
-        budget.claim(bytes).then_some(Self { budget, bytes })
+        budget.claim(bytes).then(|| Self { budget, bytes })
     }
 
     fn settle(self) {
