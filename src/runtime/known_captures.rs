@@ -213,26 +213,14 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::forked_child::assert_ends_in_forked_child;
 
     #[test]
     fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
-        crate::process::watch_forks();
         let known = note_capture(&Stream::default_of(Device::from_ordinal(77)));
         let held = lock(&BOOKS);
-        // SAFETY: the child does only what is tried here, which may take no lock, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: what waits for ever is ended by the alarm.
-            unsafe { libc::alarm(20) };
-            drop(known);
-            // SAFETY: the child ends without what the parent's threads have.
-            unsafe { libc::_exit(0) };
-        }
+        assert_ends_in_forked_child(|| drop(KnownCapture { number: known.number }));
         drop(held);
-        let mut status = -1;
-        // SAFETY: the child is this process's, and `status` a place for how it ended.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "the child waited for a lock");
         drop(known);
         assert!(lock(&BOOKS).captured.iter().all(|noted| noted.stream.device().ordinal() != 77));
     }

@@ -9,6 +9,8 @@ mod copy;
 mod cuda;
 mod device_info;
 mod event;
+#[cfg(test)]
+mod forked_child;
 mod guard;
 mod hip;
 pub mod host;

@@ -217,7 +217,8 @@ impl Stream {
     /// Returns the same stream, which the result keeps alive if it is one of our own, of which this may be a view, or
     /// known to last.
     pub(crate) fn kept(&self) -> Self {
-        if self.owned.is_some() {
+        // In a forked child the lock may be held for ever.
+        if self.owned.is_some() || self.raw.is_legacy() || process::is_forked() {
             return self.clone();
         }
         let owned = lock(&OWNED).get(&(self.device, self.raw.address())).and_then(Weak::upgrade);
@@ -410,5 +411,19 @@ fn forget_owned(owned: &Owned) {
     // One stream of cudarc's may be noted twice, by two threads at once: the other note stays.
     if streams.get(&key).is_some_and(|noted| noted.strong_count() == 0) {
         streams.remove(&key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::forked_child::assert_ends_in_forked_child;
+
+    #[test]
+    fn a_forked_child_names_the_stream_of_a_buffer_though_the_lock_is_held_for_ever() {
+        let view = Stream { raw: RawStream::from_address(4096), device: Device::from_ordinal(77), owned: None };
+        let held = lock(&OWNED);
+        assert_ends_in_forked_child(|| drop(view.kept()));
+        drop(held);
     }
 }
