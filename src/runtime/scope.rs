@@ -33,22 +33,27 @@ thread_local! {
     static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { next: 0, entered: Vec::new() }) };
 }
 
-/// Returns the stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a
-/// call, so it cannot fail.
+/// Takes the stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a call,
+/// so it cannot fail.
 #[inline]
-pub(crate) fn scoped(device: Device) -> Option<Stream> {
-    let innermost = SCOPES.try_with(|scopes| {
+fn innermost(device: Device, take: impl FnOnce(&Stream) -> Stream) -> Option<Stream> {
+    let taken = SCOPES.try_with(|scopes| {
         let scopes = scopes.try_borrow().ok()?;
-        let on_device = scopes.entered.iter().rev().find(|scope| scope.stream.device() == device)?;
-        Some(Stream::clone(&on_device.stream))
+        scopes.entered.iter().rev().find(|scope| scope.stream.device() == device).map(|scope| take(&scope.stream))
     });
-    innermost.ok().flatten()
+    taken.ok().flatten()
 }
 
-/// Returns the current stream on a device that exists.
+/// Returns the stream of the innermost scope on the device, if the thread is in one.
 #[inline]
-pub(super) fn current(device: Device) -> Stream {
-    scoped(device).unwrap_or(Stream::default_of(device))
+pub(crate) fn scoped(device: Device) -> Option<Stream> {
+    innermost(device, Stream::clone)
+}
+
+/// [`scoped`] for a call that ends before the scope, which keeps the stream alive.
+#[inline]
+pub(crate) fn scoped_view(device: Device) -> Option<Stream> {
+    innermost(device, Stream::view)
 }
 
 /// A scope that was entered, to be left on the same thread.

@@ -274,7 +274,13 @@ impl Stream {
     /// [`Stream::current_on`] for a device that exists.
     #[inline]
     pub(crate) fn current_of(device: Device) -> Self {
-        scope::current(device)
+        scope::scoped(device).unwrap_or(Self::default_of(device))
+    }
+
+    /// [`Stream::current_of`] for a call that ends before the thread leaves a scope.
+    #[inline]
+    pub(crate) fn current_view(device: Device) -> Self {
+        scope::scoped_view(device).unwrap_or(Self::default_of(device))
     }
 
     /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped, which

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::ids::Device;
 use crate::process;
 use crate::python::ffi::PythonAddress;
-use crate::runtime::{Stream, scoped};
+use crate::runtime::{Stream, scoped_view};
 use crate::sync::lock;
 
 /// `source(device) -> address`.
@@ -30,7 +30,7 @@ pub(in crate::python) fn set_stream_source(source: Option<Py<PyAny>>) -> PyResul
 /// The calling thread's current stream on the device.
 #[inline]
 pub(super) fn current(py: Python<'_>, device: Device) -> PyResult<Stream> {
-    if let Some(stream) = scoped(device) {
+    if let Some(stream) = scoped_view(device) {
         return Ok(stream);
     }
     if HAS_SOURCE.load(Ordering::Relaxed) { from_source(py, device) } else { Ok(Stream::default_of(device)) }
@@ -41,7 +41,7 @@ fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
         let place = lock(&SOURCE);
         place.as_ref().map(|source| source.clone_ref(py))
     };
-    let Some(source) = source else { return Ok(Stream::current_of(device)) };
+    let Some(source) = source else { return Ok(Stream::current_view(device)) };
     let answer = source.call1(py, (device.ordinal(),))?;
     let Ok(address) = answer.extract::<PythonAddress>(py) else {
         return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());

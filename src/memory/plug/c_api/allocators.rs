@@ -66,7 +66,7 @@ pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, de
         if size == 0 {
             return Ok(ptr::null_mut());
         }
-        address_of(serve::allocate(size as u64, &Stream::current_of(runtime::device(device.into())?)))
+        address_of(serve::allocate(size as u64, &Stream::current_view(runtime::device(device.into())?)))
     })
 }
 
