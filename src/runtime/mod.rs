@@ -438,7 +438,10 @@ fn first_with_a_device() -> Result<Box<dyn Runtime>> {
     };
     let no_hip = match hip::Hip::probe() {
         Ok(hip) => {
-            let _ = PASSED_OVER.set(vec![no_cuda]);
+            // A machine with AMD's GPUs needs no driver of NVIDIA's; one that is there should work.
+            if no_cuda.is_present {
+                let _ = PASSED_OVER.set(vec![no_cuda]);
+            }
             return Ok(Box::new(hip));
         }
         Err(error) => PassedOver::new(Kind::Hip, error),
@@ -485,8 +488,11 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     let passed_over = passed_over().iter().find(|passed| passed.kind == kind);
     let reason = match (passed_over, std::env::var_os(RUNTIME_VARIABLE)) {
         (Some(PassedOver { reason, .. }), _) => {
-            let instead =
-                if runtime.kind() == Kind::Host { "gpupool simulates devices here" } else { "gpupool uses another" };
+            let instead = if runtime.kind() == Kind::Host {
+                "gpupool simulates devices here"
+            } else {
+                "gpupool uses AMD's GPUs here"
+            };
             format!("{reason}. {instead} (runtime {})", runtime.kind())
         }
         (None, Some(_)) => {

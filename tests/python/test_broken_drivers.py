@@ -121,4 +121,6 @@ def test_hip_serves_beside_a_driver_of_nvidias_that_does_not_work(hip, machine):
     machine.build()
     fails = {"FAKE_FAIL": "cuInit=999"}
     hip.run("loading/runtimes.py", "is_chosen", "hip", **fails)
+    said = "RuntimeUnavailable the cuda runtime is unavailable: the NVIDIA driver does not start ("
+    hip.run("loading/drivers.py", "gives_none", "cusparse", said, "gpupool uses AMD's GPUs here (runtime hip)", **fails)
     refuses(hip, CUDA, GPUPOOL_AMDHIP64_PATH="/nowhere/hip.so", **fails)
