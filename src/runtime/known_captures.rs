@@ -57,10 +57,11 @@ pub(crate) struct WholeDevice {
 }
 
 impl WholeDevice {
-    /// Begins a call for a whole device; none while a capture is announced there.
-    fn begin_unannounced(device: Device) -> Option<Self> {
+    /// Begins a call for a whole device; none while a capture is announced there, but on streams that are gone.
+    fn begin_unannounced(device: Device, gone: &[u64]) -> Option<Self> {
         let mut books = lock(&BOOKS);
-        let is_announced = books.captured.iter().any(|noted| noted.stream.device() == device);
+        let is_announced = |noted: &CapturedStream| noted.stream.device() == device && !gone.contains(&noted.number);
+        let is_announced = books.captured.iter().any(is_announced);
         if is_announced || count(&books.expecting, device) > 0 {
             return None;
         }
@@ -71,9 +72,25 @@ impl WholeDevice {
     /// Begins a call for a whole device; none while a capture is known of there.
     pub(crate) fn begin(runtime: &'static dyn Runtime, device: Device) -> Result<Option<Self>> {
         // Begun before streams are asked, so that no announced capture begins in between.
-        let Some(whole) = Self::begin_unannounced(device) else { return Ok(None) };
+        let Some(whole) = Self::begin_unannounced(device, &gone_on(runtime, device)?) else { return Ok(None) };
         Ok(if is_known_stream_capturing(runtime, device)? { None } else { Some(whole) })
     }
+}
+
+/// Returns the announced captures of a device that cannot begin any more: their streams went with their contexts.
+fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
+    let noted: Vec<_> = {
+        let books = lock(&BOOKS);
+        let of_device = books.captured.iter().filter(|noted| noted.stream.device() == device);
+        of_device.map(|noted| (noted.number, noted.stream.clone())).collect()
+    };
+    if noted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let _bound = BoundDevice::of(runtime, device)?;
+    // SAFETY: who noted a stream keeps it alive meanwhile.
+    let is_gone = |stream: &Stream| unsafe { runtime.stream_is_gone(stream.raw()) };
+    Ok(noted.into_iter().filter(|(_, stream)| is_gone(stream)).map(|(number, _)| number).collect())
 }
 
 impl Drop for WholeDevice {

@@ -202,6 +202,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
+    /// Returns whether the stream went with its context, as far as the driver says so. The question harms no capture.
+    ///
+    /// # Safety
+    /// The stream was of this runtime, and its owner has not destroyed it.
+    unsafe fn stream_is_gone(&self, _stream: RawStream) -> bool {
+        false
+    }
+
     /// Returns the capture that the stream's work is recorded into, if any (`cuStreamGetCaptureInfo`). Drivers older
     /// than CUDA 12.3, and HIP, refuse it.
     ///

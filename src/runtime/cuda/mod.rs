@@ -273,6 +273,12 @@ impl Runtime for Cuda {
         Ok(CaptureStatus::of(status))
     }
 
+    unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
+        let mut status: c_int = 0;
+        // SAFETY: the caller promises that the stream was not destroyed, and the driver finds out whether its context was.
+        is_gone(unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) })
+    }
+
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
         // SAFETY: the caller promises that the stream is alive.
         unsafe { self.capture_of(stream) }
