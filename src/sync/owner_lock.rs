@@ -204,6 +204,8 @@ mod barrier {
     const UNKNOWN: u8 = 0;
     const KERNEL: u8 = 1;
     const NONE: u8 = 2;
+    /// It was refused of late: owners pay, and visitors still wait for those that came in before.
+    const REFUSED: u8 = 3;
 
     static MEMBARRIER: AtomicU8 = AtomicU8::new(UNKNOWN);
 
@@ -234,12 +236,14 @@ mod barrier {
         fence(Ordering::SeqCst);
         let state = MEMBARRIER.load(Ordering::Relaxed);
         // Refused where the process has not registered yet: then every owner has paid for a barrier.
-        if state != NONE && !command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) && state == KERNEL {
+        let is_refused = state != NONE && !command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+        if is_refused && state != UNKNOWN {
             // By a filter of system calls that was set since. Owners pay from now on, and those that came in before have
-            // stepped in for all to see.
-            MEMBARRIER.store(NONE, Ordering::Relaxed);
+            // stepped in for all to see after a while.
+            MEMBARRIER.store(REFUSED, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             thread::sleep(STORE_KEPT_MOST);
+            MEMBARRIER.store(NONE, Ordering::Relaxed);
         }
     }
 
