@@ -192,6 +192,11 @@ impl Error {
         .into()
     }
 
+    /// Returns whether a library or driver refused with the status of this number.
+    pub(crate) fn is_status(&self, code: i32) -> bool {
+        matches!(self.kind(), ErrorKind::Library(refused) if refused.code == code)
+    }
+
     /// A request that gpupool itself refuses for want of memory.
     #[cold]
     pub(crate) fn no_memory(library: &str, why: impl Into<String>) -> Self {

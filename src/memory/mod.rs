@@ -98,19 +98,22 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 /// Safe code frees no address, neither of memory that a buffer has, which dropping the buffer frees, nor a second time:
 ///
 /// ```compile_fail,E0133
-/// let pinned = gpupool::empty_pinned(4096, None).unwrap();
-/// gpupool::memory::deallocate(pinned.address(), None).unwrap();
+/// let pinned = gpupool::empty_pinned(4096, None)?;
+/// gpupool::memory::deallocate(pinned.address(), None)?;
+/// # Ok::<(), gpupool::Error>(())
 /// ```
 /// ```compile_fail,E0133
-/// let stream = gpupool::Stream::new(gpupool::device(0).unwrap()).unwrap();
-/// let buffer = gpupool::empty(4096, &stream).unwrap();
-/// gpupool::memory::deallocate(buffer.address(), None).unwrap();
+/// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
+/// let buffer = gpupool::empty(4096, &stream)?;
+/// gpupool::memory::deallocate(buffer.address(), None)?;
+/// # Ok::<(), gpupool::Error>(())
 /// ```
 /// ```compile_fail,E0133
-/// let address = gpupool::empty_pinned(4096, None).unwrap().into_address();
+/// let address = gpupool::empty_pinned(4096, None)?.into_address();
 /// // SAFETY: the block is this program's.
-/// unsafe { gpupool::memory::deallocate(address, None) }.unwrap();
-/// gpupool::memory::deallocate(address, None).unwrap();
+/// unsafe { gpupool::memory::deallocate(address, None) }?;
+/// gpupool::memory::deallocate(address, None)?;
+/// # Ok::<(), gpupool::Error>(())
 /// ```
 ///
 /// # Errors

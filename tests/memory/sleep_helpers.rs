@@ -36,6 +36,14 @@ fn refused(outcome: Result<u64>) -> String {
     error.to_string()
 }
 
+/// The helper may sleep now, and nothing is left of it then.
+#[track_caller]
+fn end(helper: MemPool, kept: DeviceBuffer) {
+    assert_eq!(helper.sleep(Backup::Host).unwrap(), PAGE);
+    drop((kept, helper));
+    assert_all_back();
+}
+
 /// A block holds what is written there: its memory is awake.
 #[track_caller]
 fn assert_usable(block: &DeviceBuffer, stream: &Stream) {
@@ -63,9 +71,7 @@ fn a_block_that_serves_another_pool_keeps_its_pool_awake() {
     assert!(!helper.is_asleep());
     assert_usable(&block, &own);
     drop(block);
-    assert_eq!(helper.sleep(Backup::Host).unwrap(), PAGE);
-    drop((kept, helper));
-    assert_all_back();
+    end(helper, kept);
 }
 
 #[test]
@@ -108,9 +114,7 @@ fn a_private_pools_block_is_as_much_anothers() {
     assert_eq!(asker.sleep(Backup::Host).unwrap(), 0);
     assert_usable(&block, &own);
     drop((asker, block));
-    assert_eq!(helper.sleep(Backup::Host).unwrap(), PAGE);
-    drop((kept, helper));
-    assert_all_back();
+    end(helper, kept);
 }
 
 #[test]
@@ -162,9 +166,7 @@ fn a_pool_that_is_closed_sleeps_no_sooner() {
     refused(helper.sleep(Backup::Host));
     assert_usable(&block, &own);
     drop(block);
-    assert_eq!(helper.sleep(Backup::Host).unwrap(), PAGE);
-    drop((kept, helper));
-    assert_all_back();
+    end(helper, kept);
 }
 
 #[test]

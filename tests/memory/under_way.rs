@@ -167,60 +167,57 @@ fn no_request_waits_for_a_logger_of_another_thread() {
 #[test]
 fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() {
     host!(1, 5 * PAGE);
+    asked_while_held(
+        || {
+            drop(empty(4 * PAGE, &stream(0)).unwrap());
+            empty_cache().unwrap();
+        },
+        (Call::MemoryUnmap, 0),
+        || drop(empty(4 * PAGE, &stream(0)).unwrap()),
+    );
+    assert_all_back();
+}
+
+/// A pool that has memory in hand at each trim, for a page of it waits for work; with the streams, which have that work.
+fn busy_pool() -> (MemPool, [Stream; 2]) {
     let (used, other) = (stream(0), stream(0));
     let busy = MemPool::builder().device(device(0)).build().unwrap();
     let waiting = empty_in(&busy, PAGE, &used).unwrap();
     waiting.record_stream(&other).unwrap();
     submit(&other).unwrap();
     drop(waiting);
-    drop(empty(4 * PAGE, &used).unwrap());
+    (busy, [used, other])
+}
+
+/// Holds the thread that makes such a call until it may go on. Returns what says that it is held, and what lets it go on.
+fn hold_in((call, after): (Call, u32)) -> (Receiver<()>, Sender<()>) {
     let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
-    before_call(Call::MemoryUnmap, 0, move || {
+    before_call(call, after, move || {
         in_hand.send(()).unwrap();
         may_go_on.recv().unwrap();
     });
-    let trimming = thread::spawn(|| empty_cache().unwrap());
-    is_in_hand.recv_timeout(FOREVER).unwrap();
-    let request = thread::spawn(|| empty(4 * PAGE, &stream(0)).map(drop));
-    for _ in 0..OFTEN {
-        busy.trim().unwrap();
-    }
-    go_on.send(()).unwrap();
-    request.join().unwrap().expect("the four pages are free, in the hands of a thread that gives them back");
-    trimming.join().unwrap();
-    drop(busy);
-    assert_all_back();
+    (is_in_hand, go_on)
 }
 
 /// Has four of the five pages in the hands of a thread that gives them back, until others have moved memory often; meanwhile
 /// asks for them.
 fn asked_while_in_hand(ask: impl FnOnce() + Send + 'static) {
-    let (used, other) = (stream(0), stream(0));
-    let busy = MemPool::builder().device(device(0)).build().unwrap();
-    let waiting = empty_in(&busy, PAGE, &used).unwrap();
-    waiting.record_stream(&other).unwrap();
-    submit(&other).unwrap();
-    drop(waiting);
-    let held = Mutex::new(Some(empty(4 * PAGE, &used).unwrap()));
-    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
+    let (busy, _streams) = busy_pool();
+    let held = Mutex::new(Some(empty(4 * PAGE, &stream(0)).unwrap()));
     let trimming = Arc::new(Mutex::new(None));
     let trims = Arc::clone(&trimming);
-    let begins = Mutex::new(Some((in_hand, is_in_hand, may_go_on)));
     let (asked, is_asked) = channel();
     let callback = on_oom(move |_, _| {
-        let Some((in_hand, is_in_hand, may_go_on)) = begins.lock().unwrap().take() else { return false };
-        drop(held.lock().unwrap().take());
-        before_call(Call::MemoryUnmap, 0, move || {
-            in_hand.send(()).unwrap();
-            may_go_on.recv().unwrap();
-        });
+        let Some(block) = held.lock().unwrap().take() else { return false };
+        drop(block);
+        let (is_in_hand, go_on) = hold_in((Call::MemoryUnmap, 0));
         *trims.lock().unwrap() = Some(thread::spawn(|| empty_cache().unwrap()));
         is_in_hand.recv_timeout(FOREVER).unwrap();
-        asked.send(()).unwrap();
+        asked.send(go_on).unwrap();
         true
     });
     let asking = thread::spawn(ask);
-    is_asked.recv_timeout(FOREVER).unwrap();
+    let go_on = is_asked.recv_timeout(FOREVER).unwrap();
     (0..OFTEN).for_each(|_| {
         busy.trim().unwrap();
     });
@@ -242,17 +239,8 @@ fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
 /// Does `begin` on a thread, which is held in the hook that it is given; meanwhile another thread does `ask`, and others move memory
 /// often.
 fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), ask: impl FnOnce() + Send + 'static) {
-    let (used, other) = (stream(0), stream(0));
-    let busy = MemPool::builder().device(device(0)).build().unwrap();
-    let waiting = empty_in(&busy, PAGE, &used).unwrap();
-    waiting.record_stream(&other).unwrap();
-    submit(&other).unwrap();
-    drop(waiting);
-    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
-    before_call(hook.0, hook.1, move || {
-        in_hand.send(()).unwrap();
-        may_go_on.recv().unwrap();
-    });
+    let (busy, _streams) = busy_pool();
+    let (is_in_hand, go_on) = hold_in(hook);
     let begun = thread::spawn(begin);
     is_in_hand.recv_timeout(FOREVER).unwrap();
     let asking = thread::spawn(ask);
@@ -273,11 +261,7 @@ fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_
     let empty_all = || assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     drop(empty_in(&pool, 4 * PAGE, &stream(0)).unwrap());
-    let ((in_hand, is_in_hand), (go_on, may_go_on)) = (channel(), channel());
-    before_call(Call::MemoryUnmap, 0, move || {
-        in_hand.send(()).unwrap();
-        may_go_on.recv().unwrap();
-    });
+    let (is_in_hand, go_on) = hold_in((Call::MemoryUnmap, 0));
     let trimming = thread::spawn(move || pool.trim().unwrap());
     is_in_hand.recv_timeout(FOREVER).unwrap();
     let emptying = thread::spawn(move || {

@@ -16,6 +16,9 @@ class Machine:
     platform: str
     folder: Path
 
+    def __post_init__(self) -> None:
+        self.build()
+
     @property
     def driver(self) -> Path:
         """The file of its driver."""

@@ -20,17 +20,13 @@ STATUSES = {
 @pytest.fixture
 def machine(tmp_path):
     """Return a machine with NVIDIA's driver and no HIP."""
-    machine = Machine("cuda", tmp_path)
-    machine.build()
-    return machine
+    return Machine("cuda", tmp_path)
 
 
 @pytest.fixture
 def hip(tmp_path):
     """Return a machine with HIP and no driver of NVIDIA's."""
-    machine = Machine("hip", tmp_path)
-    machine.build()
-    return machine
+    return Machine("hip", tmp_path)
 
 
 def refuses(machine, start, *said, **variables):

@@ -10,7 +10,6 @@ from machines import Machine
 def check(tmp_path):
     """Run one of the programs about DLPack on a machine with a driver."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     return lambda *arguments: machine.run("platforms/dlpack.py", *arguments)
 
 

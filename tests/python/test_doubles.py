@@ -42,13 +42,11 @@ def assert_aborts(machine, call, said):
 )
 def test_a_driver_aborts_at_a_call_that_cannot_be_right(tmp_path, platform, call, said):
     machine = Machine(platform, tmp_path)
-    machine.build()
     assert_aborts(machine, call, said)
 
 
 def test_cudss_aborts_at_a_handler_that_cannot_be_used(tmp_path):
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cudss")
     function = "cudssSetDeviceMemHandler"
     assert_aborts(machine, ["a_second_handler_of_cudss"], f"{function}: a second handler, with the first still there")
@@ -60,7 +58,6 @@ def test_a_library_aborts_at_a_handle_that_cannot_be_used(tmp_path, name):
     library = LIBRARIES[name]
     set_stream = library.symbols["SET_STREAM"]
     machine = Machine("cuda" if name == "cudnn" else "hip", tmp_path)
-    machine.build()
     machine.install(name)
     for call, said in [
         ("a_handle_destroyed_twice", f"{library.destroy}: "),

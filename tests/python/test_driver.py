@@ -10,7 +10,6 @@ from running import run_bare_program
 def machine(tmp_path):
     """Return a machine with a driver of one device, and cuSPARSE."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cusparse")
     return machine
 

@@ -8,7 +8,6 @@ from machines import Machine
 def machine(tmp_path):
     """Return a machine with cuBLAS."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cublaslt")
     machine.install("cublas")
     return machine

@@ -15,7 +15,6 @@ def machine_of(tmp_path):
 
     def machine_of(name):
         machine = Machine("cuda" if name in CUDA_LIBRARIES else "hip", tmp_path)
-        machine.build()
         machine.install(name)
         return machine
 

@@ -9,9 +9,7 @@ from running import functions_of, run_bare_program
 @pytest.fixture
 def machine(tmp_path):
     """Return a machine with HIP."""
-    machine = Machine("hip", tmp_path)
-    machine.build()
-    return machine
+    return Machine("hip", tmp_path)
 
 
 def check_bare(what, *arguments, **variables):

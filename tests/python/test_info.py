@@ -256,7 +256,6 @@ def test_one_copy_is_no_second_one(tmp_path):
 def cuda(tmp_path):
     """Return a machine with a driver of NVIDIA's and cuSPARSE."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cusparse")
     return machine
 
@@ -265,7 +264,6 @@ def cuda(tmp_path):
 def hip(tmp_path):
     """Return a machine with HIP and MIOpen."""
     machine = Machine("hip", tmp_path)
-    machine.build()
     machine.install("miopen")
     return machine
 

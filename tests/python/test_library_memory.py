@@ -11,7 +11,6 @@ from running import functions_of
 def machine(tmp_path):
     """Return a machine with cuDSS."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cudss")
     return machine
 

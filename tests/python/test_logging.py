@@ -67,7 +67,6 @@ def test_waits_at_a_limit_are_told():
 
 def test_a_library_is_told_with_its_file_and_a_handle_with_its_version(tmp_path):
     machine = Machine("cuda", tmp_path)
-    machine.build()
     file = machine.install("cublas")
     told = machine.run("telling/logs.py", "load_a_library", "INFO")
     assert re.findall(r"gpupool\.library (.*) in ", told) == [f"cublas 1.2.3: loaded from {file}"]

@@ -9,7 +9,6 @@ from machines import Machine
 def machine(tmp_path):
     """Return a machine with HIP and MIOpen."""
     machine = Machine("hip", tmp_path)
-    machine.build()
     machine.install("miopen")
     return machine
 

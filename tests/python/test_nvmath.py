@@ -128,7 +128,6 @@ def test_without_nvmath_it_says_what_is_missing(tmp_path, version, said):
 def run(tmp_path):
     """Run a program on a machine with cuDSS, where the packages of this interpreter are to be found too."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     for name in ("cublaslt", "cublas", "cudss"):
         machine.install(name)
     packages = os.pathsep.join([str(machine.site_packages), sysconfig.get_path("purelib")])

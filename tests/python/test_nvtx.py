@@ -101,7 +101,6 @@ def test_background_threads_have_names(profiler):
 
 def test_streams_and_libraries_of_cuda_have_names(tmp_path):
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cublas")
     profiler = Profiler(tmp_path)
     told = machine.run("telling/nvtx_ranges.py", "load_a_library", **profiler.variables)

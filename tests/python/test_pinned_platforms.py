@@ -7,16 +7,12 @@ from running import functions_of
 
 @pytest.fixture(params=["cuda", "hip"])
 def machine(request, tmp_path):
-    machine = Machine(request.param, tmp_path)
-    machine.build()
-    return machine
+    return Machine(request.param, tmp_path)
 
 
 @pytest.fixture
 def cuda(tmp_path):
-    machine = Machine("cuda", tmp_path)
-    machine.build()
-    return machine
+    return Machine("cuda", tmp_path)
 
 
 # Extents of the host's nodes, or segments alone.

@@ -23,7 +23,6 @@ def machine(request, tmp_path):
     """Return a machine of the platform or with the library that the test is parametrised with."""
     name = request.param
     machine = Machine(platform_of(name) if name in LIBRARIES else name, tmp_path)
-    machine.build()
     if name in LIBRARIES:
         machine.install(name)
     return machine

@@ -25,9 +25,7 @@ SONAMES = {
 @pytest.fixture
 def machine(tmp_path):
     """Return a machine with HIP."""
-    machine = Machine("hip", tmp_path)
-    machine.build()
-    return machine
+    return Machine("hip", tmp_path)
 
 
 @pytest.fixture

@@ -141,13 +141,11 @@ def test_c_programs_share_any_pointer():
 @pytest.mark.parametrize("how", ["by_tokens", "by_multiprocessing", "what_was_attached_twice"])
 def test_the_drivers_calls_share_memory_too(platform, how, tmp_path):
     machine = Machine(platform, tmp_path)
-    machine.build()
     machine.run("share/travels.py", how, FAKE_VMM="1", FAKE_RDMA="1")
 
 
 def test_memory_that_the_driver_does_not_export_is_refused(tmp_path):
     machine = Machine("cuda", tmp_path)
-    machine.build()
     for variables in ({"FAKE_SHAREABLE": "0"}, {"FAKE_REFUSES_SHAREABLE": "1"}, {"FAKE_VMM": "0"}):
         machine.run("share/refused.py", "not_exported", **{"FAKE_VMM": "1", **variables})
 

@@ -422,8 +422,25 @@ class Graph:
     def free(self, address, size):
         self.allocator.free(address, size, 0, self.address)
 
+    def fail(self):
+        """Be captured, allocate, and fail: of that PyTorch 2.11 tells no end, and it releases no pool."""
+        self.allocator.begin(0, *self.id)
+        _native.host_begin_capture(self.stream)
+        self.free(self.allocate(MIB), MIB)
+        _native.host_end_capture(self.stream)
+
     def reset(self):
         self.allocator.release(0, *self.id)
+
+
+@contextlib.contextmanager
+def current(torch, stream, is_own):
+    """Make a stream PyTorch's current one in a block: one of its own, or an external one."""
+    torch.library.torch_set_current(ctypes.c_void_p(stream), is_own)
+    try:
+        yield
+    finally:
+        torch.library.torch_set_current(None, False)
 
 
 def test_a_graphs_memory_is_nobody_elses_until_its_reset(allocator, torch):
@@ -488,11 +505,7 @@ def test_captures_at_once_keep_each_others_memory(allocator):
 def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
     count = gpupool.memory_stats(0).pools
     failed = Graph(allocator)
-    allocator.begin(0, *failed.id)
-    _native.host_begin_capture(failed.stream)
-    failed.free(failed.allocate(MIB), MIB)
-    # PyTorch 2.11 tells of no end.
-    _native.host_end_capture(failed.stream)
+    failed.fail()
     with Graph(allocator) as graph:
         graph.free(graph.allocate(MIB), MIB)
     graph.reset()
@@ -504,37 +517,22 @@ def test_a_capture_that_failed_holds_nothing_of_later_graphs(allocator):
 def test_a_capture_that_failed_before_it_allocated_is_over_once_its_pool_is_released(allocator, torch):
     failed = Graph(allocator)
     failed.stream = _native.host_create_stream(0)
-    torch.library.torch_set_current(ctypes.c_void_p(failed.stream), False)
-    allocator.begin(0, *failed.id)
-    _native.host_begin_capture(failed.stream)
-    with pytest.raises(gpupool.InvalidValue, match="is being captured"):
-        gpupool.synchronize()
-    # PyTorch 2.11 tells of no end.
-    _native.host_end_capture(failed.stream)
-    torch.library.torch_set_current(None, False)
+    with current(torch, failed.stream, False):
+        allocator.begin(0, *failed.id)
+        _native.host_begin_capture(failed.stream)
+        with pytest.raises(gpupool.InvalidValue, match="is being captured"):
+            gpupool.synchronize()
+        # PyTorch 2.11 tells of no end.
+        _native.host_end_capture(failed.stream)
     failed.reset()
     gpupool.synchronize()
-
-
-@contextlib.contextmanager
-def current(torch, stream, is_own):
-    """Make a stream PyTorch's current one in a block: one of its own, or an external one."""
-    torch.library.torch_set_current(ctypes.c_void_p(stream), is_own)
-    try:
-        yield
-    finally:
-        torch.library.torch_set_current(None, False)
 
 
 def test_a_capture_of_pytorchs_own_stream_that_failed_is_over(allocator, torch):
     failed = Graph(allocator)
     failed.stream = _native.host_create_stream(0)
     with current(torch, failed.stream, True):
-        allocator.begin(0, *failed.id)
-        _native.host_begin_capture(failed.stream)
-        failed.free(failed.allocate(MIB), MIB)
-        # PyTorch 2.11 tells of no end, and releases no pool.
-        _native.host_end_capture(failed.stream)
+        failed.fail()
     gpupool.synchronize()
     failed.reset()
 
@@ -557,10 +555,7 @@ def test_the_stream_of_a_capture_that_failed_may_be_gone(allocator, torch):
     failed = Graph(allocator)
     failed.stream = _native.host_create_stream(0)
     with current(torch, failed.stream, False):
-        allocator.begin(0, *failed.id)
-        _native.host_begin_capture(failed.stream)
-        failed.free(failed.allocate(MIB), MIB)
-        _native.host_end_capture(failed.stream)
+        failed.fail()
     _native.host_destroy_stream(failed.stream)
     # No driver can be asked about it.
     with Graph(allocator) as graph:
@@ -609,13 +604,11 @@ def test_a_capture_is_known_before_it_allocates(allocator, torch, is_own):
         address = older.allocate(4 * MIB)
     graph = Graph(allocator)
     graph.stream = _native.host_create_stream(0)
-    torch.library.torch_set_current(ctypes.c_void_p(graph.stream), is_own)
     # It begins with work in place, while another thread ends the other graph.
-    with graph, other_thread() as run:
+    with current(torch, graph.stream, is_own), graph, other_thread() as run:
         run(lambda: older.free(address, 4 * MIB))
         run(older.reset)
         run(allocator.reset)
-    torch.library.torch_set_current(None, False)
     graph.reset()
 
 

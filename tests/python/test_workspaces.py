@@ -10,7 +10,6 @@ from programs.shared.libraries import LIBRARIES
 def machine(tmp_path):
     """Return a machine with cuBLAS."""
     machine = Machine("cuda", tmp_path)
-    machine.build()
     machine.install("cublaslt")
     machine.install("cublas")
     return machine

@@ -56,7 +56,7 @@ def _write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], *,
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
     except OSError as error:
-        # The name beside it tells nobody anything.
+        # A caller knows the file by its own name.
         raise type(error)(error.errno, error.strerror, name) from None
 
 

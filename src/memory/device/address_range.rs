@@ -62,10 +62,6 @@ pub(in crate::memory) fn with_device<R>(
 /// As CUDA, HIP and the simulated platform number it.
 const INVALID_VALUE: i32 = 1;
 
-fn is_invalid_value(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Library(refused) if refused.code == INVALID_VALUE)
-}
-
 /// Returns the error of a device whose memory has too few addresses to stand in: where the driver says that it ran out
 /// of memory, it is addresses that it ran out of.
 #[cold]
@@ -261,7 +257,7 @@ impl AddressRange {
         // SAFETY: the caller promises that the range is mapped.
         let opened = unsafe { self.set_access(first.address, last.end() - first.address, &devices) };
         match opened {
-            Err(error) if devices.len() > 1 && is_invalid_value(&error) => {
+            Err(error) if devices.len() > 1 && error.is_status(INVALID_VALUE) => {
                 // SAFETY: each is mapped, and its extent's turn is this caller's.
                 row.iter().try_for_each(|placed| unsafe { self.open_by_another_place(placed, &devices) })
             }
@@ -279,7 +275,7 @@ impl AddressRange {
         let &Placed { address, bytes, extent, .. } = placed;
         // SAFETY: the caller promises that this is mapped.
         let refused = match unsafe { self.set_access(address, bytes, devices) } {
-            Err(error) if is_invalid_value(&error) => error,
+            Err(error) if error.is_status(INVALID_VALUE) => error,
             opened => return opened,
         };
         let other = self.driver(|runtime| runtime.address_reserve(bytes))?;

@@ -1,4 +1,4 @@
-//! Sources of pools' memory that Python names: that it is memory, and nobody else's, is what the Python program promises.
+//! Sources of pools' memory that Python names: that it is memory, and has no other owner, is what the Python program promises.
 
 use pyo3::prelude::*;
 

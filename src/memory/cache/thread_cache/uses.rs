@@ -8,6 +8,11 @@ use super::ThreadCache;
 use crate::memory::cache::block_user::BlockUser;
 use crate::memory::cache::sharing::Sharing;
 
+/// Returns whether this one is among the users of a block.
+fn has(users: &[BlockUser], wanted: &BlockUser) -> bool {
+    users.iter().any(|user| user.is(wanted))
+}
+
 impl ThreadCache {
     /// Notes who else uses a live block.
     pub(in crate::memory) fn add_use(&self, offset: u64, user: BlockUser) {
@@ -42,16 +47,16 @@ impl ThreadCache {
 
     /// Returns the blocks that other pools use, as offsets.
     pub(in crate::memory) fn used_by_other_pools(&self) -> Vec<u64> {
-        let is_other = |users: &Vec<BlockUser>| users.iter().any(|user| user.is(&BlockUser::OtherPool));
         self.uses.change(|uses| {
-            let blocks = uses.iter().filter(|(_, users)| is_other(users)).map(|(offset, _)| *offset);
+            let lent = uses.iter().filter(|(_, users)| has(users, &BlockUser::OtherPool));
+            let blocks = lent.map(|(offset, _)| *offset);
             (uses.len(), blocks.collect())
         })
     }
 
     /// Returns whether gpupool itself holds the block at the offset.
     pub(in crate::memory) fn is_gpupools(&self, offset: u64) -> bool {
-        let is_own = |users: &Vec<BlockUser>| users.iter().any(|user| matches!(user, BlockUser::Gpupool));
+        let is_own = |users: &Vec<BlockUser>| has(users, &BlockUser::Gpupool);
         self.has_uses() && self.uses.change(|uses| (uses.len(), uses.get(&offset).is_some_and(is_own)))
     }
 

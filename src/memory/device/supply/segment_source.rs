@@ -12,8 +12,8 @@ use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 /// Supplies a pool's memory. Called without any lock held, from any thread.
 ///
 /// # Safety
-/// What [`SegmentSource::allocate`] returns is memory of the stream's device, as long as was asked for, and nobody else's
-/// until it is freed.
+/// What [`SegmentSource::allocate`] returns is memory of the stream's device, as long as was asked for, and has no other
+/// owner until it is freed.
 pub unsafe trait SegmentSource: Send + Sync + fmt::Debug {
     /// Allocates at least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
     ///

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::claim::{claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::memory::cache::{Service, ThreadCache};
 use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
 use crate::memory::pool::Pool;
@@ -42,14 +42,10 @@ impl Gathered {
     }
 }
 
-/// As CUDA and the simulated platform number it.
+/// The status, as CUDA, HIP and the simulated platform number it, by which a driver refuses an extent for ever: NVIDIA's driver
+/// 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where it is mapped
+/// (`benches/results/h100-extents`).
 const UNKNOWN: i32 = 999;
-
-/// Returns whether the driver refuses an extent for ever: NVIDIA's driver 580.159 may do so with one that was mapped and
-/// unmapped often, by several threads, and leaves it usable where it is mapped (`benches/results/h100-extents`).
-fn is_broken(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Library(refused) if refused.code == UNKNOWN)
-}
 
 /// What is left of pages that stand elsewhere, too, and of such as do not: they were replaced, or are no longer wanted.
 fn remains(moved: Vec<Mapping>, replaced: Vec<Mapping>, unmapped: Vec<Mapping>) -> Remains {
@@ -170,7 +166,7 @@ impl<'a> Growth<'a> {
             let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped[done..]) };
             done += count;
             match outcome {
-                Err(error) if is_broken(&error) && self.replace(done) => {}
+                Err(error) if error.is_status(UNKNOWN) && self.replace(done) => {}
                 outcome => break outcome,
             }
         };
@@ -185,7 +181,7 @@ impl<'a> Growth<'a> {
     }
 
     /// Takes a new extent instead of a gathered one, which goes once the work at its old place is done, and counts as that one.
-    /// Returns false for a new one, and where none is to be had.
+    /// Returns false for a new one, and where the driver makes none.
     fn replace(&mut self, index: usize) -> bool {
         // None where all is mapped, and was not opened.
         let Some(&Mapping { pages, extent: old, .. }) = self.mapped.get(index) else { return false };
