@@ -90,12 +90,15 @@ thorough: models schedules user-crate .venv/built .venv/library .venv/frameworks
 	$(PYTEST) -m thorough tests/python
 
 .PHONY: test-all
-test-all: test thorough ## `make test` and `make thorough`
+test-all: test thorough miri thread-sanitizer ## `make test`, `make thorough` and the sanitizers
 
 .PHONY: announce
 announce:
 	@echo "Fetches what is missing (0.5 GB at first), builds the crate, the Python module and the C library, then runs"
-	@echo "Rust's tests (some 500) and Python's (some 3,000). On two cores: about 5 minutes, in a fresh clone 8."
+	@echo "Rust's tests (some 500) and Python's (some 3,000). On two cores: about 5 minutes, in a fresh clone 9."
+
+# The library is built where Rust's tests are, and Cargo would exchange what these are compiled against meanwhile.
+rust-tests schedules: | .venv/library
 
 .PHONY: rust-tests
 rust-tests: .venv/frameworks
@@ -109,13 +112,21 @@ models: ## every interleaving of the lock-free parts, by loom
 	RUSTFLAGS="--cfg loom" cargo test --quiet --target-dir target/loom --lib models
 
 .PHONY: schedules
-schedules: SCHEDULES ?= 1500
-schedules: ## SCHEDULES (1,500) random programs of threads on each subject, each in a random schedule of the real code
+schedules: SCHEDULES ?= 900
+schedules: ## SCHEDULES (900) random programs of threads on each subject, a quarter on addresses, each in a random schedule of the real code
 	GPUPOOL_SCHEDULES=$(SCHEDULES) cargo test --quiet --test models schedules:: -- --nocapture
 
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone
 	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
+
+.PHONY: miri
+miri: ## what needs no driver under Miri, where a nightly toolchain has it; not in CI
+	bash tests/sanitizers/miri.sh
+
+.PHONY: thread-sanitizer
+thread-sanitizer: ## the tests in which threads meet under ThreadSanitizer, where a nightly toolchain has std's sources; not in CI
+	bash tests/sanitizers/threads.sh
 
 .PHONY: oldest
 oldest: ## the Python module on the oldest Rust that Cargo.toml promises, fetched by rustup
@@ -128,6 +139,10 @@ pythons: .venv/built ## Python's tests that need no framework, on each other Pyt
 .PHONY: fuzz
 fuzz: .venv/built .venv/frameworks .venv/fuzz ## for FUZZ_SECONDS trace files that are made to break their readers
 	$(BIN)/python tests/fuzz/readers.py build/fuzz -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1
+
+.PHONY: fuzz-c
+fuzz-c: .venv/library ## for FUZZ_SECONDS random calls of gpupool.h's functions, right and wrong ones, under AddressSanitizer
+	bash tests/fuzz/c_table.sh build/fuzz-c $(FUZZ_SECONDS)
 
 .PHONY: lint
 lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, and the layout
@@ -164,8 +179,9 @@ resources: .venv/ready ## build/resources: the module with RMM's resources for e
 .PHONY: wheel
 wheel: .venv/package allocators resources ## build/dist: the wheel for x86-64 and the source distribution, each tried in a fresh virtual environment
 	rm -rf build/dist
-	bash tests/package/wheel.sh build/dist x86_64 abi3 $(CURDIR)/$(BIN)/python
-	bash tests/package/sdist.sh build/dist
+	bash tests/package/sdist.sh build/dist build
+	bash tests/package/sdist.sh build/dist try & tried=$$!; \
+	  bash tests/package/wheel.sh build/dist x86_64 abi3 $(CURDIR)/$(BIN)/python && wait $$tried
 	du -h build/dist/*
 
 .PHONY: dist
@@ -195,7 +211,8 @@ bench: ## the Rust benches, on whatever runtime is here
 .PHONY: soak
 soak: OPERATIONS ?= 100000000
 soak: SECONDS ?= 3600
-soak: ## OPERATIONS (10^8) random operations on memory against the naive model, half with faults; SECONDS of random schedules
+soak: .venv/library ## OPERATIONS (10^8) random operations on memory against the naive model, half with faults; SECONDS of random schedules; ten minutes of fuzz-c
+	bash tests/fuzz/c_table.sh build/fuzz-c 600
 	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS) \
 	  "$$(tests/program.sh test --no-run --test models)" $(SECONDS)
 

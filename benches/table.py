@@ -198,13 +198,10 @@ def simulated(results: dict) -> str:
 
 
 def allocations(lines: list[dict]) -> str:
-    """Return the table of what an allocation costs, alone and among threads."""
+    """Return the table of what an allocation costs."""
 
     def pair(**peer: str) -> dict:
         return pick(lines, work="pair", size=512, **peer)
-
-    def mix(threads: int, **peer: str) -> str:
-        return number(pick(lines, work="mix", threads=threads, **peer)["ns_per_step"])
 
     torch = {"peer": "torch", "conf": ""}
     python = [
@@ -223,8 +220,6 @@ def allocations(lines: list[dict]) -> str:
             "",
         ],
         ["`empty(1024)` and its end, Python", *(number(pick(lines, peer=p, work=work)["ns"]) for p, work in python)],
-        ["a step of a random mix, 1 thread", mix(1, peer="gpupool"), mix(1, **torch), "", ""],
-        ["the same, each of 16 threads", mix(16, peer="gpupool"), mix(16, **torch), "", ""],
     )
 
 
@@ -233,9 +228,8 @@ def threads(lines: list[dict]) -> str:
     peers = {
         "gpupool": {"peer": "gpupool"},
         "PyTorch": {"peer": "torch", "conf": ""},
-        "PyTorch, expandable segments": {"peer": "torch", "conf": EXPANDABLE},
     }
-    counts = (1, 2, 4, 8, 16)
+    counts = (1, 2, 16)
     head = ["a step of a random mix, ns", *(f"{count} thread{'s' * (count > 1)}" for count in counts)]
     rows = [
         [title, *(number(pick(lines, work="mix", threads=count, **peer)["ns_per_step"]) for count in counts)]
@@ -315,10 +309,10 @@ TABLES = {
     "rush": lambda: rush(of_json(PEERS_FILE)),
     "leases": lambda: leases((RESULTS / "h200/leases.txt").read_text()),
     "workspaces": lambda: workspaces(of_lines("h200/workspaces.json")),
-    "waste": lambda: waste(of_lines("h200-memory/memory-4.json")),
+    "waste": lambda: waste(of_lines("one-heap/replays.json") + of_lines("h200-memory/memory-4.json")),
     "passes": lambda: passes(of_lines("h200-memory/first_pass.json")),
     "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
-    "threads": lambda: threads(of_lines(MEMORY_FILE)),
+    "threads": lambda: threads(of_lines("one-heap/threads.json")),
     "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
     "simulated": lambda: simulated(of_json("pytorch-simulated/peaks.json")),
     "pytorch": lambda: pytorch(of_lines("h100-pytorch/pytorch_peers.json")),

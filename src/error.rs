@@ -3,7 +3,7 @@
 //! Every variant says what failed, in which library and function, with which status, on which device, in which file,
 //! and what to do about it.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,6 +76,8 @@ pub enum StatusKind {
     OutOfMemory,
     /// "Not initialized": what most libraries return when a handle could not be created, often for lack of memory.
     NotInitialized,
+    /// The driver is too old for the call, or the device cannot do it.
+    NotSupported,
     /// Anything else.
     Other,
 }
@@ -238,6 +240,20 @@ impl Error {
             add(refused);
         }
         self
+    }
+
+    /// Adds to a refused call what its caller knows of it, behind what is said already.
+    #[cold]
+    pub(crate) fn advised(self, advice: impl Display) -> Self {
+        self.map_library(|refused| {
+            let known = refused.advice.take().map_or(String::new(), |known| format!("{known}. "));
+            refused.advice = Some(format!("{known}{advice}"));
+        })
+    }
+
+    /// Returns whether a library or the driver refused a call for this reason.
+    pub(crate) fn is_of(&self, kind: StatusKind) -> bool {
+        matches!(self.kind(), ErrorKind::Library(refused) if refused.kind == kind)
     }
 
     pub(crate) fn on(self, device: Device) -> Self {

@@ -165,8 +165,8 @@ impl CaptureStatus {
         }
     }
 
-    /// As [`CaptureStatus::known`]. A stream whose status is not known counts as captured, and nothing is kept for its graph.
+    /// As [`CaptureStatus::known`]. A stream whose status is not known counts as captured: its memory may be part of a graph.
     pub(crate) fn of(number: c_int) -> Self {
-        Self::known(number).unwrap_or(Self::Invalidated)
+        Self::known(number).unwrap_or(Self::Active)
     }
 }

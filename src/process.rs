@@ -80,6 +80,10 @@ pub(crate) fn state() -> ProcessState {
 /// Installs the handler of forks, once. Called when a runtime is chosen, so a child forked earlier may use the GPU.
 pub(crate) fn watch_forks() {
     static INSTALLED: Once = Once::new();
+    // Miri knows no forks.
+    if cfg!(miri) {
+        return;
+    }
     // SAFETY: the child handler only stores to an atomic, which is allowed between fork and exec.
     INSTALLED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));

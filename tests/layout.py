@@ -1,4 +1,4 @@
-"""The layout that the sources keep: which rooms use which, and how large circles of modules and folders may be.
+"""The layout that the sources keep: what uses what, how large circles and folders may be, where chosen numbers are.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -26,6 +26,13 @@ ARROWS = {
 # memory from a MemPool.
 MEANT = [("src/handle/", "src/memory/plug/library_memory.rs"), ("src/handle/", "src/memory/pool/scope.rs")]
 
+# Where the numbers stand that somebody chose, and the most of them. Elsewhere in its folder a constant is derived from
+# those (0, 1 and 2 may help), or its numbers are hexadecimal or binary: bits, codes, sizes of tables, bounds on others.
+TUNING = "src/memory/tuning.rs"
+MOST_CHOSEN = 30
+
+CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *\w+\][^;=]*)*=([^;]*);", re.MULTILINE)
+DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
 Module = tuple[str, ...]
@@ -84,6 +91,13 @@ class Crate:
         return {tuple(sorted(m for m in reached[module] if module in reached[m])) for module in self.files}
 
 
+def chosen(path: Path) -> list[str]:
+    """Return the constants of a file, without its tests, whose numbers are decimal."""
+    code = re.sub(r'//.*|"[^"\n]*"', "", TESTS.sub("", path.read_text()))
+    found = CONSTANT.findall(code)
+    return [name for name, value in found if {*DECIMAL.findall(value)} - {"0", "1", "2"}]
+
+
 def broken(root: Path) -> Iterator[str]:
     """Yield a line for everything that breaks a rule."""
     crate = Crate(root / "src")
@@ -107,6 +121,13 @@ def broken(root: Path) -> Iterator[str]:
             is_meant = any(names[module].startswith(user) and names[used].startswith(to) for user, to in MEANT)
             if not (is_joined or is_meant):
                 yield f"{names[module]} uses {names[used]}: {one} may not use {other}"
+    table = root / TUNING
+    if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
+        yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"
+    for path in sorted(table.parent.rglob("*.rs")):
+        if path != table and path.stem not in ("tests", "models"):
+            for name in chosen(path):
+                yield f"{path.relative_to(root)}: {name} is chosen, and belongs in {TUNING}, or is hexadecimal"
     for top in COUNTED:
         for folder in sorted({path.parent for path in (root / top).rglob("*")}):
             files = [path for path in folder.iterdir() if path.is_file() and path.suffix not in (".pyc", ".so")]

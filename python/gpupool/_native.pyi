@@ -1429,7 +1429,7 @@ class PoolStats:
 
     @property
     def peak_live_bytes(self) -> int:
-        """The maximum of ``live_bytes``; with several threads or streams an upper bound.
+        """The maximum of ``live_bytes``; with several streams an upper bound.
 
         The bound is never less than what was live at the same time, and never more than ``peak_reserved_bytes``.
         """
@@ -1497,7 +1497,7 @@ class MemoryStats:
 
     @property
     def peak_live_bytes(self) -> int:
-        """The maximum of ``live_bytes``; with several threads or streams an upper bound.
+        """The maximum of ``live_bytes``; with several streams an upper bound.
 
         The bound is never less than what was live at the same time, and never more than ``peak_reserved_bytes``.
         """
@@ -1874,8 +1874,9 @@ def owns(address: SupportsIndex) -> bool:
 def fence(stream: StreamLike, delay: bool = True) -> bool:
     """Let later work on the stream's device, on every stream, wait for all work so far, and return True.
 
-    The host does not wait. Memory of ``stream`` that was used on unknown streams may then be freed. While gpupool knows
-    of a capture, which a fence would invalidate, this does nothing and returns False.
+    The host does not wait, unless the driver is older than CUDA 12.5: there it waits for the device. Memory of
+    ``stream`` that was used on unknown streams may then be freed. While gpupool knows of a capture, which a fence
+    would invalidate, this does nothing and returns False.
 
     Args:
         stream: The stream.
@@ -1883,7 +1884,7 @@ def fence(stream: StreamLike, delay: bool = True) -> bool:
             may be freed on it.
 
     Raises:
-        LibraryError: The driver is older than CUDA 12.5.
+        LibraryError: The driver refuses.
     """
 
 def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> PoolId:

@@ -13,11 +13,12 @@ workers import it too.
 import dataclasses
 import importlib
 import json
+import numbers
 import operator
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,11 +60,13 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.enable, str):
             raise InvalidValue(f"enable is a list of names: give [{self.enable!r}]")
+        if not isinstance(self.enable, Iterable):
+            raise InvalidValue(f"enable is a list of names, not {self.enable!r}")
         for name in self.enable:
             if name not in _FRAMEWORKS:
                 raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
-        if self.memory_fraction is not None and not 0 <= self.memory_fraction <= 1:
-            raise InvalidValue(f"memory_fraction={self.memory_fraction} is no fraction: give 0 to 1")
+        if self.memory_fraction is not None and not _is_fraction(self.memory_fraction):
+            raise InvalidValue(f"memory_fraction={self.memory_fraction!r} is no fraction: give 0 to 1")
         memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
         # The settings are compared and sent in one form, and do not change when the caller's own objects do.
         for field, value in (
@@ -88,7 +91,7 @@ class Settings:
         """
         try:
             fields = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidValue(f"the settings are not JSON: {error}") from error
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(fields, dict) or not fields.keys() <= set(names):
@@ -114,13 +117,18 @@ class Settings:
             raise InvalidValue(f"{VARIABLE}: {error}") from error
 
 
+def _is_fraction(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and bool(0 <= value <= 1)
+
+
 def _count(what: str, value: Any, least: int) -> int:
     try:
         count = operator.index(value)
     except TypeError:
         count = -1
-    if count < least or isinstance(value, bool):
-        raise InvalidValue(f"{what} must be a whole number from {least}, not {value!r}")
+    if not least <= count < 2**63 or isinstance(value, bool):
+        raise InvalidValue(f"{what} must be a whole number from {least} to 2**63 - 1, not {value!r}")
     return count
 
 

@@ -114,7 +114,7 @@ pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error
         StatusKind::NotInitialized => {
             runtime::memory_info(device).is_ok_and(|memory| memory.free < library.handle_bytes())
         }
-        StatusKind::Other => false,
+        StatusKind::NotSupported | StatusKind::Other => false,
     }
 }
 

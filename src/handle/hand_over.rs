@@ -23,12 +23,20 @@ pub(super) fn wait_for_former(
     stream: &Stream,
     at_all_costs: bool,
 ) -> Result<bool> {
-    if !library.keeps_scratch() || pooled.last_ran_on(stream.raw()) {
+    if !library.keeps_scratch() || pooled.is_ready_for(stream) {
         return Ok(true);
     }
-    let Some(former) = pooled.last_stream() else { return Ok(true) };
-    let _activity = Activity::begin(format_args!("hand over {} handle", library.name()));
-    wait_for(runtime, former, stream, at_all_costs)
+    let is_ready = match pooled.last_stream() {
+        Some(former) => {
+            let _activity = Activity::begin(format_args!("hand over {} handle", library.name()));
+            wait_for(runtime, former, stream, at_all_costs)?
+        }
+        None => true,
+    };
+    if is_ready {
+        pooled.note_ready_for(stream);
+    }
+    Ok(is_ready)
 }
 
 /// Makes the stream wait for the work so far on a former one of the same device.
@@ -50,7 +58,7 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, a
         }
         // It may have been destroyed by now, so all work on the device stands for its.
         None => {
-            if !at_all_costs || !event.record_context()? {
+            if !at_all_costs || !event.record_or_await_context()? {
                 return Ok(false);
             }
         }

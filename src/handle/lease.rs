@@ -41,7 +41,7 @@ impl Lease {
         }
         let device = stream.device();
         let on_device = pool.devices().get(device.ordinal())?;
-        let pooled = on_device.take_own(stream.raw())?;
+        let pooled = on_device.take_own(stream)?;
         let ready = match pool.make_ready(on_device, pooled, stream) {
             Ok(Some(pooled)) => pooled,
             Ok(None) => {

@@ -107,6 +107,9 @@ fn claim<T: Claim>(
     pooled: Arc<PooledHandle>,
 ) -> Result<T> {
     pooled.note_stream(stream.raw());
+    if pool.library.keeps_scratch() {
+        pooled.note_ready_for(stream);
+    }
     on_device.begin_use(&pooled);
     T::claim(pool, stream, pooled)
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, ThreadCache, Waiting, is_recorded};
+use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, StreamCache, Waiting, is_recorded};
 use super::pool::{Pool, asleep, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
@@ -162,7 +162,7 @@ fn settle_all(pool: &Pool) -> Result<()> {
 /// Waits for what further streams have done with blocks that are live.
 fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
-    for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(ThreadCache::all_uses) {
+    for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
         let users: Vec<BlockUser> = users;
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, ThisThread::get());
         if !until.is_done(events, true)? {

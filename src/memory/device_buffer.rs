@@ -105,8 +105,12 @@ impl EmptyMiss {
     /// # Errors
     /// As [`empty`].
     pub(crate) fn serve(self) -> Result<DeviceBuffer> {
-        let block = self.miss.serve()?;
-        Ok(DeviceBuffer { held: Held::Block(block), bytes: self.nbytes, stream: self.stream })
+        let Self { miss, nbytes, stream } = self;
+        let block = match miss.serve()? {
+            Some(block) => block,
+            None => serve::allocate(nbytes, &stream)?,
+        };
+        Ok(DeviceBuffer { held: Held::Block(block), bytes: nbytes, stream })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request finds its thread's cache and takes a free block of its heap. If none fits, it climbs the ladder of
+//! A request finds its stream's cache and takes a free block of its heap. If none fits, it climbs the ladder of
 //! `serve/miss.rs`: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in
 //! stream order. Nothing here touches the memory itself.
 
@@ -20,6 +20,7 @@ mod serve;
 mod share;
 mod sleep;
 mod staging;
+mod tuning;
 
 use crate::error::Result;
 use crate::ids::Device;
@@ -52,7 +53,7 @@ pub use pool::{
     graph_pool_handle,
 };
 #[cfg(feature = "python")]
-pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, set_find_context_scope};
+pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, no_fraction, set_find_context_scope};
 #[cfg(feature = "python")]
 pub(crate) use pool_by_id::device_of_pool;
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};

@@ -13,14 +13,8 @@ use super::DeviceBuffer;
 use super::copies::Way;
 use super::host::{PinnedBuffer, pinned_for_gpupool};
 use crate::error::{ErrorKind, Result};
+use crate::memory::tuning::{COPY_LEAST, SIDE_BY_SIDE, STAGED_MOST};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
-
-/// The most bytes of a piece: large enough for the full speed of a device, small enough for the cache of a processor.
-const PIECE_MOST: u64 = 4 << 20;
-/// The bytes of a piece where there is no memory for a larger one.
-const PIECE_LEAST: u64 = 64 << 10;
-/// How many pieces there are at most: the host moves one while the device copies the other.
-const PIECES: usize = 2;
 
 /// Copies the buffer from or to bytes of the host at an address, after the stream's work so far, and waits until the copy
 /// is done.
@@ -40,7 +34,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let node = runtime::nearest_host_node(stream.device())?.host_node().unwrap_or(0);
     let mut under_way: VecDeque<Piece<'_>> = VecDeque::new();
-    let (mut pieces, mut most) = (PIECES, bytes.min(PIECE_MOST));
+    let (mut pieces, mut most) = (SIDE_BY_SIDE, bytes.min(STAGED_MOST));
     let mut at = 0;
     while at < bytes {
         let new = if under_way.len() < pieces { Some(Piece::new(most, node, stream)) } else { None };
@@ -50,8 +44,8 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
                 pieces = under_way.len();
                 None
             }
-            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && most > PIECE_LEAST => {
-                most = PIECE_LEAST;
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && most > COPY_LEAST => {
+                most = COPY_LEAST;
                 continue;
             }
             new => new?,

@@ -262,6 +262,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "50,000 events, and nothing unsafe")]
     fn it_holds_as_many_as_was_said_and_a_little_more_for_each_thread() {
         let ring = Ring::new();
         let writers: Vec<_> = (0..10).map(|_| ring.writer()).collect();
@@ -280,6 +281,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "20,000 threads, and nothing unsafe")]
     fn threads_that_wrote_little_leave_no_more_than_others() {
         let ring = Ring::new();
         for time in 0..20_000 {

@@ -19,6 +19,7 @@ pub(super) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyR
     let kind = match kind {
         "out_of_memory" => StatusKind::OutOfMemory,
         "not_initialized" => StatusKind::NotInitialized,
+        "not_supported" => StatusKind::NotSupported,
         "other" => StatusKind::Other,
         _ => return Err(unknown(kind).into()),
     };

@@ -109,6 +109,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "100,000 changes, and nothing unsafe")]
     fn of_many_changes_the_extremes_are_kept_and_what_holds() {
         // A saw with one tooth that stands out, one gap, and a level at the end.
         let saw = (0..100_000).map(|event| match event {

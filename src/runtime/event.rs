@@ -1,14 +1,26 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
+use super::device_waits::{Point, wait_for_work_before};
 use super::known_captures::WholeDevice;
 use super::{BoundDevice, ExportedEvent, Stream, existing, get};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
 
 /// An event's address in the vendor's API.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct RawEvent(pub(super) usize);
+
+/// What became of recording all work on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ContextRecord {
+    /// It is recorded.
+    Recorded,
+    /// A capture is known of there, which that would spoil.
+    Captured,
+    /// The driver cannot, which is one before CUDA 12.5: the device can be waited for.
+    Unsupported,
+}
 
 /// An event without timing, destroyed when dropped.
 #[derive(Debug)]
@@ -96,18 +108,31 @@ impl Event {
         unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
 
-    /// Records all work on the device so far, on whichever streams, destroyed ones too. Returns false, with nothing
-    /// recorded, while a capture is known of there, which that would spoil.
-    pub(crate) fn record_context(&self) -> Result<bool> {
+    /// Records all work on the device so far, on whichever streams, destroyed ones too, if that is possible now.
+    pub(crate) fn record_context(&self) -> Result<ContextRecord> {
         let runtime = get()?;
-        let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(false) };
+        let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(ContextRecord::Captured) };
         let _bound = BoundDevice::of(runtime, self.device)?;
         // SAFETY: this event is ours and of the device just bound.
-        unsafe { runtime.event_record_context(self.raw) }.map_err(|e| e.on(self.device)).map(|()| true)
+        match unsafe { runtime.event_record_context(self.raw) } {
+            Ok(()) => Ok(ContextRecord::Recorded),
+            Err(error) if error.is_of(StatusKind::NotSupported) => Ok(ContextRecord::Unsupported),
+            Err(error) => Err(error.on(self.device)),
+        }
+    }
+
+    /// As [`Event::record_context`]; where the driver has no such event, waits for that work, after which all that this
+    /// recorded is done. Returns false, with nothing done, while a capture is known of, which either would spoil.
+    pub(crate) fn record_or_await_context(&self) -> Result<bool> {
+        match self.record_context()? {
+            ContextRecord::Recorded => Ok(true),
+            ContextRecord::Captured => Ok(false),
+            ContextRecord::Unsupported => wait_for_work_before(Point::now(), self.device),
+        }
     }
 
     /// Makes all later work on the device, on whichever streams, wait for what this recorded. Returns false, with nothing
-    /// done, as [`Event::record_context`].
+    /// done, as [`Event::record_or_await_context`].
     #[cfg(feature = "python")]
     pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;

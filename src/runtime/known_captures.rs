@@ -233,6 +233,7 @@ mod tests {
     use crate::runtime::forked_child::assert_ends_in_forked_child;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no forks")]
     fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
         let known = note_capture(&Stream::default_of(Device::from_ordinal(77)));
         let held = lock(&BOOKS);

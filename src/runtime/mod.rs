@@ -8,6 +8,7 @@
 mod copy;
 mod cuda;
 mod device_info;
+mod device_waits;
 mod event;
 #[cfg(test)]
 mod forked_child;
@@ -16,6 +17,7 @@ mod hip;
 pub mod host;
 mod host_memory;
 mod known_captures;
+mod nesting;
 mod scope;
 mod sharing;
 mod stream;
@@ -38,8 +40,12 @@ use crate::process;
 pub(crate) use cuda::refused_by_driver;
 pub(crate) use device_info::memory_info;
 pub use device_info::{DeviceInfo, device_info};
+pub(crate) use device_waits::{Point, wait_for_work_before};
+pub(crate) use event::ContextRecord;
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
+#[cfg(feature = "python")]
+pub(crate) use host_memory::no_host_node;
 pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
 #[cfg(feature = "python")]
 pub(crate) use known_captures::ExpectedCaptures;
@@ -179,6 +185,13 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device>;
+    /// Returns a number that no other stream of this process has or will have, though a new one may get the address of
+    /// one that was destroyed, whose work goes on (`cuStreamGetId`); 0 where the driver has none. The question invalidates
+    /// the stream's capture.
+    ///
+    /// # Safety
+    /// The stream is alive and of this runtime.
+    unsafe fn stream_id(&self, stream: RawStream) -> Result<u64>;
     /// Returns whether all work on the stream is done.
     ///
     /// # Safety

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
-use super::{Context, Stream, get};
+use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
@@ -18,8 +18,8 @@ struct Scope {
     number: u64,
     /// Never dropped by the end of the thread, which may call no driver: a scope that was forgotten keeps its stream.
     stream: ManuallyDrop<Stream>,
-    /// What was current before, and is again once this and all scopes entered later have ended; none if that was the same.
-    before: Option<Context>,
+    /// Its device.
+    bound: ManuallyDrop<BoundDevice>,
 }
 
 /// The scopes that the thread is in, the innermost last.
@@ -66,20 +66,17 @@ pub(crate) struct EnteredStream {
 pub(crate) fn enter(stream: &Stream) -> Result<EnteredStream> {
     let runtime = get()?;
     let stream = stream.kept();
-    let before = runtime.bind(stream.device()).map_err(|e| e.on(stream.device()))?;
+    let bound = BoundDevice::of(runtime, stream.device())?;
     let entered = SCOPES.try_with(|scopes| {
         let mut scopes = scopes.try_borrow_mut().ok()?;
         let number = scopes.next;
         scopes.next += 1;
-        scopes.entered.push(Scope { number, stream: ManuallyDrop::new(stream), before });
+        let (stream, bound) = (ManuallyDrop::new(stream), ManuallyDrop::new(bound));
+        scopes.entered.push(Scope { number, stream, bound });
         Some(EnteredStream { number })
     });
-    entered.ok().flatten().ok_or_else(|| {
-        if let Some(context) = before {
-            runtime.restore(context);
-        }
-        Error::invalid_value("this thread is ending, and can enter no stream any more")
-    })
+    let entered = entered.ok().flatten();
+    entered.ok_or_else(|| Error::invalid_value("this thread is ending, and can enter no stream any more"))
 }
 
 /// Undoes [`enter`], on the same thread.
@@ -87,18 +84,11 @@ pub(crate) fn leave(entered: &EnteredStream) {
     let left = SCOPES.try_with(|scopes| {
         let mut scopes = scopes.try_borrow_mut().ok()?;
         let place = scopes.entered.iter().rposition(|scope| scope.number == entered.number)?;
-        let mut left = scopes.entered.remove(place);
-        if let Some(next) = scopes.entered.get_mut(place) {
-            // What this one would have made current again, the next one makes when it ends.
-            next.before = left.before.take().or(next.before);
-        }
-        Some(left)
+        Some(scopes.entered.remove(place))
     });
-    let Some(Scope { stream, before, .. }) = left.ok().flatten() else { return };
-    if let (Ok(runtime), Some(context)) = (get(), before) {
-        runtime.restore(context);
-    }
+    let Some(Scope { stream, bound, .. }) = left.ok().flatten() else { return };
     // Outside the borrow: the last clone of a stream destroys it.
+    drop(ManuallyDrop::into_inner(bound));
     drop(ManuallyDrop::into_inner(stream));
 }
 

@@ -192,7 +192,9 @@ impl Stream {
             return Ok(Self { raw, device, owned: None });
         }
         // SAFETY: the caller promises that the stream is alive.
-        let actual = unsafe { get()?.stream_device(raw) }?;
+        let actual = unsafe { get()?.stream_device(raw) }.map_err(|error| {
+            error.advised(format_args!("{address:#x} is not the address of a stream that is alive"))
+        })?;
         Self { raw, device: actual, owned: None }.on(device)
     }
 
@@ -303,6 +305,23 @@ impl Stream {
     #[inline]
     pub const fn device(&self) -> Device {
         self.device
+    }
+
+    /// Returns a number that no other stream of this process has or will have; 0 for a default stream, and where the driver
+    /// has none; none while the stream is captured, which the question would spoil. A new stream may have the address of one
+    /// that was destroyed, whose work goes on.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses.
+    pub(crate) fn id(&self) -> Result<Option<u64>> {
+        if self.raw.is_default() {
+            return Ok(Some(0));
+        }
+        if self.is_captured()? {
+            return Ok(None);
+        }
+        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
+        unsafe { get()?.stream_id(self.raw) }.map(Some).map_err(|e| e.on(self.device))
     }
 
     /// Returns whether this is the order of the host: that of pinned memory which no stream was recorded on. It has no work,
@@ -426,6 +445,7 @@ mod tests {
     use crate::runtime::forked_child::assert_ends_in_forked_child;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no forks")]
     fn a_forked_child_names_the_stream_of_a_buffer_though_the_lock_is_held_for_ever() {
         let view = Stream { raw: RawStream::from_address(4096), device: Device::from_ordinal(77), owned: None };
         let held = lock(&OWNED);

@@ -2,16 +2,14 @@
 //!
 //! No code under gpupool's locks can panic but for want of memory, so a poisoned lock is taken like any other.
 
-use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
+use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::time::Instant;
 
-use super::{Condvar, MutexGuard};
+use super::{Condvar, Mutex, MutexGuard};
 
 /// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
 #[cfg(schedules)]
 fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
-    use std::sync::TryLockError;
-
     use super::schedule;
 
     schedule::point();
@@ -70,6 +68,17 @@ impl<T> Lock for loom::sync::Mutex<T> {
 #[inline]
 pub(crate) fn lock<M: Lock>(mutex: &M) -> M::Guard<'_> {
     mutex.lock_whole()
+}
+
+/// Locks a mutex, unless another thread has it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    #[cfg(schedules)]
+    super::schedule::point();
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Locks for reading.

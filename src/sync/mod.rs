@@ -9,6 +9,7 @@
 mod door;
 mod locks;
 mod owner_lock;
+mod requests;
 #[cfg(schedules)]
 pub mod schedule;
 mod shared_list;
@@ -34,8 +35,9 @@ pub(crate) use loom::sync::{
 };
 
 pub(crate) use door::{Door, Inside};
-pub(crate) use locks::{lock, read, wait, wait_until, write};
+pub(crate) use locks::{lock, read, try_lock, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
+pub(crate) use requests::Requests;
 pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;
 pub(crate) use thread::{ThisThread, ThreadNumber};

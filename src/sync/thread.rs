@@ -19,7 +19,7 @@ impl ThreadNumber {
     }
 
     /// Makes the thread with this number, if it is one's.
-    #[inline]
+    #[cfg(test)]
     pub(crate) const fn from_word(word: u64) -> Option<Self> {
         if word == 0 { None } else { Some(Self(word)) }
     }

@@ -29,6 +29,8 @@ typedef struct Object {
   // released.
   int flags, state, mappings;
   struct Object *memory, *next;
+  // Of a stream: the number that no other has.
+  unsigned long long id;
   // Of a stream: the context that it was made in, where that is not its device's primary one.
   void *context;
 } Object;
@@ -119,8 +121,10 @@ static Object *alive(const char *kind, const void *address) {
 }
 
 static Object *add(const char *kind, uintptr_t address, size_t bytes, int device) {
+  static unsigned long long last_id;
   Object *object = calloc(1, sizeof *object);
-  *object = (Object){.kind = kind, .address = address, .bytes = bytes, .device = device, .next = objects};
+  *object = (Object){
+      .kind = kind, .address = address, .bytes = bytes, .device = device, .next = objects, .id = ++last_id};
   return objects = object;
 }
 

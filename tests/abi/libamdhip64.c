@@ -116,6 +116,16 @@ Error hipStreamGetDevice(void *stream, int *device) {
   return 0;
 }
 #endif
+#ifndef WITHOUT_STREAM_ID
+Error hipStreamGetId(void *stream, unsigned long long *id) {
+  CALL();
+  if (is_default(stream)) wrong("the id of a default stream");
+  KNOWN(stream);
+  if (alive("stream", stream)->state == 1) wrong("a question that spoils the stream's capture");
+  *id = alive("stream", stream)->id;
+  return 0;
+}
+#endif
 Error hipStreamQuery(void *stream) { CALL(); USED(stream); return 0; }
 Error hipStreamSynchronize(void *stream) { CALL(); USED(stream); return 0; }
 Error hipStreamWaitEvent(void *stream, void *event, unsigned flags) {

@@ -1,6 +1,7 @@
 // An ABI double of the CUDA driver: the names and signatures that gpupool calls. FAKE_DRIVER_VERSION says which CUDA it
 // supports, FAKE_CAPABILITY the major number of its devices' compute capability; -DWITHOUT_CAPTURE_MODE leaves a symbol
-// out, -DWITHOUT_GRAPH_OBJECTS those that came with CUDA 12.3, -DWITHOUT_GREEN_CONTEXTS what came with CUDA 12.5. A dead
+// out, -DWITHOUT_GRAPH_OBJECTS those that came with CUDA 12.3, -DWITHOUT_GREEN_CONTEXTS and -DWITHOUT_CONTEXT_EVENTS what came
+// with CUDA 12.5. A dead
 // stream aborts here where the driver crashes.
 
 #include "driver.h"
@@ -114,6 +115,12 @@ Result cuStreamCreate(void **stream, unsigned flags) {
   return status;
 }
 Result cuStreamDestroy_v2(void *stream) { CALL(); return destroy_object("stream", stream); }
+Result cuStreamGetId(void *stream, unsigned long long *id) {
+  CALL();
+  if (alive("stream", stream)->state == 1) wrong("a question that spoils the stream's capture");
+  *id = alive("stream", stream)->id;
+  return 0;
+}
 Result cuStreamQuery(void *stream) { CALL(); USES_STREAM(stream); return 0; }
 Result cuStreamSynchronize(void *stream) { CALL(); USES_STREAM(stream); return 0; }
 Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
@@ -181,6 +188,7 @@ void double_destroy_graph(int graph) {
 Result cuEventCreate(void **event, unsigned flags) { CALL(); NEEDS_CONTEXT(); return create_event(event, flags); }
 Result cuEventDestroy_v2(void *event) { CALL(); return destroy_object("event", event); }
 Result cuEventRecord(void *event, void *stream) { CALL(); USES_STREAM(stream); return record(event, stream); }
+#ifndef WITHOUT_CONTEXT_EVENTS
 Result cuCtxRecordEvent(Context *context, void *event) {
   CALL();
   // That of a primary one has the work of its green contexts too.
@@ -194,6 +202,7 @@ Result cuCtxWaitEvent(Context *context, void *event) {
   if (context->device != alive("event", event)->device) wrong("an event of another device");
   return spoil_captures();
 }
+#endif
 Result cuEventQuery(void *event) { CALL(); alive("event", event); return 0; }
 Result cuEventSynchronize(void *event) { CALL(); alive("event", event); return 0; }
 Result cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(); *bytes = total_bytes(); return 0; }

@@ -472,6 +472,7 @@ fn step(has_faults: bool) -> impl Strategy<Value = Step> {
         Call::StreamCaptureStatus,
         Call::EventCreate,
         Call::EventRecord,
+        Call::EventRecordContext,
         Call::EventQuery,
         Call::EventSynchronize,
         Call::ExtentCreate,

@@ -14,3 +14,4 @@ mod scopes;
 mod segments;
 mod sleep;
 mod stats;
+mod wrong_values;

@@ -114,6 +114,48 @@ void pools_sleep() {
   EXPECT(pool.wake() > 0 && static_cast<char *>(buffer.data())[MIB - 1] == 7);
 }
 
+// Throws an invalid value that names the pointer and says why.
+template <class Function> void is_refused(const void *pointer, const char *why, Function function) {
+  char address[32];
+  std::snprintf(address, sizeof address, "%p", pointer);
+  try {
+    function();
+    EXPECT(!"what is no block is freed");
+  } catch (const gpupool::error &error) {
+    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE);
+    EXPECT(std::strstr(error.what(), address) && std::strstr(error.what(), why));
+  }
+}
+
+void what_is_no_block_is_refused_by_its_address() {
+  gpupool::device_buffer buffer(MIB);
+  static int others;
+  auto *inner = static_cast<char *>(buffer.data()) + 512;
+  for (auto [wrong, why] : {std::pair<void *, const char *>{&others, "not memory that gpupool handed out"},
+                            {inner, "not the start of a block"}}) {
+    is_refused(wrong, why, [wrong = wrong] { gpupool::deallocate(wrong); });
+    is_refused(wrong, why, [wrong = wrong] { gpupool::deallocate(wrong, nullptr); });
+  }
+  void *data = buffer.release();
+  gpupool::deallocate(data);
+  is_refused(data, "free", [data] { gpupool::deallocate(data); });
+  is_refused(data, "free", [data] { gpupool::deallocate(data, nullptr); });
+  // Freed behind the back of its owner.
+  gpupool::device_buffer owner(MIB);
+  data = owner.data();
+  gpupool::check(gpupool::api().deallocate(data));
+  is_refused(data, "free", [&] { owner.record_stream(nullptr); });
+  is_refused(data, "free", [&] { owner.free(); });
+  EXPECT(!owner);
+  // A destructor throws nothing.
+  gpupool::device_buffer second(MIB);
+  gpupool::check(gpupool::api().deallocate(second.data()));
+  gpupool::pinned_buffer pinned(MIB);
+  data = pinned.release();
+  gpupool::deallocate(data);
+  is_refused(data, "free", [data] { gpupool::deallocate(data); });
+}
+
 void what_fails_throws() {
   try {
     gpupool::device_buffer(std::size_t{1} << 50);
@@ -155,5 +197,6 @@ int main() {
   scopes_lead_into_pools();
   a_scope_is_left_once_on_its_thread();
   pools_sleep();
+  what_is_no_block_is_refused_by_its_address();
   what_fails_throws();
 }

@@ -16,16 +16,20 @@ cp build/resources/resource-*.so python/gpupool/_rmm
 # not; the programs below are linked with the same crate.
 cargo build --quiet --release --features c-api,cudarc,fault-injection
 install -D -s target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+# The programs are compiled while the wheel is: each takes one core for most of its time.
+programs() {
+  install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
+  install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
+  install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
+  install -s "$(tests/program.sh build --example cudarc_stream)" "$out/bin/cudarc_stream"
+  install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
+  bash benches/rmm_peers.sh "$out/rmm_peers"
+}
+(set -e && programs) &
+programs=$!
 .venv/bin/maturin build --release --quiet --target-dir target/python --features python,fault-injection \
   --compatibility linux --out "$out"
-
-install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
-install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
-install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
-install -s "$(tests/program.sh build --example cudarc_stream)" "$out/bin/cudarc_stream"
-install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
-
-bash benches/rmm_peers.sh "$out/rmm_peers"
+wait "$programs"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
 cp tests/gpu/run.sh "$out"

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::common::{assert_none_lost, on_thread, stream};
+use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::{Library, RawHandle};
+use gpupool::runtime::host::{Call, Fault, complete, complete_all, create_stream, inject, replace_stream, submit};
 use gpupool::{Device, ErrorKind, HandlePool, Lease, LibraryError, Result, StatusKind, Stream};
 
 /// A library whose handles are set back, or refuse to be: now, or ever again.
@@ -112,4 +113,41 @@ fn any_other_refusal_is_the_request_s_error_and_leaves_the_handle() {
         assert_eq!((stats.created, stats.retired, stats.idle, stats.failures), (1, 0, 1, 2), "{stats:?}");
         pool.close().unwrap();
     }
+}
+
+#[test]
+fn a_driver_without_events_of_the_device_is_waited_for() {
+    host!();
+    inject(Fault { call: Call::EventRecordContext, kind: StatusKind::NotSupported, after: 0, times: u32::MAX });
+    let pool = HandlePool::new(Stubborn { keeps_scratch: true }).unwrap();
+    pool.set_limit(Some(1)).unwrap();
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream is never destroyed.
+    let foreign = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
+    let handle = end(pool.lease(&foreign).unwrap(), WILLING);
+    submit(&foreign).unwrap();
+    // The only handle there may be, whose scratch memory the foreign stream's work uses.
+    assert_eq!(pool.lease(&stream(0)).unwrap().as_ptr().addr(), handle);
+    assert!(foreign.query().unwrap(), "the handle's former work may still be under way");
+}
+
+#[test]
+fn a_new_stream_at_the_address_of_the_former_waits_for_its_work() {
+    host!();
+    let pool = HandlePool::new(Stubborn { keeps_scratch: true }).unwrap();
+    pool.set_limit(Some(1)).unwrap();
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream is destroyed by `replace_stream` alone.
+    let stream = || unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
+    let handle = end(pool.lease(&stream()).unwrap(), WILLING);
+    submit(&stream()).unwrap();
+    assert_eq!(end(pool.lease(&stream()).unwrap(), WILLING), handle);
+    assert!(!stream().query().unwrap(), "a handle waits for its own stream");
+    replace_stream(raw, device(0)).unwrap();
+    assert_eq!(end(pool.lease(&stream()).unwrap(), WILLING), handle);
+    submit(&stream()).unwrap();
+    complete(&stream(), 1).unwrap();
+    assert!(!stream().query().unwrap(), "the new stream's work is done beside the former's");
+    complete_all().unwrap();
+    assert!(stream().query().unwrap());
 }

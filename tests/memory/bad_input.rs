@@ -10,14 +10,14 @@ use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
     get_per_process_memory_fraction, pool_use_count, record_stream, release_pool, reset_peak_memory_stats,
-    set_per_process_memory_fraction, shared_blocks,
+    reset_peak_pinned_stats, set_per_process_memory_fraction, shared_blocks,
 };
 use gpupool::runtime::host::{self, complete_all, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
     Device, Error, ErrorKind, Event, HostHandles, MemPool, PoolId, PoolScope, PoolStats, Pooled, RawStream, Result,
-    StatusKind, Stream, Wanted, empty, empty_cache, empty_pinned, enable_peer_access, graph_pool_handle,
-    memory_snapshot, memory_stats,
+    StatusKind, Stream, Wanted, empty, empty_cache, empty_pinned, empty_pinned_on_node, enable_peer_access,
+    graph_pool_handle, memory_snapshot, memory_stats, pinned_stats, warm_pinned,
 };
 
 /// A slot of a slab, a block cut to size in a page, one of several pages.
@@ -282,6 +282,69 @@ fn sizes_beyond_any_device_are_refused_without_a_driver_call() {
         }
     }
     assert_eq!((stats(), calls()), before);
+    assert_all_back();
+}
+
+#[test]
+fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
+    host!();
+    let own = stream(0);
+    for bytes in [1 << 40, (1 << 41) + 512, 1 << 63, u64::MAX - 511, u64::MAX] {
+        for outcome in [empty_pinned(bytes, None).map(drop), empty_pinned(bytes, Some(&own)).map(drop)] {
+            let error = outcome.expect_err("there is not so much");
+            assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+            assert_says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
+        }
+        let error = warm_pinned(bytes, None, false).expect_err("there is not so much");
+        assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+        let error = MemPool::builder().device(device(0)).reserve(bytes).build().expect_err("there is not so much");
+        assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+    }
+    for node in [2, 63, 64, 4096, u32::MAX] {
+        let words = &[&*format!("no NUMA node {node}:")];
+        assert_refused(|| empty_pinned_on_node(1, node, None), words);
+        assert_refused(|| empty_pinned_on_node(1, node, Some(&own)), words);
+        assert_refused(|| warm_pinned(1, Some(node), false), words);
+        assert_refused(|| warm_pinned(1, Some(node), true), words);
+        assert_refused(|| pinned_stats(Some(node)), words);
+        assert_refused(|| reset_peak_pinned_stats(Some(node)), words);
+    }
+    assert_all_back();
+}
+
+#[test]
+fn an_address_that_is_no_streams_is_named() {
+    host!();
+    let own = stream(0);
+    let block = empty(4096, &own).unwrap();
+    let raw = own.raw().as_ptr();
+    let odd = [3, 7, 4096, raw.addr() + 1, raw.addr() ^ (1 << 40), usize::MAX / 2, usize::MAX - 7, usize::MAX];
+    for address in odd.into_iter().chain([block.address() as usize]) {
+        // SAFETY: the simulated devices tell what is no stream.
+        let error = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap_err();
+        assert_says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
+    }
+    // The default streams have small numbers.
+    for address in [0, 1, 2] {
+        // SAFETY: these are always there.
+        assert!(unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap().raw().is_default());
+    }
+    drop(block);
+    assert_all_back();
+}
+
+#[test]
+fn handles_that_are_too_many_are_refused_and_a_limit_of_none_is_named() {
+    host!();
+    let handles = HostHandles::pool();
+    assert_refused(|| handles.set_limit(Some(0)), &["0"]);
+    for count in [1 << 32, usize::MAX / 2, usize::MAX] {
+        let error = handles.warm(count, device(0)).expect_err("there is not so much memory");
+        assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
+        handles.trim(None).unwrap();
+    }
+    handles.set_limit(Some(usize::MAX)).unwrap();
+    handles.set_limit(None).unwrap();
     assert_all_back();
 }
 

@@ -11,7 +11,7 @@ use gpupool::memory::{
     SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, record_stream, release_pool,
 };
 use gpupool::runtime::host::{
-    Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
+    Call, Fault, begin_capture, clear_faults, complete, complete_all, create_stream, end_capture, inject, submit,
 };
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
@@ -26,7 +26,7 @@ const DEVICES: u32 = 80;
 const DEVICE: Device = Device::from_ordinal(0);
 
 /// What the program calls, each often. The rest are asked for once per device, or never by memory.
-const CALLS: [Call; 17] = [
+const CALLS: [Call; 19] = [
     Call::CurrentDevice,
     Call::Bind,
     Call::MemoryInfo,
@@ -34,9 +34,11 @@ const CALLS: [Call; 17] = [
     Call::StreamCreate,
     Call::StreamDestroy,
     Call::StreamDevice,
+    Call::StreamId,
     Call::StreamQuery,
     Call::StreamCaptureStatus,
     Call::EventRecord,
+    Call::EventRecordContext,
     Call::EventQuery,
     Call::EventSynchronize,
     Call::ExtentCreate,
@@ -196,7 +198,11 @@ fn streams(run: &mut Run, first: &Stream, second: &Stream) {
 /// A stream of somebody else's, the same in each run: nobody tells gpupool when such a stream ends.
 fn theirs() -> &'static Stream {
     static THEIRS: OnceLock<Stream> = OnceLock::new();
-    THEIRS.get_or_init(|| Stream::new(DEVICE).unwrap())
+    THEIRS.get_or_init(|| {
+        let raw = create_stream(DEVICE).unwrap();
+        // SAFETY: the stream is never destroyed.
+        unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE).unwrap() }
+    })
 }
 
 /// A device full of pieces, whose pages go where they are needed, until there are none left.

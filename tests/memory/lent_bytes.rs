@@ -137,6 +137,7 @@ fn memory_may_go_where_the_driver_refuses_every_wait() {
             Call::EventSynchronize,
             Call::EventQuery,
             Call::EventRecord,
+            Call::EventRecordContext,
             Call::ContextSynchronize,
         ] {
             inject(Fault { call, kind: StatusKind::Other, after: 0, times: u32::MAX });

@@ -242,6 +242,7 @@ fn whatever_the_driver_refuses_no_slab_is_lost() {
     let calls = [
         Call::EventCreate,
         Call::EventRecord,
+        Call::EventRecordContext,
         Call::EventQuery,
         Call::StreamCaptureStatus,
         Call::Bind,

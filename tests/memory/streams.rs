@@ -235,32 +235,3 @@ fn streams_that_take_turns_have_each_others_memory_where_it_stands() {
     complete(&streams[0], work).unwrap();
     empty_cache().unwrap();
 }
-
-#[test]
-fn what_one_stream_has_moved_again_and_again_is_added_to() {
-    // 1 to 32 MiB, never the same again.
-    let ever_new = |step: usize| {
-        let mixed = (step as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (1 << 20) + (mixed >> 32) % (31 << 20)
-    };
-    host!();
-    let stream = stream(0);
-    let mut live: Vec<DeviceBuffer> = Vec::new();
-    let mut turns = |from: usize| {
-        let before = memory_stats(device(0)).unwrap().moved_pages;
-        for step in from..from + 200 {
-            if live.len() >= 12 {
-                live.swap_remove(step * 7 % live.len());
-            }
-            live.push(empty(ever_new(step), &stream).unwrap());
-        }
-        memory_stats(device(0)).unwrap().moved_pages - before
-    };
-    let moved: Vec<_> = (0..20).map(|round| turns(200 * round)).collect();
-    // Without new pages it is one for every three allocations.
-    assert!(moved[10..].iter().sum::<u64>() < 10 * 200 / 20, "{moved:?}");
-    drop(live);
-    let total = memory_stats(device(0)).unwrap().total;
-    assert!(total.reserved_bytes <= 2 * total.peak_live_bytes, "{total:?}");
-    empty_cache().unwrap();
-}

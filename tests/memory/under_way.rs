@@ -306,18 +306,15 @@ fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
     // With so many caches the next one borrows what it needs.
     let many: Vec<_> = (0..16).map(|_| stream(0)).collect();
     let live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
-    let abandoned = stream(0);
-    drop(empty_in(&pool, 700, &abandoned).unwrap());
-    pool.set_limit(Some(pool.stats().unwrap().reserved_bytes));
     let (asked, asking) = (Arc::clone(&pool), Arc::clone(&pool));
     let user = many[0].clone();
     asked_while_held(
         move || {
-            drop(abandoned);
-            // A part of the caches is looked at for each new one.
-            for _ in 0..4 {
-                let _ = empty_in(&asked, 700, &stream(0));
-            }
+            drop(empty_in(&asked, 700, &stream(0)).unwrap());
+            asked.set_limit(Some(asked.stats().unwrap().reserved_bytes));
+            // Some of the caches are looked at for each new one. These are another pool's, and leave the page to who asks.
+            let other = MemPool::builder().device(device(0)).build().unwrap();
+            drop([(); 4].map(|()| empty_in(&other, 700, &stream(0)).unwrap()));
         },
         (Call::EventRecord, 0),
         move || drop(empty_in(&asking, PAGE, &user).unwrap()),

@@ -100,7 +100,7 @@ enum By {
 }
 
 /// Calls that the allocator makes.
-const CALLS: [Call; 23] = [
+const CALLS: [Call; 24] = [
     Call::Bind,
     Call::ContextSynchronize,
     Call::CopyToDevice,
@@ -116,6 +116,7 @@ const CALLS: [Call; 23] = [
     Call::StreamCaptureStatus,
     Call::EventCreate,
     Call::EventRecord,
+    Call::EventRecordContext,
     Call::EventQuery,
     Call::EventSynchronize,
     Call::EventDestroy,
@@ -127,7 +128,7 @@ const CALLS: [Call; 23] = [
 ];
 
 fn fault() -> impl Strategy<Value = Fault> {
-    let kinds = prop_oneof![Just(StatusKind::Other), Just(StatusKind::OutOfMemory)];
+    let kinds = prop_oneof![Just(StatusKind::Other), Just(StatusKind::OutOfMemory), Just(StatusKind::NotSupported)];
     let calls = proptest::sample::select(&CALLS[..]);
     (calls, kinds, 0..6_u32, 1..4_u32).prop_map(|(call, kind, after, times)| Fault { call, kind, after, times })
 }

@@ -37,7 +37,7 @@ enum Op {
     Fail(Fault),
 }
 
-const CALLS: [Call; 14] = [
+const CALLS: [Call; 15] = [
     Call::Bind,
     Call::ExchangeCaptureMode,
     Call::StreamCaptureStatus,
@@ -45,6 +45,7 @@ const CALLS: [Call; 14] = [
     Call::GraphRetain,
     Call::EventCreate,
     Call::EventRecord,
+    Call::EventRecordContext,
     Call::EventQuery,
     Call::ExtentCreate,
     Call::MemoryMap,

@@ -6,6 +6,7 @@
 //! --nocapture` prints what it does. `GPUPOOL_SCHEDULES` says how many there are, and `GPUPOOL_SCHEDULE_SECONDS` for how long
 //! there are more.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use gpupool::memory::enable_peer_access;
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{
     Graph, UsedBlock, accessible, begin_capture, collect_mistakes, complete, complete_all, create_stream,
-    destroy_stream, end_capture, submit_using,
+    destroy_stream, end_capture, replace_stream, submit_using,
 };
 use gpupool::{
     Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool, RawStream, Stream, empty,
@@ -58,6 +59,8 @@ enum Kind {
     EmptyCache,
     Trim,
     ReplaceStream,
+    /// The thread's own stream ends with its work pending, and the next one has its address.
+    ReplaceInPlace,
     ReplacePool,
     ClosePool,
     Sleep,
@@ -113,6 +116,8 @@ enum Theme {
     Lent,
     /// Streams are of other code, which gpupool touches in calls alone that name them.
     Foreign,
+    /// The same of streams that end with their work pending, and leave their addresses to others: each thread has its own.
+    Addresses,
     /// Graphs are captured and reset.
     Graphs,
     /// Pools sleep and wake.
@@ -144,6 +149,7 @@ impl Program {
             Theme::Reserves => &[Kind::PassOn, Kind::TakeOver, Kind::EmptyCache, Kind::ReplacePool, Kind::ReplacePool],
             Theme::Lent => &[],
             Theme::Foreign => &[Kind::EmptyCache, Kind::Free, Kind::ReplacePool, Kind::PassOn, Kind::TakeOver],
+            Theme::Addresses => &[Kind::EmptyCache, Kind::ReplaceInPlace, Kind::ReplaceInPlace],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::SleepingHelpers => &[],
@@ -169,6 +175,11 @@ impl Program {
         if matches!(theme, Theme::Sleep | Theme::SleepingHelpers) {
             // Work on what is asleep would be the program's fault.
             kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere));
+        }
+        if matches!(theme, Theme::Addresses) {
+            // No thread uses another one's stream, which may end at any time.
+            let own = |kind: &Kind| !matches!(kind, Kind::UseElsewhere | Kind::FreeElsewhere | Kind::PassOn);
+            kinds.retain(|kind| own(kind) && !matches!(kind, Kind::TakeOver | Kind::ReplaceStream));
         }
         if matches!(theme, Theme::Tight | Theme::SleepingHelpers) {
             // So that each thread knows what it holds, and takes no block over that pools keep.
@@ -223,13 +234,19 @@ struct Block {
     number: u64,
     /// Whether a pool that may sleep was asked for it.
     is_of_pool: bool,
+    /// Whether its stream is at its end.
+    is_stream_gone: bool,
 }
 
 impl Block {
     /// A small block of a pool, which keeps a page there.
     fn of(pool: &MemPool, stream: &Stream) -> Self {
-        let buffer = pool.empty(512, stream).unwrap();
-        Self { buffer, stream: stream.clone(), number: NUMBERS.fetch_add(1, Ordering::Relaxed), is_of_pool: true }
+        Self::new(pool.empty(512, stream).unwrap(), stream.clone(), true)
+    }
+
+    fn new(buffer: DeviceBuffer, stream: Stream, is_of_pool: bool) -> Self {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        Self { buffer, stream, number, is_of_pool, is_stream_gone: false }
     }
 
     fn used(&self) -> UsedBlock {
@@ -263,6 +280,11 @@ struct World {
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
+thread_local! {
+    /// The calling thread's place among the program's threads.
+    static PLACE: Cell<usize> = const { Cell::new(0) };
+}
+
 /// The foreign streams of a program, which live as long.
 static FOREIGN: Mutex<Vec<RawStream>> = Mutex::new(Vec::new());
 
@@ -276,7 +298,7 @@ fn foreign_stream() -> Stream {
 impl World {
     fn new(program: Program, peer: Device) -> Self {
         let pools: Vec<_> = (0..POOLS).map(|_| program.pool()).collect();
-        let is_foreign = matches!(program.theme, Theme::Foreign);
+        let is_foreign = matches!(program.theme, Theme::Foreign | Theme::Addresses);
         let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
         let streams: Vec<_> = (0..program.streams).map(stream).collect();
         let keeps = matches!(program.theme, Theme::SleepingHelpers);
@@ -294,7 +316,9 @@ impl World {
     }
 
     fn stream(&self, random: &mut Random) -> Stream {
-        self.streams.lock().unwrap()[random.below(self.program.streams)].clone()
+        let any = random.below(self.program.streams);
+        let place = if matches!(self.program.theme, Theme::Addresses) { PLACE.get() } else { any };
+        self.streams.lock().unwrap()[place].clone()
     }
 
     fn pool(&self, random: &mut Random) -> Arc<MemPool> {
@@ -331,8 +355,7 @@ impl World {
         let made = pool.as_ref().map_or_else(|| empty(bytes, &stream), |pool| pool.empty(bytes, &stream));
         match made {
             Ok(buffer) => {
-                let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-                let block = Block { buffer, stream, number, is_of_pool };
+                let block = Block::new(buffer, stream, is_of_pool);
                 if had_peer {
                     self.check_peer(&block);
                 }
@@ -377,8 +400,7 @@ impl World {
         begin_capture(&stream, CaptureMode::Global).unwrap();
         for _ in 0..1 + random.below(3) {
             let Ok(buffer) = empty(self.program.bytes(random), &stream) else { continue };
-            let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-            let block = Block { buffer, stream: stream.clone(), number, is_of_pool: true };
+            let block = Block::new(buffer, stream.clone(), true);
             submit_using(&stream, &[block.used()]).unwrap();
             if random.below(3) == 0 {
                 // Its graph holds it, so nothing else may use it meanwhile.
@@ -425,6 +447,7 @@ impl World {
                 self.allocate(stream, random, &mut block);
                 block.iter().for_each(|block| self.submit(block, &block.stream));
             }
+            (Kind::Use, Some(at)) if held[at].is_stream_gone => {}
             (Kind::Use, Some(at)) => self.submit(&held[at], &held[at].stream),
             (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
             (Kind::Fill, Some(at)) => {
@@ -463,6 +486,10 @@ impl World {
                 let old = std::mem::replace(&mut self.streams.lock().unwrap()[random.below(self.program.streams)], new);
                 drop(old);
             }
+            (Kind::ReplaceInPlace, _) => {
+                replace_stream(self.stream(random).raw(), DEVICE).unwrap();
+                held.iter_mut().for_each(|block| block.is_stream_gone = true);
+            }
             (Kind::ReplacePool, _) => self.replace_pool(random, false),
             (Kind::ClosePool, _) => self.replace_pool(random, true),
             (Kind::Sleep, _) => {
@@ -495,7 +522,8 @@ impl World {
         }
     }
 
-    fn work(&self, seed: u64) {
+    fn work(&self, place: usize, seed: u64) {
+        PLACE.set(place);
         let mut random = Random(seed | 1);
         let mut held = Vec::new();
         for _ in 0..self.program.steps {
@@ -520,9 +548,9 @@ fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
     random.below(2);
     let peer = Device::from_ordinal(1 + (seed % 200) as u32);
     let world = Arc::new(World::new(Program::new(theme, &mut random), peer));
-    let bodies = (0..THREADS).map(|_| {
+    let bodies = (0..THREADS).map(|place| {
         let (world, seed) = (Arc::clone(&world), random.below(usize::MAX) as u64);
-        Box::new(move || world.work(seed)) as Body
+        Box::new(move || world.work(place, seed)) as Body
     });
     let outcome = schedule::run(seed, bodies.collect());
     let shelf = std::mem::take(&mut *world.shelf.lock().unwrap());
@@ -571,6 +599,8 @@ fn number(variable: &str) -> Option<u64> {
 fn explore(theme: Theme, many: u64) {
     let shown = number("GPUPOOL_SCHEDULE");
     let many = shown.or_else(|| number("GPUPOOL_SCHEDULES")).unwrap_or(many);
+    // A program of these takes several times as long as another.
+    let many = if matches!(theme, Theme::Addresses) && shown.is_none() { many.div_ceil(4) } else { many };
     let end = number("GPUPOOL_SCHEDULE_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     collect_mistakes();
     // What is made once is made before threads take turns.
@@ -629,6 +659,12 @@ fn pools_that_lend_slabs_and_end() {
 fn streams_of_other_code() {
     host!(1, MEMORY);
     explore(Theme::Foreign, 200);
+}
+
+#[test]
+fn streams_of_other_code_that_leave_their_addresses_to_others() {
+    host!(1, MEMORY);
+    explore(Theme::Addresses, 200);
 }
 
 #[test]

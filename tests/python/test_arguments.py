@@ -134,3 +134,114 @@ def test_a_number_is_no_allocator_of_a_pool(number):
         match=rf"allocator, and {number} is a number: was limit={number} meant".replace("+", r"\+"),
     ):
         gpupool.MemPool(number)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+# What is no number of anything: of bytes, devices, nodes or handles.
+NO_NUMBER = [-1, -(2**63) - 1, -(2**70), 2**64, 2**70, True, False, 1.5, -0.5, 2.0, NAN, INFINITY, "1", b"", [], {}]
+# What is no number of a device, a node or the like, of which there are few.
+NO_ORDINAL = [*NO_NUMBER, 77, 2**31, 2**32, 2**63, 2**64 - 1]
+NO_FRACTION = [-1, 2, -0.5, 1.5, 2**40, 10**400, NAN, INFINITY, True, False, "1", "x", b"1", [], {}]
+NO_ID = [(), (1,), (1, 2, 3), 5, None, "ab", [1], (0, -1), (0, 2**64), (0, 1.5), (0, True), ("a", "b"), (None, None)]
+
+
+def takes_a_number(pool=None):
+    """What takes a number, by name, with what is none; without a pool nothing is to be called."""
+    return {
+        "empty": (gpupool.empty, NO_NUMBER),
+        "MemPool.empty": (lambda nbytes: pool.empty(nbytes), NO_NUMBER),
+        "empty_pinned": (gpupool.empty_pinned, NO_NUMBER),
+        "empty_pinned numa": (lambda numa: gpupool.empty_pinned(1, numa=numa), NO_ORDINAL),
+        "warm_pinned": (lambda nbytes: gpupool.warm_pinned(nbytes, background=False), NO_NUMBER),
+        "warm_pinned numa": (lambda numa: gpupool.warm_pinned(1, numa=numa), NO_ORDINAL),
+        "set_pinned_limit": (gpupool.set_pinned_limit, NO_NUMBER),
+        "pinned_stats": (gpupool.pinned_stats, NO_ORDINAL),
+        "reset_peak_pinned_stats": (gpupool.reset_peak_pinned_stats, NO_ORDINAL),
+        "memory_stats": (gpupool.memory_stats, NO_ORDINAL),
+        "reset_peak_memory_stats": (gpupool.reset_peak_memory_stats, NO_ORDINAL),
+        "memory_summary": (gpupool.memory_summary, NO_ORDINAL),
+        "memory_snapshot": (lambda device: gpupool.memory_snapshot(device=device), NO_ORDINAL),
+        "sleep": (gpupool.sleep, NO_ORDINAL),
+        "sleep backup": (lambda backup: gpupool.sleep(0, backup=backup), NO_NUMBER),
+        "wake": (gpupool.wake, NO_ORDINAL),
+        "MemPool.sleep backup": (lambda backup: pool.sleep(backup), NO_NUMBER),
+        "synchronize": (gpupool.synchronize, NO_ORDINAL),
+        "current_stream": (gpupool.current_stream, NO_ORDINAL),
+        "Stream": (gpupool.Stream, NO_ORDINAL),
+        "MemPool device": (lambda device: gpupool.MemPool(device=device), NO_ORDINAL),
+        "MemPool limit": (lambda limit: gpupool.MemPool(limit=limit), NO_NUMBER),
+        "MemPool reserve": (lambda reserve: gpupool.MemPool(reserve=reserve), NO_NUMBER),
+        "MemPool.limit": (lambda limit: setattr(pool, "limit", limit), NO_NUMBER),
+        "get_per_process_memory_fraction": (gpupool.get_per_process_memory_fraction, NO_ORDINAL),
+        "set_per_process_memory_fraction": (gpupool.set_per_process_memory_fraction, NO_FRACTION),
+        "its device": (lambda device: gpupool.set_per_process_memory_fraction(1.0, device), NO_ORDINAL),
+        "enable_peer_access": (lambda device: gpupool.enable_peer_access(device, 0), NO_ORDINAL),
+        "use_mem_pool": (gpupool.use_mem_pool, NO_NUMBER),
+        "use_mem_pool device": (lambda device: gpupool.use_mem_pool(pool, device), NO_ORDINAL),
+        "begin_allocate_to_pool": (lambda device: gpupool.begin_allocate_to_pool(device, (0, 1)), NO_ORDINAL),
+        "begin_allocate_to_pool id": (lambda pool_id: gpupool.begin_allocate_to_pool(0, pool_id), NO_ID),
+        "end_allocate_to_pool id": (lambda pool_id: gpupool.end_allocate_to_pool(0, pool_id), NO_ID),
+        "release_pool id": (lambda pool_id: gpupool.release_pool(0, pool_id), NO_ID),
+        "pool_use_count id": (lambda pool_id: gpupool.pool_use_count(0, pool_id), NO_ID),
+        "memory_snapshot id": (gpupool.memory_snapshot, [wrong for wrong in NO_ID if wrong is not None]),
+        "fill": (lambda byte: gpupool.empty(1000).fill(byte), [*NO_NUMBER, 256, 2**32]),
+        "handle device": (lambda device: gpupool.host.handle(device=device), NO_ORDINAL),
+        "lease device": (lambda device: gpupool.host.lease(device=device), NO_ORDINAL),
+        "lease timeout": (
+            lambda timeout: gpupool.host.lease(timeout=timeout),
+            [-1, -0.5, 10**400, NAN, True, False, "1", []],
+        ),
+        "HandlePool.limit": (lambda limit: setattr(gpupool.host, "limit", limit), [*NO_NUMBER, 0]),
+        "HandlePool.warm": (gpupool.host.warm, [*NO_NUMBER, 2**63]),
+        "HandlePool.warm device": (lambda device: gpupool.host.warm(1, device), NO_ORDINAL),
+        "HandlePool.trim": (gpupool.host.trim, NO_ORDINAL),
+        "HandlePool.stats": (gpupool.host.stats, NO_ORDINAL),
+        "handle_stats": (gpupool.handle_stats, NO_ORDINAL),
+        "record_memory_history": (lambda most: gpupool.record_memory_history(max_entries=most), NO_NUMBER),
+        "on_oom": (gpupool.on_oom, NO_NUMBER),
+    }
+
+
+def names(error, value):
+    """Return whether an error says which value is wrong: the value as Python or Rust writes it, or its type."""
+    if isinstance(value, tuple) and any(names(error, part) for part in value):
+        return True
+    said = str(error).lower()
+    return any(text.lower() in said for text in (repr(value), str(value), type(value).__name__))
+
+
+@pytest.mark.parametrize("call", list(takes_a_number()))
+def test_a_wrong_value_is_an_error_that_names_it(call):
+    function, wrong_values = takes_a_number(gpupool.MemPool())[call]
+    for wrong in wrong_values:
+        # A whole number that is wrong is so by its value, anything else may be by its type.
+        is_number = isinstance(wrong, int) and not isinstance(wrong, bool) and wrong_values is not NO_ID
+        kinds = (gpupool.InvalidValue, gpupool.OutOfMemory if is_number else TypeError)
+        with pytest.raises(kinds) as caught:
+            function(wrong)
+        if wrong != 10**400:
+            assert names(caught.value, wrong), f"{call}({wrong!r}): {caught.value}"
+
+
+@pytest.mark.parametrize("address", [-1, -(2**70), 3, 4096, 2**31, 2**63, 2**64 - 1, 2**64, 2**70])
+def test_an_address_that_is_no_streams_is_named(make_pool, address):
+    pool, buffer, pinned = make_pool(), gpupool.empty(1000), gpupool.empty_pinned(1000)
+    for call in (
+        lambda: gpupool.empty(1, address),
+        lambda: buffer.record_stream(address),
+        lambda: buffer.free(address),
+        lambda: buffer.share(address),
+        lambda: buffer.fill(0, address),
+        lambda: buffer.copy_from(bytes(1000), address),
+        lambda: buffer.copy_to(bytearray(1000), address),
+        lambda: pinned.record_stream(address),
+        lambda: pinned.free(address),
+        lambda: pool.handle(address),
+        lambda: pool.lease(address),
+        lambda: gpupool.MemPool().capture(address),
+        lambda: gpupool.stream(address).__enter__(),
+    ):
+        with pytest.raises((gpupool.InvalidValue, gpupool.LibraryError), match=f"{address}|{address:#x}"):
+            call()
+    buffer.free()
+    pinned.free()

@@ -1,5 +1,7 @@
 """A driver that is there and does not work is an error, and no reason to simulate devices."""
 
+from pathlib import Path
+
 import pytest
 from abi import compile_double
 from machines import Machine
@@ -96,6 +98,11 @@ def test_hip_that_does_not_start(hip):
     fails = {"FAKE_FAIL": "hipInit=3"}
     refuses(hip, f"{HIP}HIP does not start ({failed})", "`rocminfo` says", "/dev/kfd", **fails)
     simulates(hip, GPUPOOL_RUNTIME="host", **fails)
+
+
+@pytest.mark.skipif(Path("/sys/class/kfd").exists(), reason="needs a machine without the kernel's driver of AMD's GPUs")
+def test_hip_that_a_distribution_installed_where_no_gpu_is_amds(hip):
+    simulates(hip, FAKE_FAIL="hipInit=101")
 
 
 def test_hip_that_is_too_old(hip):

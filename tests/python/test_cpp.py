@@ -102,6 +102,30 @@ def test_what_callbacks_throw_comes_out_of_the_call_that_led_to_them(library, tm
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
 
 
+@pytest.mark.parametrize("macro", ["CUDA_API_PER_THREAD_DEFAULT_STREAM", "HIP_API_PER_THREAD_DEFAULT_STREAM"])
+@pytest.mark.parametrize("resources", [False, True], ids=["classes", "CCCL"])
+def test_a_null_stream_is_the_one_that_the_code_was_compiled_for(library, tmp_path, macro, resources):
+    source = ROOT / "tests" / "cpp" / "default_streams.cpp"
+    cuda = ["-DWITH_RESOURCES", *cuda_headers()] if resources else []
+    # Unoptimised, so that the linker takes the first of two functions of one name.
+    options = ["-std=c++17", "-O0", *STRICT, *cuda]
+    legacy = build("c++", source, tmp_path / "legacy.o", "-c", *options)
+    per_thread = build("c++", source, tmp_path / "per_thread.o", "-c", "-DAS_PER_THREAD", f"-D{macro}", *options)
+    for first, second in ((legacy, per_thread), (per_thread, legacy)):
+        program = build("c++", first, tmp_path / "program", str(second), *options, *link(library))
+        assert run(program) == ""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_random_calls_of_the_table_keep_its_promises(library, tmp_path, threads):
+    source = ROOT / "tests" / "fuzz" / "c_table.cpp"
+    program = build("c++", source, tmp_path / "program", "-std=c++17", *STRICT, *sanitizer(tmp_path), *link(library))
+    # One round each of some seeds: `make fuzz-c` makes more.
+    for seed in range(1, 4):
+        done = subprocess.run([program, "0", str(seed), str(threads)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_no_call_can_throw_is_written_to_stderr(library, tmp_path):
     source = tmp_path / "program.cpp"
     source.write_text(

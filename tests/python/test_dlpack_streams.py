@@ -10,7 +10,13 @@ from machines import Machine
 def check(tmp_path):
     """Run one of the programs about DLPack on a machine with a driver."""
     machine = Machine("cuda", tmp_path)
-    return lambda *arguments: machine.run("platforms/dlpack.py", *arguments)
+
+    def run(*arguments, without=()):
+        if without:
+            machine.build(*(f"-DWITHOUT_{part}" for part in without))
+        machine.run("platforms/dlpack.py", *arguments)
+
+    return run
 
 
 def test_a_consumer_waits_for_the_producer_and_the_memory_for_the_consumer(check):
@@ -24,6 +30,10 @@ def test_nothing_waits_where_there_is_one_stream_or_order_is_the_consumers(check
 
 def test_a_consumers_stream_may_be_gone_when_the_memory_is_freed(check):
     check("a_consumers_stream_may_be_gone_when_the_memory_is_freed")
+
+
+def test_a_driver_without_events_of_the_device_is_waited_for_once(check):
+    check("without_events_of_the_device_one_wait_serves_all", without=["CONTEXT_EVENTS", "GREEN_CONTEXTS"])
 
 
 def test_a_stream_that_is_recorded_too_may_be_a_consumers(check):

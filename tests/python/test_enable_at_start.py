@@ -90,6 +90,15 @@ def test_a_wrong_name_is_a_warning(site):
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "{'rmm'} set()", f"gpupool: {said}\n")
 
 
+@pytest.mark.parametrize(
+    "value", [os.fsdecode(b"\xff\xfe"), "x" * 9000, "a\nb", "-1", "*"], ids=lambda value: ascii(value[:9])
+)
+def test_garbage_is_a_warning_that_names_it(site, value):
+    done = start(site, "-c", "print(1)", GPUPOOL_ENABLE=value)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert f"GPUPOOL_ENABLE names {value!a}, which gpupool cannot enable" in done.stderr
+
+
 def test_a_framework_that_cannot_be_enabled_is_a_warning(site, tmp_path):
     (tmp_path / "torch.py").write_text("__version__ = '1.0'\n")
     done = start(site, "-c", "import torch; print(torch.__version__)", GPUPOOL_ENABLE="torch", PYTHONPATH=str(tmp_path))

@@ -39,6 +39,15 @@ def test_nothing_waits_where_all_is_done():
     assert is_done_when_told_to(stream)
 
 
+def test_a_driver_that_cannot_record_a_device_is_waited_for():
+    _native.host_inject("EventRecordContext", "not_supported", times=100)
+    busy, own = gpupool.Stream(), gpupool.Stream()
+    _native.host_submit(busy)
+    assert _native.fence(own)
+    assert busy.query()
+    assert is_done_when_told_to(own)
+
+
 def test_captures_are_left_alone():
     captured, own = gpupool.Stream(), gpupool.Stream()
     _native.host_begin_capture(captured)

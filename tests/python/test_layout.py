@@ -25,7 +25,19 @@ mod tests {
     "src/memory/stats.rs": "use super::{plug, serve::Serve, cache};",
     "src/memory/plug/mod.rs": "use crate::memory::Serve;",
     "src/memory/serve/mod.rs": "fn serve() { super::cache::heap() }",
-    "src/memory/cache/mod.rs": "",
+    "src/memory/cache/mod.rs": """
+const BIT: u32 = 0x80;
+pub(super) const TWICE: u64 = 2 * crate::memory::tuning::PAGE;
+const TEXT: &str = "10 s";
+const EMPTY: [u64; 5] = [0; 5];
+const fn pages(bytes: u64) -> u64 { bytes / 7 }
+
+#[cfg(test)]
+mod tests {
+    const MANY: usize = 100;
+}
+""",
+    "src/memory/tuning.rs": "pub(in crate::memory) const PAGE: u64 = 2 << 20;",
 }
 
 
@@ -53,8 +65,12 @@ def test_a_crate_that_breaks_it(tmp_path):
         "src/python.rs": "",
         "src/rest/mod.rs": "",
     }
+    chosen = {
+        "src/memory/serve/few.rs": "pub const FEW: u64 = 4 << 10;\nfn f() {\n    const T: Duration = f(3);\n}",
+        "src/memory/tuning.rs": "".join(f"const N{number}: u8 = {number};\n" for number in range(31)),
+    }
     cache = "src/memory/cache"
-    assert check(tmp_path, GOOD | ring | many | circle | arrows) == [
+    assert check(tmp_path, GOOD | ring | many | circle | arrows | chosen) == [
         f"src: at most 6 files may be one circle, and 7 are: {', '.join(f'{cache}/r{place}.rs' for place in range(7))}",
         f"src/handle: at most 4 files may be one circle, and 5 are: {', '.join(circle)}",
         "src: the folder rest has no place in ARROWS",
@@ -62,6 +78,9 @@ def test_a_crate_that_breaks_it(tmp_path):
         "src/replay/mod.rs uses src/python.rs: replay may not use python",
         "src/memory/report/mod.rs uses src/memory/plug/mod.rs: report may not use plug",
         "src/memory/serve/mod.rs uses src/memory/plug/mod.rs: serve may not use plug",
+        "src/memory/tuning.rs: at most 30 numbers may be chosen, and 31 are",
+        "src/memory/serve/few.rs: FEW is chosen, and belongs in src/memory/tuning.rs, or is hexadecimal",
+        "src/memory/serve/few.rs: T is chosen, and belongs in src/memory/tuning.rs, or is hexadecimal",
         "python/gpupool: at most 14 files may be in a folder, and 15 are",
     ]
 

@@ -181,9 +181,9 @@ def test_what_dies_after_a_fence_waits_for_the_next_one(manager, monkeypatch):
     assert other.query()
 
 
-def test_a_driver_without_fences_is_waited_for(manager):
+def test_a_driver_that_refuses_a_fence_is_waited_for(manager):
     memory = manager.memalloc(4 * MIB)
-    _native.host_inject("EventRecord")
+    _native.host_inject("EventRecordContext")
     del memory
     memory = manager.memalloc(4 * MIB)
     assert (manager.context.waits, manager.context.pushed) == (1, 0)

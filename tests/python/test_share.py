@@ -72,6 +72,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "stalling",
         "many_that_are_silent",
         "guesses",
+        "extents_that_have_gone_back_are_not_given",
         "an_answer_that_is_not_waited_for_holds_nothing",
         "tokens_of_elsewhere",
         "tokens_that_say_more_than_is_there",

@@ -1,6 +1,7 @@
 """What a worker is to have: one description, done and undone as a whole in the worker's own process."""
 
 import json
+import os
 import pickle
 import sys
 import threading
@@ -43,10 +44,24 @@ def frameworks(monkeypatch):
     [
         ({"enable": "cupy"}, r"give \['cupy'\]"),
         ({"enable": ["tensorflow"]}, "'tensorflow' is not a framework .*torch"),
-        ({"memory_fraction": 1.5}, "1.5 is no fraction"),
-        ({"memory_bytes": -1}, "memory_bytes must be a whole number from 0, not -1"),
-        ({"memory_bytes": 0.5}, "memory_bytes must be a whole number from 0, not 0.5"),
-        ({"handle_limits": {"cublas": 0}}, r"handle_limits\['cublas'\] must be a whole number from 1, not 0"),
+        ({"enable": 1}, "enable is a list of names, not 1"),
+        ({"enable": None}, "enable is a list of names, not None"),
+        ({"enable": [[]]}, r"\[\] is not a framework"),
+        ({"memory_fraction": 1.5}, "memory_fraction=1.5 is no fraction"),
+        ({"memory_fraction": -0.5}, "memory_fraction=-0.5 is no fraction"),
+        ({"memory_fraction": float("nan")}, "memory_fraction=nan is no fraction"),
+        ({"memory_fraction": float("inf")}, "memory_fraction=inf is no fraction"),
+        ({"memory_fraction": "half"}, "memory_fraction='half' is no fraction"),
+        ({"memory_fraction": True}, "memory_fraction=True is no fraction"),
+        ({"memory_fraction": [1]}, r"memory_fraction=\[1\] is no fraction"),
+        ({"memory_bytes": 2**64}, f"memory_bytes must be a whole number from 0 to 2.*, not {2**64}"),
+        ({"handle_limits": {"host": 2**70}}, rf"handle_limits\['host'\] must be a whole number .*, not {2**70}"),
+        ({"warm": {"host": 2**63}}, rf"warm\['host'\] must be a whole number .*, not {2**63}"),
+        ({"warm": {5: 1}}, "no pool 5"),
+        ({"warm": None}, "warm gives a number for each name of a pool.*None"),
+        ({"memory_bytes": -1}, "memory_bytes must be a whole number from 0 .*, not -1"),
+        ({"memory_bytes": 0.5}, "memory_bytes must be a whole number from 0 .*, not 0.5"),
+        ({"handle_limits": {"cublas": 0}}, r"handle_limits\['cublas'\] must be a whole number from 1 .*, not 0"),
         ({"handle_limits": {"blas": 2}}, "no pool 'blas'; .*cublas"),
         ({"handle_limits": {"empty": 2}}, "no pool 'empty'"),
         ({"handle_limits": ["cublas"]}, "a number for each name"),
@@ -74,7 +89,25 @@ def test_settings_do_not_change_with_what_they_were_made_from():
     assert settings.handle_limits == {"host": 3}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"memory_fractoin": 1}', '{"enable": 1}', '{"memory_fraction": "half"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "null",
+        "7",
+        '{"memory_fractoin": 1}',
+        '{"enable": 1}',
+        '{"memory_fraction": "half"}',
+        '{"memory_fraction": NaN}',
+        '{"memory_bytes": 1e400}',
+        '{"memory_bytes": ' + "9" * 5000 + "}",
+        "[" * 50_000,
+        '{"warm":' * 10_000,
+        os.fsdecode(b"\xff\xfe"),
+    ],
+    ids=lambda text: ascii(text[:30]),
+)
 def test_an_environment_that_is_wrong_fails_with_the_variable_and_what_is_wrong(monkeypatch, text):
     monkeypatch.setenv("GPUPOOL_WORKER", text)
     with pytest.raises(SetUpFailed, match="reading the settings failed: InvalidValue: GPUPOOL_WORKER: "):

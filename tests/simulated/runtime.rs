@@ -6,7 +6,7 @@ use gpupool::library::host::HostLibrary;
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, complete, create_blocking_stream, end_capture, inject, submit,
 };
-use gpupool::runtime::{self, BoundDevice, RelaxedCapture};
+use gpupool::runtime::{self, BoundDevice, RelaxedCapture, StreamScope};
 use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, StatusKind, Stream, device_info};
 
 #[test]
@@ -236,4 +236,82 @@ fn no_call_of_gpupools_uses_the_legacy_stream_beside_a_capture() {
     end_capture(&captured).expect("nothing spoils the capture");
     legacy.synchronize().unwrap();
     buffer.fill(1, &legacy).unwrap();
+}
+
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+/// What binds a device to the thread.
+enum Binds {
+    Guard(BoundDevice),
+    Scope(StreamScope),
+}
+
+impl Binds {
+    fn new(is_scope: bool, ordinal: u32) -> Self {
+        if is_scope {
+            return Self::Scope(stream(ordinal).enter().unwrap());
+        }
+        Self::Guard(BoundDevice::new(runtime::get().unwrap(), device(ordinal)).unwrap())
+    }
+
+    fn end(self) {
+        match self {
+            Self::Guard(guard) => drop(guard),
+            Self::Scope(scope) => drop(scope),
+        }
+    }
+}
+
+#[test]
+fn guards_and_scopes_that_end_in_any_order_leave_the_device_of_the_innermost_of_the_rest() {
+    host!(3, 1 << 30);
+    let current = || runtime::get().unwrap().current_device().unwrap();
+    for found in [0, 1] {
+        let _found = BoundDevice::new(runtime::get().unwrap(), device(found)).unwrap();
+        for order in ORDERS {
+            for ordinals in [[1, 2, 0], [0, 1, 2], [1, 1, 2], [2, 0, 0], [0, 0, 0], [1, 0, 1]] {
+                for are_scopes in [[false; 3], [true, false, false], [false, true, false], [false, true, true]] {
+                    let made = ordinals.iter().zip(are_scopes);
+                    let mut made: Vec<_> = made.map(|(&on, is_scope)| Some((on, Binds::new(is_scope, on)))).collect();
+                    for place in order {
+                        made[place].take().unwrap().1.end();
+                        let innermost = made.iter().flatten().next_back().map_or(found, |(ordinal, _)| *ordinal);
+                        let case = format!("{order:?} on {ordinals:?}, scopes {are_scopes:?}, after {place}");
+                        assert_eq!(current(), device(innermost), "{case}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(current(), device(0));
+}
+
+#[test]
+fn a_thread_captures_as_before_once_all_guards_have_ended_in_any_order() {
+    host!();
+    let runtime = runtime::get().unwrap();
+    let mode = || {
+        let mode = runtime.exchange_capture_mode(CaptureMode::Relaxed).unwrap();
+        runtime.exchange_capture_mode(mode).unwrap();
+        mode
+    };
+    for found in [CaptureMode::Global, CaptureMode::ThreadLocal] {
+        let before = runtime.exchange_capture_mode(found).unwrap();
+        for order in ORDERS {
+            let mut guards = [(); 3].map(|()| Some(RelaxedCapture::new(runtime).unwrap()));
+            for place in order {
+                drop(guards[place].take());
+                let expected = if guards.iter().any(Option::is_some) { CaptureMode::Relaxed } else { found };
+                assert_eq!(mode(), expected, "{order:?} after {place}");
+            }
+        }
+        // What code in between sets is put back by the guards inside of it.
+        let outer = RelaxedCapture::new(runtime).unwrap();
+        assert_eq!(runtime.exchange_capture_mode(CaptureMode::ThreadLocal).unwrap(), CaptureMode::Relaxed);
+        drop(RelaxedCapture::new(runtime).unwrap());
+        assert_eq!(mode(), CaptureMode::ThreadLocal);
+        drop(outer);
+        assert_eq!(mode(), found);
+        runtime.exchange_capture_mode(before).unwrap();
+    }
 }

@@ -196,7 +196,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
             # A forked child frees nothing of its parent's.
             return True
         except LibraryError:
-            # The driver is older than CUDA 12.5. Waiting is what Numba does without gpupool.
+            # The driver refuses the fence. Waiting is what Numba does without gpupool.
             self.context.push()
             try:
                 self.context.synchronize()

@@ -162,7 +162,7 @@ def _order(stream: Stream, delay: bool) -> None:
         if fence(stream, delay):
             return
     except LibraryError:
-        # The driver is older than CUDA 12.5.
+        # The driver refuses the fence.
         driver.driver.cuCtxSynchronize()
         stream.synchronize()
         return

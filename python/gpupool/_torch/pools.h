@@ -206,7 +206,7 @@ class Pools {
     return true;
   }
 
-  // Ends what is expected of captures whose end PyTorch has not told of: a failed one's it may never tell.
+  // Ends what is expected of captures that have not ended: of one that failed PyTorch may never report the end.
   void end_expectations() {
     change_routes([](Routes &routes) {
       for (auto &route : routes) route.expected = nullptr;

@@ -5,8 +5,11 @@
  * the table in the gpupool that runs, in bytes, so a program may use the functions within `size`.
  *
  * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
- * GPUPOOL_SUCCESS or another gpupool_status; after a failure `last_error` says what failed, and what to do. Devices are
- * ordinals as the runtime numbers them. Streams are cudaStream_t or hipStream_t; null is the legacy default stream.
+ * GPUPOOL_SUCCESS or another gpupool_status; after a failure, also of those that return none, `last_error` says what failed,
+ * and what to do. Devices are ordinals as the runtime numbers them; what -1 means is said where it is allowed, and any other
+ * negative number is refused. Streams are cudaStream_t or hipStream_t. Null is the legacy default stream, however the caller
+ * was compiled: code for per-thread default streams passes cudaStreamPerThread or hipStreamPerThread, which are (void *)2,
+ * where it means its own; gpupool.hpp does so.
  *
  * Every callback must return: an exception that leaves one, or a longjmp out of it, ends the process or leaves gpupool as it
  * was in the middle of a call. gpupool_callbacks.hpp and gpupool.hpp take callbacks that throw.
@@ -198,7 +201,8 @@ typedef struct gpupool_api {
   uint64_t version;
   uint64_t size;
 
-  /* For PyTorch's pluggable allocators: null if there is no memory. */
+  /* For PyTorch's pluggable allocators: null if there is no memory, and for 0 bytes. For device -1 on the device that the stream
+   * belongs to, also in `free` and `attached_record_stream`. */
   void *(*malloc)(ptrdiff_t bytes, int device, void *stream);
   /* Frees in the order of this stream, which may differ from that of the allocation; does nothing if it cannot free. */
   void (*free)(void *pointer, ptrdiff_t bytes, int device, void *stream);

@@ -4,7 +4,8 @@
 //   gpupool::pool pool(0);
 //   gpupool::scope scope(pool);                           // this thread's requests go to the pool
 //
-// Streams are cudaStream_t or hipStream_t; the default is the legacy default stream. A failed call throws: out_of_memory, a
+// Streams are cudaStream_t or hipStream_t; the default is the legacy default stream, or the thread's own in code that is
+// compiled for per-thread default streams, where a null stream is that one too. A failed call throws: out_of_memory, a
 // std::bad_alloc, if there is not enough memory, otherwise an error with its status. Destructors do not throw.
 //
 // A callback given to this header or to gpupool_callbacks.hpp may throw: no exception enters gpupool. The function of these
@@ -25,11 +26,45 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "gpupool.h"
 
+// Whether this code's null stream is the thread's own default stream: nvcc's `--default-stream per-thread` and hipcc's
+// `-fgpu-default-stream=per-thread` define these.
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(HIP_API_PER_THREAD_DEFAULT_STREAM)
+#define GPUPOOL_PER_THREAD true
+#else
+#define GPUPOOL_PER_THREAD false
+#endif
+
 namespace gpupool {
+
+namespace detail {
+
+// What the table takes for a stream of code that was compiled with or without per-thread default streams.
+template <bool IsPerThread> void *table_stream(void *handle) noexcept {
+  return IsPerThread && !handle ? reinterpret_cast<void *>(std::uintptr_t{2}) : handle; // cudaStreamPerThread
+}
+
+} // namespace detail
+
+// A stream that a function is given: a cudaStream_t, a hipStream_t, or an object that converts to one. Whether null is the
+// thread's own default stream is a parameter of the constructors, so that files compiled in both ways may be linked together.
+class stream_argument {
+ public:
+  template <bool IsPerThread = GPUPOOL_PER_THREAD>
+  stream_argument(void *handle) noexcept : handle_(detail::table_stream<IsPerThread>(handle)) {}
+  template <class Stream, bool IsPerThread = GPUPOOL_PER_THREAD,
+            class = std::enable_if_t<std::is_class_v<Stream> && std::is_convertible_v<const Stream &, void *>>>
+  stream_argument(const Stream &stream) noexcept : handle_(detail::table_stream<IsPerThread>(stream)) {}
+
+  operator void *() const noexcept { return handle_; }
+
+ private:
+  void *handle_;
+};
 
 // A call that failed; what() says what failed, and what to do.
 class error : public std::runtime_error {
@@ -202,7 +237,7 @@ inline void set_exception_handler(exception_handler handler) noexcept {
 }
 
 // Waits for the work so far on a stream of the device.
-inline void synchronize(void *stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
+inline void synchronize(stream_argument stream = nullptr, int device = 0) { check(api().synchronize(device, stream)); }
 
 // Releases free memory to the driver, of one device, or of all for -1, and waits for the GPU work that may still use it.
 // Returns how many bytes.
@@ -269,7 +304,7 @@ class pool {
     return id;
   }
   // Allocates from this pool, regardless of the thread's scopes; free it with deallocate.
-  void *allocate(std::size_t bytes, void *stream = nullptr) const {
+  void *allocate(std::size_t bytes, stream_argument stream = nullptr) const {
     void *pointer = nullptr;
     check(detail::allocate(
         pointer, [&](void **place) { return api().pool_allocate(handle_, UINT64_MAX, bytes, stream, place); }));
@@ -320,7 +355,7 @@ class scope {
 // Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
 // null pointer.
 inline void deallocate(void *pointer) { check(detail::call([&] { return api().deallocate(pointer); })); }
-inline void deallocate(void *pointer, void *stream, int device = 0) {
+inline void deallocate(void *pointer, stream_argument stream, int device = 0) {
   check(detail::call([&] { return api().deallocate_on(pointer, device, stream); }));
 }
 
@@ -337,11 +372,13 @@ class block {
   explicit operator bool() const noexcept { return pointer_; }
 
   // Makes sure that the block, once freed, is not reused before the stream's work at that time is done.
-  void record_stream(void *stream, int device = 0) const { check(api().record_stream(pointer_, device, stream)); }
+  void record_stream(stream_argument stream, int device = 0) const {
+    check(api().record_stream(pointer_, device, stream));
+  }
 
   // Frees it now, in the order of its own stream; or of another one.
   void free() { deallocate(release()); }
-  void free(void *stream, int device = 0) { deallocate(release(), stream, device); }
+  void free(stream_argument stream, int device = 0) { deallocate(release(), stream, device); }
 
   // Releases ownership of the block to the caller, who frees it.
   void *release() noexcept {
@@ -373,12 +410,14 @@ class device_buffer : public detail::block {
  public:
   device_buffer() = default;
   // From the pool of the thread's scope.
-  explicit device_buffer(std::size_t bytes, void *stream = nullptr, int device = 0) : device_(device), stream_(stream) {
+  explicit device_buffer(std::size_t bytes, stream_argument stream = nullptr, int device = 0)
+      : device_(device), stream_(stream) {
     check(detail::allocate(pointer_, [&](void **place) { return api().allocate(bytes, device, stream, place); }));
     size_ = bytes;
   }
   // From this pool, regardless of the scope.
-  device_buffer(const pool &pool, std::size_t bytes, void *stream = nullptr) : device_(pool.device()), stream_(stream) {
+  device_buffer(const pool &pool, std::size_t bytes, stream_argument stream = nullptr)
+      : device_(pool.device()), stream_(stream) {
     pointer_ = pool.allocate(bytes, stream);
     size_ = bytes;
   }

@@ -46,8 +46,9 @@ template <class Errors> void check_alignment(std::size_t alignment) {
 
 } // namespace detail
 
-// Memory of a device: from the pool of the calling thread's scope, or from one pool, which is kept alive.
-template <class Errors> class basic_memory_resource {
+// Memory of a device: from the pool of the calling thread's scope, or from one pool, which is kept alive. As for
+// stream_argument, code that is compiled for per-thread default streams has classes of its own.
+template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_memory_resource {
  public:
   explicit basic_memory_resource(int device) : device_(device) {}
   explicit basic_memory_resource(std::shared_ptr<const pool> pool) : device_(pool->device()), pool_(std::move(pool)) {}
@@ -56,10 +57,10 @@ template <class Errors> class basic_memory_resource {
 
   void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
     detail::check_alignment<Errors>(alignment);
-    return allocate_on(stream.get(), bytes);
+    return allocate_on(detail::table_stream<IsPerThread>(stream.get()), bytes);
   }
   void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
-    deallocate_on(stream.get(), pointer);
+    deallocate_on(detail::table_stream<IsPerThread>(stream.get()), pointer);
   }
 
   // The memory may be used on any stream immediately; it is freed once the work so far on the legacy default stream is done.
@@ -104,7 +105,7 @@ template <class Errors> class basic_memory_resource {
 };
 
 // Pinned host memory, for the host and the device.
-template <class Errors> class basic_pinned_memory_resource {
+template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_pinned_memory_resource {
  public:
   // The device whose streams are named; the memory is on the NUMA node nearest to the thread's current device.
   explicit basic_pinned_memory_resource(int device) : device_(device) {}
@@ -126,7 +127,8 @@ template <class Errors> class basic_pinned_memory_resource {
   // allocated and deallocated on.
   void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
     auto *pointer = allocate_sync(bytes, alignment);
-    if (int status = pointer ? api().record_stream(pointer, device_, stream.get()) : GPUPOOL_SUCCESS) {
+    auto *own = detail::table_stream<IsPerThread>(stream.get());
+    if (int status = pointer ? api().record_stream(pointer, device_, own) : GPUPOOL_SUCCESS) {
       std::string why = api().last_error(); // before what comes next fails too
       api().deallocate(pointer);
       throw error(status, why);
@@ -134,7 +136,7 @@ template <class Errors> class basic_pinned_memory_resource {
     return pointer;
   }
   void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
-    if (api().deallocate_on(pointer, device_, stream.get())) api().deallocate(pointer);
+    if (api().deallocate_on(pointer, device_, detail::table_stream<IsPerThread>(stream.get()))) api().deallocate(pointer);
   }
 
   friend bool operator==(const basic_pinned_memory_resource &one, const basic_pinned_memory_resource &other) noexcept {

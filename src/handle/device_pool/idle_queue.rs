@@ -374,6 +374,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "200,000 turns, and nothing unsafe")]
     fn handles_of_threads_that_are_gone_are_taken_before_those_of_threads_at_work() {
         const WORKERS: usize = SLOTS / 2;
         let queue = IdleQueue::default();

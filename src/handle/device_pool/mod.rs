@@ -108,10 +108,10 @@ impl DevicePool {
 
     /// Returns the idle handle of the calling thread's own slot, if it last ran on this stream.
     #[inline]
-    pub(super) fn take_own(&self, stream: RawStream) -> Option<Arc<PooledHandle>> {
+    pub(super) fn take_own(&self, stream: &Stream) -> Option<Arc<PooledHandle>> {
         let thread = ThisThread::get().number();
         let pooled = self.idle.take_own(thread)?;
-        if pooled.last_ran_on(stream) {
+        if pooled.is_ready_for(stream) {
             return Some(pooled);
         }
         self.idle.put_own(thread, pooled);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::holder::Holder;
 use crate::ids::RawStream;
 use crate::library::RawHandle;
+use crate::runtime::Stream;
 
 /// A handle, and what its pool knows of it. Only its holder writes to it, so plain stores suffice; others read the counters
 /// for statistics. Alone in its cache lines, so that threads at work on different handles do not slow each other down.
@@ -16,6 +17,10 @@ pub(crate) struct PooledHandle {
     pub(in crate::handle) bytes: u64,
     /// One more than the address of the stream that it last ran on; 0 if it never ran.
     last_stream: AtomicUsize,
+    /// The stream that its scratch memory was last made ready for, as `last_stream`, and that stream's [`Stream::id`]; 0 if it
+    /// has none.
+    ready_for: AtomicUsize,
+    ready_for_id: AtomicU64,
     hits: AtomicU64,
     holder: AtomicU64,
     /// Whether the library was told to take this handle's device memory from gpupool.
@@ -30,6 +35,8 @@ impl PooledHandle {
             handle,
             bytes,
             last_stream: AtomicUsize::new(0),
+            ready_for: AtomicUsize::new(0),
+            ready_for_id: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             holder: AtomicU64::new(Holder::NONE),
             takes_our_memory: AtomicBool::new(false),
@@ -48,11 +55,32 @@ impl PooledHandle {
         self.last_stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
     }
 
-    /// Returns whether the handle last ran on this very stream. A per-thread default stream is another one in each
+    /// Returns whether the handle last ran on a stream of this address. A per-thread default stream is another one in each
     /// thread.
     #[inline]
     pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
-        stream != RawStream::PER_THREAD && self.last_stream() == Some(stream)
+        stream != RawStream::PER_THREAD && self.last_stream.load(Ordering::Relaxed) == stream.address().wrapping_add(1)
+    }
+
+    /// Notes the stream whose work alone uses the handle's scratch memory. One whose number cannot be had now is waited for when
+    /// the handle is next made ready.
+    pub(in crate::handle) fn note_ready_for(&self, stream: &Stream) {
+        let id = stream.id().ok().flatten().unwrap_or(u64::MAX);
+        self.ready_for.store(stream.raw().address().wrapping_add(1), Ordering::Relaxed);
+        self.ready_for_id.store(id, Ordering::Relaxed);
+    }
+
+    /// Returns whether no work but the stream's uses the handle's scratch memory, if it has any: it last ran on this very
+    /// stream, not on one that was at its address before.
+    #[inline]
+    pub(in crate::handle) fn is_ready_for(&self, stream: &Stream) -> bool {
+        self.last_ran_on(stream.raw()) && (self.ready_for.load(Ordering::Relaxed) == 0 || self.was_ready_for(stream))
+    }
+
+    #[inline(never)]
+    fn was_ready_for(&self, stream: &Stream) -> bool {
+        self.ready_for.load(Ordering::Relaxed) == stream.raw().address().wrapping_add(1)
+            && stream.id().is_ok_and(|id| id.is_none_or(|id| id == self.ready_for_id.load(Ordering::Relaxed)))
     }
 
     /// Notes that the library was told to take this handle's device memory from gpupool.

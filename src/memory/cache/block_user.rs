@@ -180,7 +180,7 @@ impl Waiting {
             Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
         } else {
             let devices = devices(&streams);
-            Until::all_work(events, &devices).unwrap_or(Until::Devices(devices))
+            Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices))
         };
         let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
         if events.device.host_node().is_some() {
@@ -197,7 +197,7 @@ impl Waiting {
         let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams = users.iter().map(|user| user.stream.clone());
         let devices = devices(&streams.chain([Stream::default_of(events.device)]).collect::<Vec<_>>());
-        let until = Until::all_work(events, &devices).unwrap_or(Until::Devices(devices));
+        let until = Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices));
         let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
         Self { offset, until, graphs, shared }
     }

@@ -3,16 +3,16 @@
 //! Made when first needed and never dropped. From an offset to the cache that holds the block there are two array
 //! loads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustc_hash::FxHashMap;
 
 use super::heap::{Amounts, Counts, most};
 use super::service::{Service, normalized};
-use super::thread_cache::ThreadCache;
+use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 use crate::memory::device::{DeviceMemory, Flow, LENT};
@@ -21,9 +21,7 @@ use crate::runtime::Stream;
 use crate::sync::{AtomicU32, Ordering, Table, ThisThread, lock};
 
 /// How many caches a device can have.
-const CACHES_MAX: usize = 1 << 20;
-/// How many spare caches are tried before a new one is made: those of pools that are gone may not be given up yet.
-const SPARE_TRIED: usize = 16;
+const CACHES_MAX: usize = 0x10_0000;
 
 /// A device's memory, its pools and its caches.
 #[derive(Debug)]
@@ -31,12 +29,10 @@ pub(in crate::memory) struct DeviceCaches {
     pub(in crate::memory) memory: DeviceMemory,
     default: OnceLock<Arc<Pool>>,
     pools: Mutex<Pools>,
-    caches: Table<OnceLock<ThreadCache>, 4>,
+    caches: Table<OnceLock<StreamCache>, 4>,
     cache_numbers: AtomicU32,
-    /// Empty caches of pools that are gone; each is free for others once its thread has given it up.
-    spare: Mutex<VecDeque<&'static ThreadCache>>,
-    /// The same of those that threads shared; each is free for others once no thread knows the pool that it served.
-    spare_shared: Mutex<VecDeque<(Weak<Pool>, &'static ThreadCache)>>,
+    /// Empty caches that have ended their service.
+    spare: Mutex<Vec<&'static StreamCache>>,
     reported: Mutex<Reported>,
     /// Free blocks beside ones that are held, and their bytes, as far as they were found.
     free_beside_held: Mutex<[(Flow, Flow); 3]>,
@@ -58,9 +54,11 @@ struct Pools {
     by_id: FxHashMap<PoolId, u32>,
     past: Counts,
     /// Every cache that serves a pool, by number.
-    serving: BTreeMap<u32, &'static ThreadCache>,
+    serving: BTreeMap<u32, &'static StreamCache>,
     /// How many of them serve a stream, by the stream's address.
     on_stream: FxHashMap<usize, usize>,
+    /// The number of the last stream that was seen at each address, as [`Service::stream_id`].
+    last_ids: FxHashMap<usize, u64>,
     /// The number of the cache that [`DeviceCaches::next_serving`] returned last.
     last_seen: u32,
 }
@@ -70,24 +68,24 @@ struct Pools {
 struct PoolCaches {
     pool: Arc<Pool>,
     /// By number.
-    caches: BTreeMap<u32, &'static ThreadCache>,
+    caches: BTreeMap<u32, &'static StreamCache>,
     /// The same by the stream that they serve, as [`normalized`].
-    by_stream: FxHashMap<usize, Vec<&'static ThreadCache>>,
+    by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
     /// The one that lends slabs to the others, once there are many.
-    lender: Option<&'static ThreadCache>,
+    lender: Option<&'static StreamCache>,
     past: Counts,
 }
 
 impl PoolCaches {
     /// Returns every cache: the lender last, to which others return slabs.
-    fn all(&self) -> impl Iterator<Item = &'static ThreadCache> {
+    fn all(&self) -> impl Iterator<Item = &'static StreamCache> {
         self.caches.values().copied().chain(self.lender)
     }
 }
 
 impl Pools {
     /// Notes that a cache of a pool ends its service, before its clone of the stream goes.
-    fn forget(&mut self, cache: &ThreadCache) {
+    fn forget(&mut self, cache: &StreamCache) {
         self.serving.remove(&cache.number);
         let stream = cache.stream_address();
         if let Some(count) = self.on_stream.get_mut(&stream) {
@@ -100,12 +98,12 @@ impl Pools {
 }
 
 /// Devices that a process can use memory of.
-const DEVICES_MAX: usize = 256;
+const DEVICES_MAX: usize = 0x100;
 static DEVICES: [OnceLock<&'static DeviceCaches>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 /// One more than the highest ordinal among them.
 static DEVICES_END: AtomicUsize = AtomicUsize::new(0);
 /// NUMA nodes of the host that a process can have pinned memory on.
-const NODES_MAX: usize = 64;
+const NODES_MAX: usize = 0x40;
 static NODES: [OnceLock<&'static DeviceCaches>; NODES_MAX] = [const { OnceLock::new() }; NODES_MAX];
 /// One more than the highest number among them.
 static NODES_END: AtomicUsize = AtomicUsize::new(0);
@@ -154,7 +152,6 @@ impl DeviceCaches {
             caches: Table::new(CACHES_MAX),
             cache_numbers: AtomicU32::new(0),
             spare: Mutex::default(),
-            spare_shared: Mutex::default(),
             reported: Mutex::default(),
             free_beside_held: Mutex::default(),
         }))
@@ -223,8 +220,7 @@ impl DeviceCaches {
         pools.by_id.insert(pool.id, pool.number);
     }
 
-    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others once their threads
-    /// have given them up.
+    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.
     pub(in crate::memory) fn remove_pool(&self, pool: &Pool, counts: Counts) {
         let removed = {
             let mut pools = lock(&self.pools);
@@ -240,17 +236,17 @@ impl DeviceCaches {
         };
         let Some(removed) = removed else { return };
         // So that nothing keeps the pool, nor what its allocator holds.
-        removed.all().for_each(ThreadCache::end_service);
-        self.put_spare_of(&removed.pool, removed.all());
+        removed.all().for_each(StreamCache::end_service);
+        self.put_spare(removed.all());
     }
 
     /// Returns every cache, whichever pool it serves.
-    pub(in crate::memory) fn serving(&self) -> Vec<&'static ThreadCache> {
+    pub(in crate::memory) fn serving(&self) -> Vec<&'static StreamCache> {
         lock(&self.pools).all.values().flat_map(PoolCaches::all).collect()
     }
 
     /// Returns the next few caches, whichever pools they serve: those after the ones that were returned last.
-    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static ThreadCache> {
+    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static StreamCache> {
         let mut pools = lock(&self.pools);
         let last = pools.last_seen;
         let (after, before) =
@@ -265,6 +261,23 @@ impl DeviceCaches {
         lock(&self.pools).on_stream.get(&normalized(stream.raw())).copied().unwrap_or(0)
     }
 
+    /// Notes that a stream that a request names is alive, so that others which had its address are known to be gone.
+    pub(in crate::memory) fn note_stream(&self, stream: &Stream, id: u64) {
+        if !stream.raw().is_default() {
+            lock(&self.pools).last_ids.insert(normalized(stream.raw()), id);
+        }
+    }
+
+    /// Returns the number of the last stream that was seen at this one's address; 0 if none was.
+    pub(in crate::memory) fn last_id(&self, stream: &Stream) -> u64 {
+        lock(&self.pools).last_ids.get(&normalized(stream.raw())).copied().unwrap_or(0)
+    }
+
+    /// Returns whether the stream that is served is known to be gone: another one has its address.
+    pub(in crate::memory) fn is_stream_gone(&self, service: &Service) -> bool {
+        service.stream_id != 0 && self.last_id(&service.stream) != service.stream_id
+    }
+
     fn pool_caches<R>(&self, pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> Option<R> {
         lock(&self.pools).all.get_mut(&pool.number).map(f)
     }
@@ -276,29 +289,29 @@ impl DeviceCaches {
     }
 
     /// Returns the caches that serve the pool.
-    pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static ThreadCache> {
+    pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static StreamCache> {
         Self::caches_and_past_of(pool).0
     }
 
     /// Returns the caches that serve the pool, each with what it serves. A cache of the list may be another pool's by the time
-    /// it is locked, so it is locked in its service: [`ThreadCache::lock_in`].
-    pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static ThreadCache, Service)> {
-        let of_pool = |cache: &'static ThreadCache| Some((cache, cache.service_of(pool)?));
+    /// it is locked, so it is locked in its service: [`StreamCache::lock_in`].
+    pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
+        let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
         Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
     }
 
     /// Returns the caches that serve the pool, and what those that are gone have counted.
-    pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static ThreadCache>, Counts) {
+    pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static StreamCache>, Counts) {
         Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
     }
 
     /// Returns the caches that serve the pool and the stream, whichever threads' they are.
-    pub(in crate::memory) fn caches_on(pool: &Pool, stream: RawStream) -> Vec<&'static ThreadCache> {
+    pub(in crate::memory) fn caches_on(pool: &Pool, stream: RawStream) -> Vec<&'static StreamCache> {
         Self::of_pool(pool, |entry| entry.by_stream.get(&normalized(stream)).cloned().unwrap_or_default())
     }
 
     /// Returns the pool's lender of slabs, if it has one.
-    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static ThreadCache> {
+    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static StreamCache> {
         Self::of_pool(pool, |entry| entry.lender)
     }
 
@@ -306,29 +319,23 @@ impl DeviceCaches {
     ///
     /// # Errors
     /// As [`DeviceCaches::new_cache`].
-    pub(in crate::memory) fn lender_for_many(
-        pool: &Arc<Pool>,
-        many: usize,
-        thread: ThisThread,
-    ) -> Result<Option<&'static ThreadCache>> {
+    pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
         let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
         if count <= many || lender.is_some() {
             return Ok(lender.filter(|_| count > many));
         }
         let Some(caches) = Self::known(pool.memory.device) else { return Ok(None) };
-        let made = caches.new_cache(Service::of_lender(pool), thread)?;
-        // No thread owns a lender.
-        made.give_up(thread);
+        let (made, _) = caches.new_cache(Service::of_lender(pool))?;
         let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
         if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
             made.end_service();
-            caches.put_spare_of(pool, [made]);
+            caches.put_spare([made]);
         }
         Ok(lender)
     }
 
     /// Returns the caches with these numbers, as far as they serve the pool. Others are struck off its ledger.
-    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static ThreadCache> {
+    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static StreamCache> {
         let of_number = |entry: &mut PoolCaches, number: u32| {
             let lender = entry.lender.filter(|lender| lender.number == number);
             let cache = entry.caches.get(&number).copied().or(lender);
@@ -338,23 +345,6 @@ impl DeviceCaches {
             cache
         };
         Self::of_pool(pool, |entry| numbers.iter().filter_map(|&number| of_number(entry, number)).collect())
-    }
-
-    /// Returns the caches that serve the pool: all, or of more than `most` so many from the first to the last.
-    pub(in crate::memory) fn sample_of(pool: &Pool, most: u32) -> Vec<&'static ThreadCache> {
-        Self::of_pool(pool, |entry| {
-            let caches = &entry.caches;
-            let (Some((&first, _)), Some((&last, _))) = (caches.first_key_value(), caches.last_key_value()) else {
-                return Vec::new();
-            };
-            if caches.len() <= most as usize {
-                return caches.values().copied().collect();
-            }
-            // Without a walk over all of them.
-            let step = (last - first) / most + 1;
-            let at = |index: u32| caches.range(first + index * step..).next().map(|(_, cache)| *cache);
-            (0..most).filter_map(at).collect()
-        })
     }
 
     /// Returns what all caches of the pool have counted, those that are gone too.
@@ -408,18 +398,17 @@ impl DeviceCaches {
         Self::of_pool(pool, |entry| entry.past.forget_peaks());
     }
 
-    /// Adds a cache that serves the pool, and returns it; instead of one that threads share, another that serves the same
-    /// if there is one already. None if the pool is gone.
+    /// Adds a cache that serves the pool, and returns it, or another that serves the same if there is one already. None if
+    /// the pool is gone.
     pub(in crate::memory) fn add_cache(
         &self,
         pool: &Pool,
-        cache: &'static ThreadCache,
-    ) -> Option<&'static ThreadCache> {
+        cache: &'static StreamCache,
+    ) -> Option<&'static StreamCache> {
         let mut pools = lock(&self.pools);
         let entry = pools.all.get_mut(&pool.number)?;
         let stream = cache.stream_address();
-        if cache.is_shared()
-            && let Some(same) = entry.by_stream.get(&stream)
+        if let Some(same) = entry.by_stream.get(&stream)
             && let Some(first) = same.iter().find(|other| other.serves_as(cache))
         {
             return Some(first);
@@ -432,7 +421,7 @@ impl DeviceCaches {
     }
 
     /// Forgets a cache in which nothing is live, but not what it has counted; false if the pool has not got it.
-    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &ThreadCache, counts: Counts) -> bool {
+    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &StreamCache, counts: Counts) -> bool {
         let mut pools = lock(&self.pools);
         let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
         if entry.caches.remove(&cache.number).is_none() {
@@ -452,93 +441,44 @@ impl DeviceCaches {
 
     /// Returns the cache with this number.
     #[inline]
-    fn cache(&self, number: u32) -> Option<&ThreadCache> {
+    fn cache(&self, number: u32) -> Option<&StreamCache> {
         self.caches.get(number as usize)?.get()
     }
 
     /// Returns the cache that holds the block at the offset.
     #[inline]
-    pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&ThreadCache> {
+    pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&StreamCache> {
         let number = self.memory.pages.cache(offset)?;
         self.cache(number).or_else(|| self.lent_cache_at(offset, number))
     }
 
     /// Returns the cache that has borrowed the slab at the offset, of a page with this mark; else the page's.
     #[cold]
-    fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&ThreadCache> {
+    fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&StreamCache> {
         self.cache(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))
     }
 
-    /// Returns a spare cache that threads shared, if one is free for others.
-    fn spare_shared(&self) -> Option<&'static ThreadCache> {
-        let mut spare = lock(&self.spare_shared);
-        for _ in 0..SPARE_TRIED.min(spare.len()) {
-            let (pool, cache) = spare.pop_front()?;
-            if pool.strong_count() == 0 {
-                return Some(cache);
-            }
-            spare.push_back((pool, cache));
-        }
-        None
-    }
-
-    /// Returns a spare cache, owned by the calling thread, if one is free for others.
-    fn spare(&self, thread: ThisThread) -> Option<&'static ThreadCache> {
-        let mut spare = lock(&self.spare);
-        for _ in 0..SPARE_TRIED.min(spare.len()) {
-            let cache = spare.pop_front()?;
-            if cache.adopt(thread) {
-                return Some(cache);
-            }
-            spare.push_back(cache);
-        }
-        None
-    }
-
-    /// Returns a cache that serves this from now on: owned by the calling thread, or of a pool for graphs shared by all.
+    /// Returns a cache that serves this from now on, and the number of the service.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if there are too many.
-    pub(in crate::memory) fn new_cache(
-        &'static self,
-        service: Service,
-        thread: ThisThread,
-    ) -> Result<&'static ThreadCache> {
-        let is_shared = service.pool.is_for_graphs();
-        let spare = if is_shared { self.spare_shared() } else { self.spare(thread) };
+    pub(in crate::memory) fn new_cache(&'static self, service: Service) -> Result<(&'static StreamCache, u64)> {
+        let spare = lock(&self.spare).pop();
         let cache = match spare {
             Some(cache) => cache,
             None => {
                 let number = self.cache_numbers.fetch_add(1, Ordering::Relaxed);
                 let place = self.caches.get_or_make(number as usize);
-                let place = place.ok_or_else(|| too_many("threads and streams with memory", CACHES_MAX))?;
-                let cache = place.get_or_init(|| ThreadCache::new(number, &self.memory));
-                if is_shared {
-                    cache.share();
-                } else {
-                    cache.adopt(thread);
-                }
-                cache
+                let place = place.ok_or_else(|| too_many("pools and streams with memory", CACHES_MAX))?;
+                place.get_or_init(|| StreamCache::new(number, &self.memory))
             }
         };
-        cache.serve(service);
-        Ok(cache)
+        let number = cache.serve(service);
+        Ok((cache, number))
     }
 
-    /// Takes empty caches that no pool knows any more, and no two threads shared.
-    pub(in crate::memory) fn put_spare(&self, caches: impl IntoIterator<Item = &'static ThreadCache>) {
+    /// Takes empty caches that no pool knows any more. A thread that still knows one names a service that has ended.
+    pub(in crate::memory) fn put_spare(&self, caches: impl IntoIterator<Item = &'static StreamCache>) {
         lock(&self.spare).extend(caches);
-    }
-
-    /// Takes empty caches that this pool knew and none knows any more.
-    pub(in crate::memory) fn put_spare_of(
-        &self,
-        pool: &Arc<Pool>,
-        caches: impl IntoIterator<Item = &'static ThreadCache>,
-    ) {
-        let (shared, owned): (Vec<_>, Vec<_>) = caches.into_iter().partition(|cache| cache.is_shared());
-        self.put_spare(owned);
-        // A thread that knows the pool may find the cache by it.
-        lock(&self.spare_shared).extend(shared.into_iter().map(|cache| (Arc::downgrade(pool), cache)));
     }
 }

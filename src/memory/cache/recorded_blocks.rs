@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::event::{MemoryAction, MemoryEvent, To, is_recorded, note};
 use super::heap::HeapBlock;
-use super::thread_cache::ThreadCache;
+use super::stream_cache::StreamCache;
 use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::sync::lock;
@@ -76,13 +76,13 @@ impl RecordedBlocks {
         self.blocks = blocks.collect();
     }
 
-    fn note(&self, cache: &ThreadCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack, to: To) {
+    fn note(&self, cache: &StreamCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack, to: To) {
         let (device, address, stream) = (cache.memory.device, cache.memory.address(offset), cache.stream_address());
         note(MemoryEvent { time: 0, thread: 0, stack, action, device, address, bytes, stream, pool: self.pool }, to);
     }
 }
 
-impl ThreadCache {
+impl StreamCache {
     /// Ends a recording, but leaves the live blocks the stacks that a plug has taken until they are freed. With `recorded`,
     /// which is this cache's, locked.
     pub(in crate::memory) fn keep_stacks(&self, recorded: &mut RecordedBlocks) {

@@ -16,6 +16,9 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
     pub(in crate::memory) stream: Stream,
+    /// The [`Stream::id`] of a stream that may be gone one day, and leave its address to another one; 0 of one that lasts, and
+    /// of graphs.
+    pub(in crate::memory) stream_id: u64,
     /// The thread whose per-thread default stream this is; none for any other stream.
     pub(in crate::memory) per_thread_of: Option<ThreadNumber>,
     /// Whether its blocks are parts of captured graphs.
@@ -37,7 +40,16 @@ impl Service {
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
         let stream = Stream::default_of(pool.memory.device);
         let pool = Arc::clone(pool);
-        Self { number: 0, pool, stream, per_thread_of: None, is_captured: false, is_feed: false, is_lender: true }
+        Self {
+            number: 0,
+            pool,
+            stream,
+            stream_id: 0,
+            per_thread_of: None,
+            is_captured: false,
+            is_feed: false,
+            is_lender: true,
+        }
     }
 
     /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.
@@ -46,11 +58,20 @@ impl Service {
         is_plain && self.per_thread_of.is_none() && self.stream.is_lasting()
     }
 
+    /// Returns whether both are of one stream.
+    pub(in crate::memory) fn is_of_stream_of(&self, other: &Self) -> bool {
+        normalized(self.stream.raw()) == normalized(other.stream.raw()) && self.stream_id == other.stream_id
+    }
+
+    /// Returns whether a stream that a caller names is the one that is served, not another one at its address.
+    pub(in crate::memory) fn is_of(&self, named: &Stream) -> bool {
+        normalized(self.stream.raw()) == normalized(named.raw())
+            && (self.stream_id == 0 || named.id().is_ok_and(|id| id == Some(self.stream_id)))
+    }
+
     /// Returns whether work of one is in order with work of the other: both are of one stream.
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
-        normalized(self.stream.raw()) == normalized(other.stream.raw())
-            && self.per_thread_of == other.per_thread_of
-            && !(self.is_lender || other.is_lender)
+        self.is_of_stream_of(other) && self.per_thread_of == other.per_thread_of && !(self.is_lender || other.is_lender)
     }
 
     /// Returns whether a cache that serves one can serve the other.
@@ -67,25 +88,25 @@ impl Service {
         self.is_captured && self.pool.has_captures()
     }
 
-    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or it is `alive`, which a
+    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or is that of `alive`, which a
     /// caller has just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
-    pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Stream>) -> bool {
+    pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Self>) -> bool {
         if self.is_captured {
             return false;
         }
         match self.per_thread_of {
             Some(number) => number == thread.number(),
-            None => self.stream.is_lasting() || alive.is_some_and(|alive| alive.raw() == self.stream.raw()),
+            None => self.stream.is_lasting() || alive.is_some_and(|alive| self.is_of_stream_of(alive)),
         }
     }
 
     /// Waits for the work so far on the stream that is served. A foreign stream may have been destroyed by now, unless
-    /// it is `alive`, and is not touched: all work on the device stands for its.
+    /// it is that of `alive`, and is not touched: all work on the device stands for its.
     pub(in crate::memory) fn work_so_far(
         &self,
         events: &EventPool,
         thread: ThisThread,
-        alive: Option<&Stream>,
+        alive: Option<&Self>,
     ) -> Result<Until> {
         if self.is_lender {
             Ok(Until::at_once())

@@ -3,7 +3,7 @@
 use crate::sync::{AtomicU64, Ordering};
 
 /// Set once the block is freed here.
-const FREED: u64 = 1 << 63;
+const FREED: u64 = 0x8000_0000_0000_0000;
 
 /// The use of one block by other processes. Without a lock, for a freed block is asked about under its cache's.
 #[derive(Debug, Default)]

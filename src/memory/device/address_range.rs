@@ -9,20 +9,24 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, getrlimit};
 
 use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
-use super::pages::{Mapping, PAGE};
+use super::pages::Mapping;
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
+use crate::memory::tuning::{PAGE, ROOM};
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. 16
-/// times kept every trace of `benches/results/h200-memory/memory.json` in one range; addresses cost nothing but page
-/// tables.
-const ROOM: u64 = 16;
-/// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses.
-const ROOM_LEAST: u64 = if cfg!(loom) { PAGE } else { 1 << 40 };
-const ROOM_MOST: u64 = 16 << 40;
+/// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses. Miri
+/// makes tables slowly.
+const ROOM_LEAST: u64 = if cfg!(loom) {
+    PAGE
+} else if cfg!(miri) {
+    0x1_0000_0000
+} else {
+    0x100_0000_0000
+};
+const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 
 /// Told of an extent that is about to go back to the driver; set by the room of shared blocks.
 static ON_RELEASE: OnceLock<fn(Device, Extent)> = OnceLock::new();
@@ -97,7 +101,8 @@ impl AddressRange {
             if !runtime.supports_virtual_memory(device)? || !PAGE.is_multiple_of(runtime.page_bytes(device)?) {
                 return Ok((0, 0));
             }
-            let is_limited = getrlimit(Resource::As).current.is_some();
+            // Miri cannot ask.
+            let is_limited = !cfg!(miri) && getrlimit(Resource::As).current.is_some();
             let mut bytes = wanted;
             loop {
                 let is_least = bytes / 2 < total;

@@ -9,17 +9,22 @@ use super::address_space::AddressSpace;
 use super::elsewhere::Elsewhere;
 use super::event_pool::EventPool;
 use super::live_peak::LivePeak;
-use super::pages::{PAGE, Pages};
+use super::pages::Pages;
 use super::pieces::Pieces;
 use super::retired::Retired;
 use super::retired_segments::RetiredSegments;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
 use super::under_way::UnderWay;
+use crate::environment;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PAGES_MOST, PAGE};
 use crate::runtime;
 use crate::sync::{AtomicU64, lock};
+
+/// How many pages of 2 MiB an extent has for a large request.
+const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 
 /// The memory of one device.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) range: AddressRange,
     /// The device's memory, in bytes.
     pub(in crate::memory) total: u64,
+    /// The pages of an extent for a large request.
+    pub(in crate::memory) extent_pages: u32,
     pub(in crate::memory) pages: Pages,
     /// The unused pages of the range.
     pub(in crate::memory) space: Mutex<AddressSpace>,
@@ -61,14 +68,16 @@ impl DeviceMemory {
     /// Reserves addresses for the device's memory, none of which it takes yet.
     pub(in crate::memory) fn reserve(device: Device) -> Result<Self> {
         let total = runtime::get()?.total_memory(device)?;
-        Ok(Self::new(AddressRange::reserve(device, total)?, device, total))
+        let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, EXTENT_PAGES)? as u32;
+        Ok(Self::new(AddressRange::reserve(device, total)?, device, total, extent_pages))
     }
 
-    fn new(range: AddressRange, device: Device, total: u64) -> Self {
+    fn new(range: AddressRange, device: Device, total: u64, extent_pages: u32) -> Self {
         let pages = range.table_pages();
         Self {
             device,
             total,
+            extent_pages,
             // The upper half is for segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
             space: Mutex::new(AddressSpace::new(0, (range.bytes() / PAGE) as u32)),
@@ -93,7 +102,7 @@ impl DeviceMemory {
     /// Makes a device without memory, as small as can be: models make one for each order of their threads, and tests that need none of it.
     #[cfg(test)]
     pub(in crate::memory) fn for_model(device: Device) -> Self {
-        Self::new(AddressRange::new(device, 0, PAGE), device, PAGE)
+        Self::new(AddressRange::new(device, 0, PAGE), device, PAGE, EXTENT_PAGES as u32)
     }
 
     /// Returns whether it is pinned memory of the host.

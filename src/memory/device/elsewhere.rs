@@ -11,12 +11,8 @@ use log::Level;
 use super::device_memory::DeviceMemory;
 use super::under_way::log_out;
 use crate::ids::Device;
+use crate::memory::tuning::{WAIT, WAIT_ASLEEP};
 use crate::sync::{AtomicU64, Ordering, lock};
-
-/// How long one who gives memory back, or finds none, waits for other processes. They take milliseconds unless they are stopped.
-const SHORT: Duration = Duration::from_millis(250);
-/// How long a pool that falls asleep waits for them: as long as the most that a process keeps idle takes to unmap, twice over.
-const LONG: Duration = Duration::from_secs(2);
 
 /// Ends what this process keeps mapped of others for a device; set by the room of shared blocks.
 static END_IDLE: OnceLock<fn(Device)> = OnceLock::new();
@@ -101,12 +97,12 @@ pub(in crate::memory) fn set_end_idle(end_idle: fn(Device)) {
 impl DeviceMemory {
     /// Waits a short while for other processes that still map what this one has given back.
     pub(in crate::memory) fn wait_for_processes(&self) {
-        self.wait_for_mappings(SHORT);
+        self.wait_for_mappings(WAIT);
     }
 
     /// As [`DeviceMemory::wait_for_processes`], as long as a pool that falls asleep may take.
     pub(in crate::memory) fn wait_for_processes_long(&self) {
-        self.wait_for_mappings(LONG);
+        self.wait_for_mappings(WAIT_ASLEEP);
     }
 
     fn wait_for_mappings(&self, patience: Duration) {
@@ -142,7 +138,7 @@ mod tests {
     #[test]
     fn what_was_waited_for_in_vain_is_not_waited_for_again() {
         let elsewhere = Elsewhere::default();
-        assert_eq!((elsewhere.is_awaited(), elsewhere.wait(LONG)), (false, 0));
+        assert_eq!((elsewhere.is_awaited(), elsewhere.wait(WAIT_ASLEEP)), (false, 0));
         elsewhere.ask(3);
         assert!(elsewhere.is_awaited());
         assert_eq!(elsewhere.wait(Duration::ZERO), 3);

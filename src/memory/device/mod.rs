@@ -26,11 +26,11 @@ pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::set_end_idle;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
-pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, PAGE, Pages};
+pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, Pages};
 pub(in crate::memory) use pieces::Flow;
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segments::overlapping;
-pub(in crate::memory) use small::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass, Slab};
+pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use supply::{
     Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,

@@ -6,21 +6,19 @@
 
 use std::sync::OnceLock;
 
-use super::small::{ALIGNMENT, Slabs};
+use super::small::Slabs;
+use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
 use crate::sync::Table;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// A bit of the number of a cache that lends slabs of its pages to others. So marked, the number is no cache's, which a
 /// look-up of a block's cache finds out without a question of its own.
-pub(in crate::memory) const LENT: u32 = 1 << 31;
-/// The unit of physical memory and of mapping, in bytes.
-pub(in crate::memory) const PAGE: u64 = 2 << 20;
-/// Two large blocks never start within one unit, nor do a large block and a slab.
-const UNIT: u64 = 64 << 10;
-const UNITS: usize = (PAGE / UNIT) as usize;
-/// Pages are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
-const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 10 };
+pub(in crate::memory) const LENT: u32 = 0x8000_0000;
+const UNITS: usize = (PAGE / SMALL_MAX) as usize;
+/// Pages are made 2^this at a time; one by one in a model, which makes them anew for each order of its threads, and under
+/// Miri, which is slow.
+const CHUNK_BITS: u32 = if cfg!(any(loom, miri)) { 0 } else { 0xa };
 
 /// One page of the address range. Neighbours are often of different threads, so that each has a cache line of its own.
 #[derive(Debug, Default)]
@@ -74,25 +72,25 @@ pub(in crate::memory) enum Entry {
     Slab(u32),
 }
 
-const TAG: u32 = 3 << 30;
-const BLOCK: u32 = 1 << 30;
-const FREED: u32 = 2 << 30;
-const SLAB: u32 = 3 << 30;
+const TAG: u32 = 0xc000_0000;
+const BLOCK: u32 = 0x4000_0000;
+const FREED: u32 = 0x8000_0000;
+const SLAB: u32 = 0xc000_0000;
 /// A block's number has as many bits as its place in the unit leaves.
-const NUMBER: u32 = (1 << 23) - 1;
+const NUMBER: u32 = 0x7f_ffff;
 /// How many blocks a cache can have.
 pub(in crate::memory) const BLOCKS_MAX: u32 = NUMBER;
 
 /// Returns the place in its unit, so that an address inside a block is told from its start.
 #[inline]
 const fn place(offset: u64) -> u32 {
-    ((offset % UNIT / ALIGNMENT) as u32) << 23
+    ((offset % SMALL_MAX / ALIGNMENT) as u32) << 23
 }
 
 /// Returns the unit of its page that an offset lies in.
 #[inline]
 const fn unit_of(offset: u64) -> usize {
-    (offset % PAGE / UNIT) as usize
+    (offset % PAGE / SMALL_MAX) as usize
 }
 
 impl Page {
@@ -262,8 +260,8 @@ impl Pages {
 
     /// Notes a slab in all the units it covers, or its end.
     pub(in crate::memory) fn set_slab(&self, start: u64, bytes: u64, slab: Option<u32>) {
-        for unit in 0..bytes / UNIT {
-            self.set_unit(start + unit * UNIT, slab.map_or(0, |number| SLAB | number));
+        for unit in 0..bytes / SMALL_MAX {
+            self.set_unit(start + unit * SMALL_MAX, slab.map_or(0, |number| SLAB | number));
         }
     }
 }
@@ -273,7 +271,9 @@ mod models {
     use loom::sync::Arc;
     use loom::thread;
 
-    use super::{Entry, PAGE, Pages, UNIT};
+    use super::{Entry, Pages};
+    use crate::memory::tuning::PAGE;
+    use crate::memory::tuning::SMALL_MAX;
 
     /// Two threads free the block at `freed`, while the owner makes one at `made` in the same page and ends it.
     fn free_twice(live: &'static [u64], freed: u64, made: u64) {
@@ -303,11 +303,11 @@ mod models {
 
     #[test]
     fn of_two_threads_that_free_a_page_s_only_block_one_succeeds() {
-        free_twice(&[0], 0, 3 * UNIT);
+        free_twice(&[0], 0, 3 * SMALL_MAX);
     }
 
     #[test]
     fn of_two_threads_that_free_one_of_a_page_s_blocks_one_succeeds() {
-        free_twice(&[0, UNIT], UNIT, 3 * UNIT);
+        free_twice(&[0, SMALL_MAX], SMALL_MAX, 3 * SMALL_MAX);
     }
 }

@@ -3,7 +3,7 @@
 //! A piece of one page is what PyTorch calls small: its segments for small blocks are as large. What stands in it says
 //! nothing of its size here, as pages go where they are needed.
 
-use super::pages::PAGE;
+use crate::memory::tuning::PAGE;
 use crate::sync::{AtomicU64, Ordering};
 
 /// What came, what went, and the most that there was at once.

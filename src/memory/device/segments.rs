@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, RwLock};
 
 use super::address_space::AddressSpace;
-use super::pages::PAGE;
 use crate::error::{Error, Result};
+use crate::memory::tuning::PAGE;
 use crate::sync::{lock, read, write};
 
 /// A segment's bytes, and the offset that stands for its address.

@@ -6,7 +6,7 @@
 use super::event_pool::EventPool;
 use crate::error::Result;
 use crate::ids::{CaptureStatus, Device};
-use crate::runtime::{self, Event, RelaxedCapture, Stream};
+use crate::runtime::{self, ContextRecord, Event, Point, RelaxedCapture, Stream};
 
 /// What is waited for.
 #[derive(Debug)]
@@ -16,14 +16,19 @@ pub(in crate::memory) enum Until {
     /// Streams on which nothing could be recorded yet: one is being captured, or is the legacy default stream beside a
     /// capture, or the driver refused.
     Unrecorded(Vec<Stream>),
-    /// All work on these devices, which could not be recorded yet.
-    Devices(Vec<Device>),
+    /// All work on these devices that was submitted before the point, which could not be recorded yet.
+    Devices(Vec<Device>, Point),
 }
 
 impl Until {
     /// Waits for nothing.
     pub(in crate::memory) const fn at_once() -> Self {
         Self::Events(Vec::new())
+    }
+
+    /// Waits for all work so far on the devices, which is recorded once this is looked at.
+    pub(in crate::memory) fn recorded_later(devices: Vec<Device>) -> Self {
+        Self::Devices(devices, Point::now())
     }
 
     /// Waits for the streams' work so far.
@@ -39,23 +44,41 @@ impl Until {
     }
 
     /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is
-    /// recorded later.
+    /// recorded later; and where the driver cannot record it, the devices are waited for once this is looked at.
     pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
+        Self::work_before(Point::now(), events, devices, |_| Ok(false))
+    }
+
+    /// Waits for all work on the devices, at least for what was submitted before the point, for which `waits` may wait.
+    fn work_before(
+        point: Point,
+        events: &EventPool,
+        devices: &[Device],
+        mut waits: impl FnMut(Device) -> Result<bool>,
+    ) -> Result<Self> {
         let devices: Vec<_> = devices.iter().copied().filter(|device| device.host_node().is_none()).collect();
         let mut recorded = Vec::new();
         for &device in &devices {
             let event = events.take(device)?;
-            let is_recorded = event.record_context()?;
-            recorded.push(event);
-            if !is_recorded {
+            let is_covered = match event.record_context()? {
+                ContextRecord::Recorded => {
+                    recorded.push(event);
+                    continue;
+                }
+                ContextRecord::Captured => false,
+                ContextRecord::Unsupported => waits(device)?,
+            };
+            events.put_back([event]);
+            if !is_covered {
                 events.put_back(recorded);
-                return Ok(Self::Devices(devices));
+                return Ok(Self::Devices(devices, point));
             }
         }
         Ok(Self::Events(recorded))
     }
 
-    /// Returns whether all of it is done; with `wait`, waits for what is recorded. A refusal leaves this as it is.
+    /// Returns whether all of it is done; with `wait`, waits for what is recorded, and in any case for devices whose work the
+    /// driver cannot record. A refusal leaves this as it is.
     pub(in crate::memory) fn is_done(&mut self, pool: &EventPool, wait: bool) -> Result<bool> {
         match self {
             // Streams that may have been destroyed meanwhile are not touched again.
@@ -63,11 +86,15 @@ impl Until {
                 *self = Self::work_on(pool, streams.clone())?
             }
             Self::Unrecorded(streams) => *self = Self::all_work(pool, &devices(streams))?,
-            Self::Devices(devices) => *self = Self::all_work(pool, devices)?,
-            Self::Events(_) => {}
+            Self::Devices(..) | Self::Events(_) => {}
+        }
+        if let Self::Devices(devices, point) = self {
+            let point = *point;
+            let waits = |device| runtime::wait_for_work_before(point, device);
+            *self = Self::work_before(point, pool, devices, waits)?;
         }
         match self {
-            Self::Unrecorded(_) | Self::Devices(_) => Ok(false),
+            Self::Unrecorded(_) | Self::Devices(..) => Ok(false),
             Self::Events(events) => {
                 if events.is_empty() {
                     return Ok(true);

@@ -93,7 +93,8 @@ pub(crate) enum EmptyPinned {
 pub(crate) struct EmptyPinnedMiss {
     miss: serve::Miss,
     bytes: u64,
-    node: Device,
+    /// The order of the host on its node.
+    order: Stream,
     stream: Option<Stream>,
 }
 
@@ -104,8 +105,12 @@ impl EmptyPinnedMiss {
     /// # Errors
     /// As [`empty_pinned`].
     pub(crate) fn serve(self) -> Result<PinnedBuffer> {
-        let Self { miss, bytes, node, stream } = self;
-        PinnedBuffer { block: Some(miss.serve()?), bytes, node }.recorded(stream.as_ref())
+        let Self { miss, bytes, order, stream } = self;
+        let block = match miss.serve()? {
+            Some(block) => block,
+            None => serve::allocate(bytes, &order)?,
+        };
+        PinnedBuffer { block: Some(block), bytes, node: order.device() }.recorded(stream.as_ref())
     }
 }
 
@@ -121,13 +126,10 @@ pub(crate) fn try_empty_pinned(nbytes: u64, order: &Stream, stream: Option<&Stre
         0 => None,
         _ => match serve::try_allocate(nbytes, order)? {
             Attempt::Ready(block) => Some(block),
-            Attempt::Miss(miss) => match miss.pinned_block_at_once()? {
-                Some(block) => Some(block),
-                None => {
-                    let stream = stream.map(Stream::view);
-                    return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, node, stream }));
-                }
-            },
+            Attempt::Miss(miss) => {
+                let (order, stream) = (order.view(), stream.map(Stream::view));
+                return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, order, stream }));
+            }
         },
     };
     PinnedBuffer { block, bytes: nbytes, node }.recorded(stream).map(EmptyPinned::Ready)

@@ -11,7 +11,7 @@ use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 
 /// The most bytes of one segment: drivers register no 512 GiB at once.
-const SEGMENT_MOST: u64 = 256 << 30;
+const SEGMENT_MOST: u64 = 0x40_0000_0000;
 /// The name of the thread; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-pin";
 

@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
 
-use super::c_api::{address_of, guard, stream_of};
+use super::c_api::{address_of, bytes_of, guard, stream_of};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
@@ -105,7 +105,10 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
 
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
-        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
+        let size = bytes_of(size)?;
+        if size == 0 {
+            return Ok(std::ptr::null_mut());
+        }
         let pool = read(&FED).get(PLACE).cloned();
         let pool = pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?;
         // SAFETY: the other allocator names a stream that is alive.
@@ -116,7 +119,10 @@ unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, s
 
 unsafe extern "C" fn malloc_default(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
-        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(std::ptr::null_mut()) };
+        let size = bytes_of(size)?;
+        if size == 0 {
+            return Ok(std::ptr::null_mut());
+        }
         // SAFETY: the other allocator names a stream that is alive.
         let stream = unsafe { stream_of(device, stream) }?;
         let pool = device_caches(runtime::existing(stream.device())?)?.default_pool()?;

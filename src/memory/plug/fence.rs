@@ -4,18 +4,19 @@ use crate::error::Result;
 use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
 
-/// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not.
+/// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not, unless
+/// the driver is older than CUDA 12.5: then it waits for all that work.
 /// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Without
 /// `delay` later work waits on `stream` alone, which is enough where each next user of the memory waits for that stream. Returns
 /// false, with nothing done, while a capture is known of, which that would spoil.
 ///
 /// # Errors
-/// `ErrorKind::Library` if the driver refuses, as those before CUDA 12.5 do.
+/// `ErrorKind::Library` if the driver refuses.
 pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;
     let event = events.take(device)?;
-    if !event.record_context()? {
+    if !event.record_or_await_context()? {
         events.put_back([event]);
         return Ok(false);
     }

@@ -1,7 +1,8 @@
 //! Device memory for a library's handles, from a pool that may be another at any time.
 //!
 //! A library frees by whichever function its handle has when it frees, so this takes back what it did not give out too:
-//! memory of a former pool, and plain memory that the library had from the driver before it was told of this.
+//! memory of a former pool, and plain memory that the library had from the driver before it was told of this. That one nothing
+//! here knows of, so an address that is not gpupool's is the driver's to free or to refuse.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -91,6 +92,10 @@ impl LibraryMemory {
         let _bound = BoundDevice::of(runtime, self.device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the caller's library gives the memory up.
-        unsafe { c_api::free_plain(runtime, address) }
+        unsafe { c_api::free_plain(runtime, address) }.map_err(|error| {
+            error.on(self.device).advised(format_args!(
+                "A library freed {address:#x}, which neither gpupool nor the driver gave it, or freed it twice"
+            ))
+        })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! It calls no driver, so a launcher can set it before it is known which devices a process gets.
 
+use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
@@ -46,7 +47,12 @@ pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
     if (0.0..=1.0).contains(&fraction) {
         return Ok(());
     }
-    Err(Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory")))
+    Err(no_fraction(fraction))
+}
+
+#[cold]
+pub(crate) fn no_fraction(fraction: impl Display) -> Error {
+    Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory"))
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ pub(crate) use context_scope::{ContextScope, set_find_context_scope};
 pub use id::{PoolId, graph_pool_handle};
 pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
+#[cfg(feature = "python")]
+pub(crate) use limit::no_fraction;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use route::{
     Destination, Given, Purpose, changes, destination, ending, enter_by_id, enter_by_ticket, leave_by_id,

@@ -3,7 +3,7 @@
 //! Of a thread's own routes and the scopes of its context the innermost is followed; those of all threads where there is
 //! neither.
 //!
-//! A thread's cache for a stream is found again at once as long as the thread's routes have not changed, which
+//! The cache for a stream is found again at once as long as the thread's routes have not changed, which
 //! [`changes`] says.
 
 use std::cell::{Cell, RefCell};

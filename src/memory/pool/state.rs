@@ -23,11 +23,11 @@ pub(in crate::memory) struct Rules {
 }
 
 /// What it has free serves other pools when memory is short.
-const USE_ON_OOM: u8 = 1;
+const USE_ON_OOM: u8 = 0b001;
 /// Each segment serves one block at a time.
-const NO_SPLIT: u8 = 2;
+const NO_SPLIT: u8 = 0b010;
 /// A cache has begun to cut its memory, as [`NO_SPLIT`] said then.
-const CUT: u8 = 4;
+const CUT: u8 = 0b100;
 
 /// When the memory of a pool goes whose last use has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::memory::cache::{DeviceCaches, Heap, RecordedGuard, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Heap, RecordedGuard, StreamCache};
 use crate::memory::pool::Pool;
 use crate::observe::recording;
 use crate::sync::{OwnerGuard, lock};
@@ -11,7 +11,7 @@ use crate::sync::{OwnerGuard, lock};
 /// A cache from which nothing is allocated as long as this lives.
 #[derive(Debug)]
 pub(in crate::memory) struct FrozenCache {
-    pub(in crate::memory) cache: &'static ThreadCache,
+    pub(in crate::memory) cache: &'static StreamCache,
     pub(in crate::memory) recorded: RecordedGuard<'static>,
     pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
 }
@@ -38,7 +38,7 @@ impl Frozen {
     }
 
     /// Stops the caches that `list` returns, also those that are made meanwhile.
-    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static ThreadCache>) -> Self {
+    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static StreamCache>) -> Self {
         let alone = lock(&ALONE);
         let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
         let mut known = HashSet::new();

@@ -3,8 +3,8 @@
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::PAGE;
 use crate::memory::serve::device_caches;
+use crate::memory::tuning::PAGE;
 use crate::runtime;
 
 /// Returns the largest block of the default pool that could be had without giving anything back, as far as is known:

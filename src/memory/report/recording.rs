@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use super::frozen::{Frozen, FrozenCache};
-use crate::memory::cache::{DeviceCaches, Tell, ThreadCache, observe, visit_events};
+use crate::memory::cache::{DeviceCaches, StreamCache, Tell, observe, visit_events};
 use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
 
-fn caches() -> Vec<&'static ThreadCache> {
+fn caches() -> Vec<&'static StreamCache> {
     DeviceCaches::all().flat_map(DeviceCaches::serving).collect()
 }
 

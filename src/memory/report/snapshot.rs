@@ -6,7 +6,7 @@ use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::{
-    DeviceCaches, HeapBlock, MemoryAction, MemoryEvent, ThreadCache, events, is_recorded, note_snapshot,
+    DeviceCaches, HeapBlock, MemoryAction, MemoryEvent, StreamCache, events, is_recorded, note_snapshot,
 };
 use crate::memory::pool::{Pool, PoolId};
 use crate::observe::delivery::Delivery;
@@ -111,7 +111,7 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
     segments(&Frozen::of(pool))
 }
 
-fn caches(device: Option<Device>) -> Vec<&'static ThreadCache> {
+fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device));
     wanted.flat_map(DeviceCaches::serving).collect()
 }

@@ -1,4 +1,4 @@
-//! Statistics of pools and devices. Each thread counts for itself; a query adds the counts up.
+//! Statistics of pools and devices. Each stream is counted for itself; a query adds the counts up.
 
 use super::summary::{self, PoolSummary};
 use crate::error::Result;
@@ -17,9 +17,9 @@ use crate::sync::ThisThread;
 pub struct PoolStats {
     /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
     pub live_bytes: u64,
-    /// The peak of `live_bytes`: exact for a pool that one thread uses on one stream. With several threads or streams
+    /// The peak of `live_bytes`: exact for a pool that is used on one stream. With several streams
     /// it is an upper bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the
-    /// true peak by memory that one thread or stream freed and did not report to the others yet, which it does when the
+    /// true peak by memory that was freed on one stream and not reported to the others yet, which it does when the
     /// pages are used elsewhere, or after a thousand frees.
     pub peak_live_bytes: u64,
     /// The requested bytes of the same blocks.

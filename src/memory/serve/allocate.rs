@@ -1,15 +1,14 @@
-//! Allocation: a free block of the thread's cache, or what is left to do to get one.
+//! Allocation: a free block of the stream's cache, or what is left to do to get one.
 
 use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
 use super::request::Allocation;
 use crate::error::Result;
-use crate::memory::cache::{self, GivenKey, ThreadCache};
+use crate::memory::cache::{self, Found, GivenKey, StreamCache};
 use crate::memory::pool::Given;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
-use crate::sync::ThisThread;
 
 /// What became of a request that was tried.
 #[derive(Debug)]
@@ -21,11 +20,11 @@ pub(in crate::memory) enum Attempt {
 }
 
 impl Attempt {
-    /// Does what is left to do.
+    /// Does what is left to do; none if it must be tried again, as [`Miss::serve`] says.
     #[inline]
-    fn serve(self) -> Result<Allocation> {
+    fn serve(self) -> Result<Option<Allocation>> {
         match self {
-            Self::Ready(block) => Ok(block),
+            Self::Ready(block) => Ok(Some(block)),
             Self::Miss(miss) => miss.serve(),
         }
     }
@@ -35,7 +34,9 @@ impl Attempt {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is allocated before it is served"]
 pub(crate) struct Miss {
-    pub(super) cache: &'static ThreadCache,
+    pub(super) cache: &'static StreamCache,
+    /// The number of the service that the cache was in.
+    pub(super) service: u64,
     pub(super) bytes: u64,
 }
 
@@ -46,15 +47,19 @@ pub(crate) struct Miss {
 /// bytes or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
-    try_allocate(bytes, stream)?.serve()
+    loop {
+        if let Some(block) = try_allocate(bytes, stream)?.serve()? {
+            return Ok(block);
+        }
+    }
 }
 
 /// Allocates on the stream from the cache that served the thread's last request for one pool, if that was of this kind
-/// and nothing is out of the ordinary.
+/// and nothing is out of the ordinary, and that has not ended its service.
 #[inline]
 pub(in crate::memory) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
-    Some(take(found, bytes, false).and_then(Attempt::serve))
+    take(found, bytes, false).serve().transpose()
 }
 
 /// Allocates on the stream from a pool, unless the calling thread is in a scope that it entered later.
@@ -67,17 +72,21 @@ pub(in crate::memory) fn allocate_given(bytes: u64, stream: &Stream, given: &Giv
     let state = process::state();
     let _delivery = Delivery::at_end();
     let _stack = recording::hold_stack(Purpose::Allocation);
-    let found = given_cache_for(given, stream, state.is_rerouted())?;
-    take(found, bytes, state.is_recorded())?.serve()
+    loop {
+        let found = given_cache_for(given, stream, state.is_rerouted())?;
+        if let Some(block) = take(found, bytes, state.is_recorded()).serve()? {
+            return Ok(block);
+        }
+    }
 }
 
-/// Takes a block that the thread's cache has ready.
+/// Takes a block that the stream's cache has ready.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Attempt> {
-    if process::state().is_plain() { take(cache_for(stream)?, bytes, false) } else { take_slowly(bytes, stream) }
+    if process::state().is_plain() { Ok(take(cache_for(stream)?, bytes, false)) } else { take_slowly(bytes, stream) }
 }
 
 /// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
@@ -89,13 +98,13 @@ fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };
-    take(found, bytes, state.is_recorded())
+    Ok(take(found, bytes, state.is_recorded()))
 }
 
 #[inline]
-fn take((cache, thread): (&'static ThreadCache, ThisThread), bytes: u64, is_recorded: bool) -> Result<Attempt> {
-    Ok(match cache.allocate_block(thread, bytes, is_recorded) {
-        Some(offset) => Attempt::Ready(Allocation { cache, offset }),
-        None => Attempt::Miss(Miss { cache, bytes }),
-    })
+fn take(found: Found, bytes: u64, is_recorded: bool) -> Attempt {
+    match found.cache.allocate_block(found, bytes, is_recorded) {
+        Some(offset) => Attempt::Ready(Allocation { cache: found.cache, offset }),
+        None => Attempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
+    }
 }

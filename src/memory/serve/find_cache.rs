@@ -1,24 +1,24 @@
-//! The cache for a request: the one that served last, one that the thread has, one whose thread has ended, or a new
-//! one.
+//! The cache for a request: the one that served last, one that the thread knows, one that its pool knows, or a new one.
 
 use std::sync::Arc;
 
-use super::abandoned::{LOOKED_AT, end_abandoned};
+use super::abandoned::end_abandoned;
 use super::devices::device_caches;
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, GivenKey, Service, ThreadCache, normalized};
+use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Service, StreamCache, normalized};
 use crate::memory::pool::{self, Destination, Given};
+use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Returns this thread's cache for requests on the stream.
+/// Returns the cache for this thread's requests on the stream.
 ///
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::InvalidValue` while the thread ends.
 #[inline]
-pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+pub(super) fn cache_for(stream: &Stream) -> Result<Found> {
     match cache::last(stream) {
         Some(last) => Ok(last),
         None => find(stream),
@@ -29,124 +29,121 @@ pub(super) fn cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisTh
 ///
 /// # Errors
 /// As [`cache_for`].
-pub(in crate::memory) fn cache_on(stream: &Stream) -> Result<&'static ThreadCache> {
+pub(in crate::memory) fn cache_on(stream: &Stream) -> Result<&'static StreamCache> {
     process::refuse_forked()?;
-    cache_for(stream).map(|(cache, _)| cache)
+    cache_for(stream).map(|found| found.cache)
 }
 
 #[cold]
-fn find(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
+fn find(stream: &Stream) -> Result<Found> {
     let changes = pool::changes();
-    let (key, cache, thread) = find_now(stream, None, false)?;
-    cache::remember(key, changes, thread, cache);
-    Ok((cache, thread))
+    let (key, found) = find_now(stream, None, false)?;
+    cache::remember(key, changes, found);
+    Ok(found)
 }
 
 /// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
 /// may not serve the next.
-pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<(&'static ThreadCache, ThisThread)> {
-    let (_, cache, thread) = find_now(stream, None, true)?;
-    Ok((cache, thread))
+pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<Found> {
+    find_now(stream, None, true).map(|(_, found)| found)
 }
 
-/// Returns this thread's cache for requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
+/// Returns the cache for this thread's requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
 ///
 /// # Errors
 /// As [`cache_for`].
-pub(super) fn given_cache_for(
-    given: &Given,
-    stream: &Stream,
-    is_rerouted: bool,
-) -> Result<(&'static ThreadCache, ThisThread)> {
+pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool) -> Result<Found> {
     let changes = pool::changes();
-    let (key, cache, thread) = find_now(stream, Some(given), is_rerouted)?;
+    let (key, found) = find_now(stream, Some(given), is_rerouted)?;
     // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
     if key.pool == given.pool.number {
         let Given { pool, ticket, is_captured, .. } = given;
         let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
-        cache::remember_given(given, key, changes, thread, cache);
+        cache::remember_given(given, key, changes, found);
     }
-    Ok((cache, thread))
+    Ok(found)
 }
 
-fn find_now(
-    stream: &Stream,
-    given: Option<&Given>,
-    is_rerouted: bool,
-) -> Result<(CacheKey, &'static ThreadCache, ThisThread)> {
+fn find_now(stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
     let (thread, device) = (ThisThread::get(), stream.device());
     let destination = pool::destination(stream, given, is_rerouted)?;
     let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
-    let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()) };
-    let cache = match cache::known(key)? {
-        Some(cache) => cache,
+    let stream_id = if is_captured { 0 } else { id_of(stream)? };
+    let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()), stream_id };
+    let (cache, service) = match cache::known(key)? {
+        Some(known) => known,
         None => {
             let caches = device_caches(device)?;
-            forget_unused(caches, thread)?;
-            let cache = acquire(caches, thread, destination, stream)?;
-            if let Err(error) = cache::add(key, cache) {
-                cache.give_up(thread);
-                return Err(error);
+            if !is_captured {
+                caches.note_stream(stream, stream_id);
             }
-            cache
+            forget_unused(caches, thread)?;
+            let found = acquire(caches, thread, destination, stream, stream_id)?;
+            cache::add(key, found)?;
+            found
         }
     };
-    Ok((key, cache, thread))
+    // After the thread knows it, so that its end gives it up.
+    cache.adopt(thread);
+    Ok((key, Found { cache, service, thread }))
 }
 
-/// Gives up the thread's caches of pools that are gone, and of streams that nothing else holds: a few each time.
-fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()> {
-    let mut outcome = Ok(());
-    for (key, cache) in end_abandoned(caches, thread) {
-        outcome = outcome.and(cache::forget(thread, key, cache));
-        // One that was adopted just to be ended.
-        cache.give_up(thread);
+/// Returns the stream's [`Service::stream_id`]; of a captured stream that of the last one that was seen at its address.
+fn id_of(stream: &Stream) -> Result<u64> {
+    if stream.raw().is_default() || stream.kept().is_lasting() {
+        return Ok(0);
     }
-    let is_gone = |key: CacheKey, cache: &'static ThreadCache| {
-        // One that threads share may serve another pool by now.
-        let is_another = cache.is_shared() && !cache.serves_pool(key.pool);
-        is_another || (cache.is_closing() && cache.lock(thread).mapped() == 0)
-    };
-    outcome.and(cache::forget_some(thread, LOOKED_AT, is_gone))
+    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.last_id(stream));
+    Ok(stream.id()?.unwrap_or_else(last))
 }
 
-/// Returns a cache without an owner that serves the same, else a new one; owned by the thread.
+/// Ends caches that nothing can ask any more, and forgets those of the thread's that have ended: a few each time.
+fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()> {
+    end_abandoned(caches, thread);
+    let is_gone = |cache: &StreamCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
+    cache::forget_some(thread, A_FEW, is_gone)
+}
+
+/// Returns the cache that serves this, an old one or a new one, and the number of its service.
 fn acquire(
     caches: &'static DeviceCaches,
     thread: ThisThread,
     destination: Option<Destination>,
     stream: &Stream,
-) -> Result<&'static ThreadCache> {
+    stream_id: u64,
+) -> Result<(&'static StreamCache, u64)> {
     let (pool, is_captured, is_feed) = match destination {
         Some(Destination { pool, is_captured, is_feed }) => (pool, is_captured, is_feed),
         None => (Arc::clone(caches.default_pool()?), false, false),
     };
     let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
-    let service =
-        Service { number: 0, pool, stream: stream.kept(), per_thread_of, is_captured, is_feed, is_lender: false };
-    for cache in DeviceCaches::caches_on(&service.pool, stream.raw()) {
-        let serves = || cache.service().is_some_and(|other| other.is_as(&service));
-        if !serves() {
-            continue;
-        }
-        if cache.is_shared() {
-            return Ok(cache);
-        }
-        if cache.adopt(thread) {
-            // Another owner may have ended what it served meanwhile.
-            if serves() {
-                return Ok(cache);
+    let stream = stream.kept();
+    let service = Service { number: 0, pool, stream, stream_id, per_thread_of, is_captured, is_feed, is_lender: false };
+    loop {
+        for cache in DeviceCaches::caches_on(&service.pool, service.stream.raw()) {
+            if let Some(number) = cache.number_of(&service) {
+                return Ok((cache, number));
             }
-            cache.give_up(thread);
+        }
+        if let Some(made) = make(caches, thread, &service)? {
+            return Ok(made);
         }
     }
-    let pool = Arc::clone(&service.pool);
-    let cache = caches.new_cache(service, thread)?;
-    let added = caches.add_cache(&pool, cache);
-    if let Some(first) = added.filter(|first| !std::ptr::eq(*first, cache)) {
+}
+
+/// Makes a cache that serves this; none if another thread has just made one.
+fn make(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    service: &Service,
+) -> Result<Option<(&'static StreamCache, u64)>> {
+    let pool = &service.pool;
+    let (cache, number) = caches.new_cache(service.clone())?;
+    let added = caches.add_cache(pool, cache);
+    if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
         cache.end_service();
-        caches.put_spare_of(&pool, [cache]);
-        return Ok(first);
+        caches.put_spare([cache]);
+        return Ok(None);
     }
     if pool.marks_work() {
         cache.mark_work_if_foreign();
@@ -154,13 +151,12 @@ fn acquire(
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if added.is_none() || pool.is_closed() {
         // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
-        let is_over = || cache.end_if_empty(&pool, thread) && caches.remove_cache(&pool, cache, Counts::default());
+        let is_over = || cache.end_if_empty(pool, thread) && caches.remove_cache(pool, cache, Counts::default());
         if added.is_none() || is_over() {
             cache.end_service();
-            caches.put_spare_of(&pool, [cache]);
+            caches.put_spare([cache]);
         }
-        cache.give_up(thread);
-        return Err(pool::closed(&pool));
+        return Err(pool::closed(pool));
     }
-    Ok(cache)
+    Ok(Some((cache, number)))
 }

@@ -55,10 +55,9 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
     note_free(block, users.is_empty());
     if users.is_empty() {
-        // A slot seldom makes a page free, which is not worth a visit to another thread's heap.
-        let own = own.filter(|_| cache.marks_work() && (cache.is_owned_by(thread) || cache.is_large(offset)));
+        let own = own.filter(|_| cache.marks_work());
         // Asked while the block is live: afterwards the cache may serve another stream.
-        let marked = own.and_then(|own| Some((own, cache.service()?)));
+        let marked = own.and_then(|own| Some((own, cache.service().filter(|service| service.is_of(own))?)));
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
         if let Some((own, service)) = marked {
             // Without a mark the pages serve no other stream.
@@ -111,6 +110,8 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
     // The order of the host is no stream that work could be on.
     if (stream.device() != memory.device || memory.is_of_host()) && !memory.range.is_peer(stream.device()) {
+        // C names devices by numbers, which are looked up only here.
+        runtime::existing(stream.device())?;
         return Err(Error::invalid_value(format!(
             "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
             block.address(),

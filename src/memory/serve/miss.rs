@@ -2,9 +2,6 @@
 //!
 //! Only once the driver or a limit has said no does anything wait for the GPU.
 
-mod other_threads;
-
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,9 +15,10 @@ use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
 use super::trim::{leave_closed, make_room};
 use crate::error::{Error, GPUPOOL, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, ThreadCache, is_recorded};
+use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, StreamCache, forget_last, is_recorded};
 use crate::memory::device::Moment;
 use crate::memory::pool::{self, Pool};
+use crate::memory::tuning::{A_FEW, MANY};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
@@ -32,11 +30,9 @@ type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
 /// The way of a request that found no free block, from the first rung to the last.
 #[rustfmt::skip] // the right column tells what the left one names
-const LADDER: [Rung; 12] = [
+const LADDER: [Rung; 10] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
-    Climb::blocks_of_other_threads, // free blocks of the caches of other threads on this stream, which stay theirs
-    Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest, a few ahead of need
-    Climb::exact_pages,             // the same, with no more new ones than needed
+    Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest
     Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
     Climb::pages_of_pool,           // free pages of this pool, whatever they wait for
     Climb::blocks_of_device,        // wait for the streams of pools that help others
@@ -48,55 +44,43 @@ const LADDER: [Rung; 12] = [
 ];
 
 /// The rungs from where the driver or a limit has said no to where all that is free was looked for.
-const SEARCH: [Rung; 6] = [LADDER[4], LADDER[5], LADDER[6], LADDER[7], LADDER[8], LADDER[9]];
+const SEARCH: [Rung; 6] = [
+    Climb::blocks_of_pool,
+    Climb::pages_of_pool,
+    Climb::blocks_of_device,
+    Climb::pages_of_device,
+    Climb::blocks_of_other_caches,
+    Climb::given_back_pages,
+];
 
 impl Miss {
-    /// Goes on with the request on the thread that made it.
+    /// Goes on with the request on the thread that made it. Returns none if the cache serves another pool or stream by now: the
+    /// request is to begin anew.
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes, or if the pool has
     /// ended; any other refusal of the driver.
     #[cold]
-    pub(in crate::memory) fn serve(self) -> Result<Allocation> {
-        let Self { cache, bytes } = self;
+    pub(in crate::memory) fn serve(self) -> Result<Option<Allocation>> {
+        let Self { cache, service: number, bytes } = self;
         let _delivery = Delivery::at_end();
         let _stack = hold_stack(Purpose::Allocation);
         if bytes == 0 {
             return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
         }
-        let Some(service) = cache.service() else {
-            return Err(Error::invalid_value("the pool of this scope is gone; leave the scope before its pool ends"));
+        let Some(service) = cache.service().filter(|service| service.number == number && cache.is_serving(number))
+        else {
+            forget_last();
+            return Ok(None);
         };
         let request = Request { cache, service, thread: ThisThread::get(), bytes };
         Climb::new(request).climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
-    }
-
-    /// Returns a block of pinned memory that another thread has free, for which nothing waits and no driver is asked: a caller
-    /// need not let others work meanwhile.
-    ///
-    /// # Errors
-    /// As [`Miss::serve`].
-    #[cfg(feature = "python")]
-    #[cold]
-    pub(in crate::memory) fn pinned_block_at_once(&self) -> Result<Option<Allocation>> {
-        let Self { cache, bytes } = *self;
-        let Some(service) = cache.service().filter(|_| cache.memory.is_of_host()) else { return Ok(None) };
-        let _delivery = Delivery::at_end();
-        let _stack = hold_stack(Purpose::Allocation);
-        Climb::new(Request { cache, service, thread: ThisThread::get(), bytes }).pinned_blocks_of_other_threads()
     }
 }
 
 /// Returns whether what is free in a service is its own, and it takes none of others: that of a graph, a feed or a lender.
 fn is_apart(service: &Service) -> bool {
     service.is_captured || service.is_feed || service.is_lender
-}
-
-/// Returns a free block of another thread's cache, whose heap is locked.
-fn take_block(cache: &'static ThreadCache, heap: &mut Heap, bytes: u64) -> Option<Allocation> {
-    let offset = cache.allocate_locked(heap, bytes, is_recorded())?;
-    heap.give_to_visitor(&cache.memory.pages, offset);
-    Some(Allocation { cache, offset })
 }
 
 /// What a search that finds nothing began with: it has missed nothing if this is the same after it.
@@ -109,8 +93,6 @@ struct Beginning {
 /// A request on the ladder.
 struct Climb {
     request: Request,
-    /// The same request to the cache of another thread on this stream, if that is to grow rather than this thread's.
-    home: Option<Request>,
     /// The last refusal for want of memory.
     refused: Option<Error>,
     /// The part of the way that waits, once it has begun.
@@ -121,20 +103,29 @@ struct Climb {
 
 impl Climb {
     const fn new(request: Request) -> Self {
-        Self { request, home: None, refused: None, waiting: None, beginning: None }
+        Self { request, refused: None, waiting: None, beginning: None }
     }
 
-    fn climb(&mut self) -> Result<Allocation> {
+    /// Returns a block; none if the cache has ended its service.
+    fn climb(&mut self) -> Result<Option<Allocation>> {
         self.refuse_more_than_any_device_has()?;
         for rung in LADDER {
             self.refuse_out_of_service()?;
             if let Some(found) = rung(self)? {
                 self.log_end();
-                return Ok(found);
+                return Ok(Some(found));
+            }
+            if self.has_ended() {
+                forget_last();
+                return Ok(None);
             }
         }
         let refused = self.last_refusal();
         Err(no_memory_left(self.request.pool(), self.request.bytes, refused))
+    }
+
+    fn has_ended(&self) -> bool {
+        !self.request.cache.is_serving(self.request.service.number)
     }
 
     fn refuse_more_than_any_device_has(&self) -> Result<()> {
@@ -156,8 +147,8 @@ impl Climb {
             return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages that were added since go again; the driver's refusal is not this request's error.
-        let grown = iter::once(&self.request).chain(&self.home);
-        for Request { cache, thread, .. } in grown.filter(|request| request.cache.serves_pool(pool.number)) {
+        let Request { cache, thread, .. } = &self.request;
+        if cache.serves_pool(pool.number) {
             let _ = leave_closed(cache, *thread);
         }
         Err(pool::closed(pool))
@@ -183,10 +174,6 @@ impl Climb {
 
     fn ready_pages(&mut self) -> Result<Option<Allocation>> {
         self.grow(Effort::Ready)
-    }
-
-    fn exact_pages(&mut self) -> Result<Option<Allocation>> {
-        self.grow(Effort::Exact)
     }
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
@@ -240,7 +227,7 @@ impl Climb {
 
     /// Returns a free block of another cache; where that serves another stream, once its work so far is done. The
     /// block is used there again once the request's stream is done with it.
-    fn block_of(&self, cache: &'static ThreadCache, other: &Service) -> Result<Option<Allocation>> {
+    fn block_of(&self, cache: &'static StreamCache, other: &Service) -> Result<Option<Allocation>> {
         let Request { service, thread, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
         let Some(block) = self.take_from(cache, other) else { return Ok(None) };
@@ -249,7 +236,7 @@ impl Climb {
         }
         // Asked after the block was taken, so that this is all the work that ever used it.
         let events = &cache.memory.events;
-        let work = other.work_so_far(events, *thread, Some(&service.stream));
+        let work = other.work_so_far(events, *thread, Some(service));
         match work.and_then(|mut until| until.is_done(events, true)) {
             Ok(true) => {
                 cache.add_use(block.offset, BlockUser::new(&service.stream, *thread).fleeting());
@@ -263,20 +250,20 @@ impl Climb {
     }
 
     /// Takes a free block out of another cache, unless its pool is another one that is about to sleep.
-    fn take_from(&self, cache: &'static ThreadCache, other: &Service) -> Option<Allocation> {
+    fn take_from(&self, cache: &'static StreamCache, other: &Service) -> Option<Allocation> {
         let Request { service, thread, bytes, .. } = &self.request;
         let mut heap = cache.lock_in(other, *thread)?;
         let serves_another = other.pool.number != service.pool.number;
         if serves_another && !other.pool.sleep.may_serve_others() {
             return None;
         }
-        let block = take_block(cache, &mut heap, *bytes)?;
+        let offset = cache.allocate_locked(&mut heap, *bytes, is_recorded())?;
         // The default pool falls asleep with the whole device alone, which no such block prevents.
         if serves_another && !other.pool.is_default() {
             // With the heap locked, as it is by who asks for these blocks before the pool falls asleep.
-            cache.add_use(block.offset, BlockUser::OtherPool);
+            cache.add_use(offset, BlockUser::OtherPool);
         }
-        Some(block)
+        Some(Allocation { cache, offset })
     }
 
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split`
@@ -287,11 +274,8 @@ impl Climb {
         self.grow(Effort::Device)
     }
 
-    /// How often all is searched again before a request gives up, with other threads at work each time.
-    const SEARCHES: usize = 16;
-
     fn what_was_under_way(&mut self) -> Result<Option<Allocation>> {
-        for _ in 0..Self::SEARCHES {
+        for _ in 0..A_FEW {
             if self.has_missed_nothing() {
                 break;
             }
@@ -320,7 +304,7 @@ impl Climb {
     /// Returns how many blocks of the device were taken and freed so far.
     fn traffic(&self) -> u64 {
         let caches = DeviceCaches::known(self.request.memory().device).map(DeviceCaches::serving).unwrap_or_default();
-        let traffic = |cache: &ThreadCache| {
+        let traffic = |cache: &StreamCache| {
             let counts = cache.lock(self.request.thread).counts();
             counts.allocations() + counts.frees()
         };
@@ -371,25 +355,16 @@ impl Climb {
         }
     }
 
-    /// How often a request grows its cache before it gives up: each time but the last, another thread took pages
-    /// meanwhile.
-    const ATTEMPTS: usize = 100;
-
     /// Grows the cache and takes a block; none for want of memory, which is kept as the last refusal.
     fn grow(&mut self, effort: Effort) -> Result<Option<Allocation>> {
-        for _ in 0..Self::ATTEMPTS {
-            let request = self.home.as_ref().unwrap_or(&self.request);
-            match grow(request, effort) {
-                Ok(Some(offset)) => {
-                    if self.home.is_some() {
-                        request.cache.lock(request.thread).give_to_visitor(&request.memory().pages, offset);
-                    }
-                    return Ok(Some(request.allocation(offset)));
-                }
+        for _ in 0..MANY {
+            match grow(&self.request, effort) {
+                Ok(Some(offset)) => return Ok(Some(self.request.allocation(offset))),
                 Ok(None) => {
                     self.refuse_out_of_service()?;
-                    // Its cache may serve another stream by now.
-                    self.home = None;
+                    if self.has_ended() {
+                        return Ok(None);
+                    }
                 }
                 // Whatever a pool's own allocator refuses is taken for a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.request.pool().source().is_pages() => {
@@ -399,9 +374,7 @@ impl Climb {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::unavailable(
-            "a thread holds more blocks than gpupool can number; free some, or allocate larger ones",
-        ))
+        Err(Error::unavailable("a stream has more blocks than gpupool can number; free some, or allocate larger ones"))
     }
 
     fn note(&self) {

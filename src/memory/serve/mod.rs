@@ -1,4 +1,4 @@
-//! A request's way: from a free block of the thread's cache to pages that move or grow, and to what is tried when
+//! A request's way: from a free block of the stream's cache to pages that move or grow, and to what is tried when
 //! memory runs out; and the way back.
 
 mod abandoned;

@@ -11,8 +11,9 @@ use super::trim::{make_room, mark_closed, trim};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{PAGE, Source, Supply};
+use crate::memory::device::{Source, Supply};
 use crate::memory::pool::{Ending, Pool, PoolId, Rules};
+use crate::memory::tuning::PAGE;
 #[cfg(feature = "python")]
 use crate::process;
 use crate::runtime;

@@ -1,6 +1,6 @@
 //! A request that its cache could not serve at once, and the block that it gets: what each step on its way needs.
 
-use crate::memory::cache::{Service, ThreadCache};
+use crate::memory::cache::{Service, StreamCache, is_recorded};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
@@ -8,7 +8,7 @@ use crate::sync::ThisThread;
 /// A block that a caller holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allocation {
-    pub(in crate::memory) cache: &'static ThreadCache,
+    pub(in crate::memory) cache: &'static StreamCache,
     pub(in crate::memory) offset: u64,
 }
 
@@ -22,7 +22,7 @@ impl Allocation {
 /// A request under way.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) cache: &'static ThreadCache,
+    pub(super) cache: &'static StreamCache,
     /// What the cache serves.
     pub(super) service: Service,
     pub(super) thread: ThisThread,
@@ -43,8 +43,10 @@ impl Request {
         Allocation { cache: self.cache, offset }
     }
 
-    /// Searches the cache's heap once for a free block.
+    /// Searches the cache's heap once for a free block, if it is still in the service.
     pub(super) fn search(&self) -> Option<Allocation> {
-        self.cache.allocate(self.thread, self.bytes).map(|offset| self.allocation(offset))
+        let mut heap = self.cache.lock_in(&self.service, self.thread)?;
+        let offset = self.cache.allocate_locked(&mut heap, self.bytes, is_recorded())?;
+        Some(self.allocation(offset))
     }
 }

@@ -3,7 +3,7 @@
 //! Events are asked about only when a request finds no free block, or when memory is given back.
 
 use crate::error::Result;
-use crate::memory::cache::{ThreadCache, Waiting, is_recorded};
+use crate::memory::cache::{StreamCache, Waiting, is_recorded};
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::sync::ThisThread;
@@ -18,14 +18,14 @@ pub(in crate::memory) enum Patience {
 }
 
 /// Keeps a block that a caller freed, and that is marked as waiting, back until what it waits for is done.
-pub(super) fn wait_with_block(cache: &ThreadCache, block: Waiting, thread: ThisThread) {
+pub(super) fn wait_with_block(cache: &StreamCache, block: Waiting, thread: ThisThread) {
     // Before it can be released.
     cache.lock(thread).begin_waiting(&cache.memory.pages, block.offset);
     wait(cache, block);
 }
 
 /// Keeps what is marked as waiting back until what it waits for is done.
-pub(super) fn wait(cache: &ThreadCache, block: Waiting) {
+pub(super) fn wait(cache: &StreamCache, block: Waiting) {
     cache.waiting.change(|waiting| {
         waiting.push(block);
         (waiting.len(), ())
@@ -36,7 +36,7 @@ pub(super) fn wait(cache: &ThreadCache, block: Waiting) {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
-pub(in crate::memory) fn settle(cache: &ThreadCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     if cache.waiting.is_empty() {
         return Ok(false);
     }

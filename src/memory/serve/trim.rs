@@ -7,7 +7,7 @@ use log::Level;
 use super::grow::{end_reserve, let_go_asleep, retire_mappings, retire_reserve, retire_segment, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
-use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
+use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
 use crate::memory::device::{Remains, Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
@@ -21,7 +21,7 @@ use crate::sync::ThisThread;
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
 pub(super) fn take_out<R>(
-    cache: &ThreadCache,
+    cache: &StreamCache,
     thread: ThisThread,
     service: &Service,
     take: impl FnOnce(&mut Heap) -> R,
@@ -35,12 +35,12 @@ pub(super) fn take_out<R>(
     let until = service.work_so_far(&memory.events, thread, None)?;
     let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
     // What was freed since may have later work, which is recorded once this is looked at.
-    let until = if heap.turnover() == turnover { until } else { Until::Devices(vec![memory.device]) };
+    let until = if heap.turnover() == turnover { until } else { Until::recorded_later(vec![memory.device]) };
     Ok(Some((take(&mut heap), until)))
 }
 
 /// Takes all that is free out of a cache, to go once the stream is done.
-pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
+pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
     // Of a pool that is asleep nothing is there to go.
     if service.pool.sleep.is_asleep() || service.is_of_live_graph() {
         return Ok(());
@@ -72,7 +72,7 @@ pub(super) fn retire_free(cache: &ThreadCache, thread: ThisThread, service: &Ser
             Some(until) => until,
             None => {
                 let recorded = service.work_so_far(&memory.events, thread, None);
-                recorded.unwrap_or_else(|_| Until::Devices(vec![memory.device]))
+                recorded.unwrap_or_else(|_| Until::recorded_later(vec![memory.device]))
             }
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
@@ -164,7 +164,7 @@ pub(super) fn mark_closed(pool: &Pool) {
 
 /// Gives back the pages of a closed pool's cache in which a block was freed. Since then the cache may serve another pool,
 /// which is left as it is.
-pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()> {
+pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
     settle(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
@@ -182,7 +182,7 @@ pub(super) fn leave_closed(cache: &ThreadCache, thread: ThisThread) -> Result<()
 /// Forgets a pool that nothing uses and that has nothing left. Memory that another thread has taken out for a while does
 /// not come back to it.
 fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
-    let has_ended = |cache: &ThreadCache| cache.end_if_empty(pool, thread);
+    let has_ended = |cache: &StreamCache| cache.end_if_empty(pool, thread);
     let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));

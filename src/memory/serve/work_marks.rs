@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache, WorkMark};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache, WorkMark};
 use crate::memory::pool::Pool;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
@@ -16,7 +16,7 @@ use crate::sync::ThisThread;
 /// Marks the work so far on the stream of a cache's service, which the caller names and so keeps alive, if its free pages
 /// have changed since the last mark; nothing if the cache has ended that service. A refusal leaves the last mark, which
 /// counts for nothing then.
-pub(super) fn mark_work(cache: &ThreadCache, service: &Service, stream: &Stream, thread: ThisThread) -> Result<()> {
+pub(super) fn mark_work(cache: &StreamCache, service: &Service, stream: &Stream, thread: ThisThread) -> Result<()> {
     // Read first: what is freed after this is not in the mark.
     let turnover = {
         let mut heap = cache.lock(thread);
@@ -45,14 +45,14 @@ pub(super) fn mark_work(cache: &ThreadCache, service: &Service, stream: &Stream,
 
 /// Marks all work so far on the device, if the cache's free pages have changed since the last mark; not while a capture
 /// is known of, which that would spoil.
-pub(super) fn mark_all_work(cache: &ThreadCache, thread: ThisThread) -> Result<()> {
+pub(super) fn mark_all_work(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let memory = cache.memory;
     let turnover = cache.lock(thread).turnover();
     if cache.last_work.turnover() == Some(turnover) {
         return Ok(());
     }
     let event = memory.events.take(memory.device)?;
-    if event.record_context()? {
+    if event.record_or_await_context()? {
         put_mark(cache, WorkMark { event, is_done: false, turnover });
     } else {
         memory.events.put_back([event]);
@@ -60,7 +60,7 @@ pub(super) fn mark_all_work(cache: &ThreadCache, thread: ThisThread) -> Result<(
     Ok(())
 }
 
-fn put_mark(cache: &ThreadCache, mark: WorkMark) {
+fn put_mark(cache: &StreamCache, mark: WorkMark) {
     cache.memory.events.put_back(cache.last_work.put(mark));
 }
 
@@ -68,7 +68,7 @@ fn put_mark(cache: &ThreadCache, mark: WorkMark) {
 ///
 /// # Errors
 /// `ErrorKind::Library`, also for an error of the marked work.
-pub(super) fn finished_turnover(cache: &ThreadCache) -> Result<Option<u64>> {
+pub(super) fn finished_turnover(cache: &StreamCache) -> Result<Option<u64>> {
     let Some(mut mark) = cache.last_work.take() else { return Ok(None) };
     if !mark.is_done {
         // The question spoils captures as an allocation does.
@@ -83,6 +83,6 @@ pub(super) fn finished_turnover(cache: &ThreadCache) -> Result<Option<u64>> {
 /// Marks the work on the pool's foreign streams from now on, when memory is freed there.
 pub(super) fn begin(pool: &Pool) {
     if pool.begin_marking_work() {
-        DeviceCaches::caches_of(pool).into_iter().for_each(ThreadCache::mark_work_if_foreign);
+        DeviceCaches::caches_of(pool).into_iter().for_each(StreamCache::mark_work_if_foreign);
     }
 }

@@ -18,6 +18,7 @@ use super::sharing::{Connection, mappings, peers};
 use super::socket;
 use crate::error::{Error, Result};
 use crate::memory::device::{set_end_idle, set_on_release};
+use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -26,16 +27,10 @@ use crate::sync::lock;
 /// The name of the thread; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
-const CONNECTIONS_MOST: usize = 4096;
+const CONNECTIONS_MOST: usize = 0x1000;
 /// The most of them that have shown no token. What they want is said at once, so that who says nothing may go, and leaves the
 /// process its descriptors.
-const STRANGERS_MOST: usize = 64;
-/// How many are accepted before others are served again.
-const ACCEPTED_AT_ONCE: usize = 16;
-/// How long answers wait that the system had no room for, though the socket has.
-const RETRY: Duration = Duration::from_millis(2);
-/// How long news wait that the other process has left no room for: it is stopped, or has no time.
-const RETRY_NEWS: Duration = Duration::from_millis(10);
+const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under.
 static NAME: OnceLock<[u8; 16]> = OnceLock::new();
@@ -131,7 +126,7 @@ impl Loop {
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
         let is_behind =
             self.connections.iter().any(Connection::is_behind) || owners.iter().any(|news| news.is_behind());
-        let retry_news = is_behind.then_some(RETRY_NEWS);
+        let retry_news = is_behind.then_some(RETRY_MOST);
         [soon, deadline, retry, retry_news].into_iter().flatten().min()
     }
 
@@ -177,7 +172,7 @@ impl Loop {
 
     /// Accepts some of those that wait. Where there are too many strangers, the one goes that was accepted first.
     fn accept(&mut self) {
-        for _ in 0..ACCEPTED_AT_ONCE {
+        for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {
                 Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MOST => {
                     self.connections.extend(Connection::new(socket));

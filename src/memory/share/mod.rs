@@ -36,6 +36,7 @@ use crate::runtime::{self, Stream, get};
 pub(in crate::memory) use attached::{AttachedBuffer, attach};
 pub(in crate::memory) use sharing::shared::refuse_held;
 pub use token::ShareToken;
+pub(in crate::memory) use token::wrong_size;
 
 /// Shares a block of so many bytes, after what was submitted to the stream so far; with no stream, after nothing. One that `is_sent`
 /// is held until another process has attached it.

@@ -13,9 +13,6 @@ use rustix::net::{
 
 use super::wire::{DESCRIPTORS, PACKET};
 
-/// How many processes may wait to be accepted.
-const BACKLOG: i32 = 128;
-
 fn new() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
@@ -30,7 +27,7 @@ fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
 pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(&socket, &address(name)?)?;
-    listen(&socket, BACKLOG)?;
+    listen(&socket, libc::SOMAXCONN)?;
     Ok(socket)
 }
 
@@ -107,6 +104,7 @@ mod tests {
     use crate::memory::share::secret::random;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri passes no descriptors")]
     fn packets_and_descriptors_arrive_whole() -> io::Result<()> {
         let name = random().map_err(io::Error::other)?;
         let listener = listener(&name)?;
@@ -137,6 +135,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no abstract sockets")]
     fn a_packet_that_is_too_large_is_refused() -> io::Result<()> {
         let name = random().map_err(io::Error::other)?;
         let listener = listener(&name)?;

@@ -13,7 +13,7 @@ use crate::runtime::{DeviceUuid, Kind};
 const MAGIC: [u8; 4] = *b"gpsh";
 /// Of this layout, and of what processes say to each other.
 const FORMAT: u16 = 2;
-const BYTES: usize = 108;
+const BYTES: usize = 0x6c;
 
 /// Names a block that another process shares; [`attach`](crate::attach) attaches it. It consists of bytes that can be
 /// sent in any way; a process of the same user that has them can read and write the block.
@@ -142,14 +142,13 @@ impl ShareToken {
         whole.map(Self).ok_or_else(|| {
             let [major, minor, patch] = [bytes[6], bytes[7], bytes[8]];
             let own = env!("CARGO_PKG_VERSION");
-            Error::invalid_value(if format == FORMAT {
-                format!("a token has {BYTES} bytes, and this one has {}: give what share() returned, unchanged", bytes.len())
-            } else {
-                format!(
-                    "the token was made by gpupool {major}.{minor}.{patch}, whose tokens (format {format}) gpupool {own} does \
-                     not know (format {FORMAT}): use the same version in both processes"
-                )
-            })
+            if format == FORMAT {
+                return wrong_size(bytes.len() as u64);
+            }
+            Error::invalid_value(format!(
+                "the token was made by gpupool {major}.{minor}.{patch}, whose tokens (format {format}) gpupool {own} does not \
+                 know (format {FORMAT}): use the same version in both processes"
+            ))
         })
     }
 
@@ -218,6 +217,13 @@ impl fmt::Debug for ShareToken {
             .field("nbytes", &told.bytes)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the error of a token that has another size than tokens have.
+pub(in crate::memory) fn wrong_size(bytes: u64) -> Error {
+    Error::invalid_value(format!(
+        "a token has {BYTES} bytes, and this one has {bytes}: give what share() returned, unchanged"
+    ))
 }
 
 #[cfg(test)]

@@ -4,16 +4,16 @@ use super::secret::Secret;
 use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
-pub(super) const PACKET: usize = 8 << 10;
+pub(super) const PACKET: usize = 0x2000;
 /// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
 /// them while the other takes them up.
-pub(super) const DESCRIPTORS: usize = 8;
+pub(super) const DESCRIPTORS: usize = 0x8;
 /// The most names of events that come along with a hold.
-pub(super) const NAMES: usize = 64;
+pub(super) const NAMES: usize = 0x40;
 /// The most mappings that one packet tells of.
-pub(super) const TOLD: usize = 512;
+pub(super) const TOLD: usize = 0x200;
 /// The most extents that one packet describes.
-pub(super) const DESCRIBED: usize = 256;
+pub(super) const DESCRIBED: usize = 0x100;
 const MAGIC: u32 = 0x6873_7067;
 
 /// What is asked for.
@@ -63,7 +63,7 @@ pub(super) struct Request {
     pub(super) count: u32,
 }
 
-pub(super) const REQUEST: usize = 44;
+pub(super) const REQUEST: usize = 0x2c;
 
 impl Request {
     pub(super) fn to_bytes(self) -> [u8; REQUEST] {

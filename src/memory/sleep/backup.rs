@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::memory::device::DeviceMemory;
 use crate::memory::host::PinnedBuffer;
 use crate::memory::pool::{BackedUp, BackupPiece, Record};
+use crate::memory::tuning::COPY_LEAST;
 use crate::runtime::{self, Stream};
 
 /// What happens to the content of a pool that falls asleep.
@@ -20,9 +21,6 @@ pub enum Backup {
     /// It is discarded: the content of the blocks is arbitrary when the pool wakes.
     None,
 }
-
-/// Live blocks that are no further apart are copied together: a copy by itself takes longer than to copy so much more.
-const GAP_MOST: u64 = 64 << 10;
 
 impl BackupPiece for PinnedBuffer {
     fn address(&self) -> u64 {
@@ -43,7 +41,7 @@ pub(super) fn to_copy(parts: &[Part], live: &[Range<u64>]) -> Vec<Vec<Range<u64>
         while let Some(range) = live.get(next).filter(|range| range.start < end) {
             let (from, to) = (range.start.max(start), range.end.min(end));
             match ranges.last_mut() {
-                Some(last) if from <= last.end + GAP_MOST => last.end = to.max(last.end),
+                Some(last) if from <= last.end + COPY_LEAST => last.end = to.max(last.end),
                 _ if from < to => ranges.push(from..to),
                 _ => {}
             }
@@ -136,7 +134,8 @@ pub(super) unsafe fn copy_back(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::device::{Mapping, PAGE};
+    use crate::memory::device::Mapping;
+    use crate::memory::tuning::PAGE;
     use crate::runtime::Extent;
 
     fn part(first: u32, pages: u32) -> Part {

@@ -3,26 +3,21 @@
 //! The driver takes its time by the extent, so they are large; but one goes only when all of it is free. So a large block
 //! gets extents of its own, as large as it is, and what stands between gets ordinary ones.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
-use crate::memory::device::PAGE;
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST, WAKE_PARTS};
 
 /// The most pages of an extent that is inside one block: 512 MiB. On an H200 1 GiB is taken in 0.1 to 0.4 ms from extents of
 /// 128 MiB and more, and in 1.5 ms from those of 32 MiB (`docs/sleep.md`).
-const OF_BLOCK_PAGES: u64 = 256;
-/// The most pages of any other extent: 32 to 256 MiB; in between this part of what wakes, which is no more than a pool may
-/// leave unused. 64 GiB of small blocks sleep in 50 ms and wake in 40 from extents of 128 MiB, and in 35
-/// and 30 from those of 256 (`benches/results/h200-sleep/extents.txt`).
-const OTHER_PAGES: RangeInclusive<u64> = 16..=128;
-const OTHER_PART: u64 = 300;
+const OF_BLOCK_PAGES: u64 = 2 * LARGE_EXTENT_PAGES;
 /// From so many pages on a block has extents of its own.
-pub(super) const LARGE_PAGES: u64 = 32;
+pub(super) const LARGE_PAGES: u64 = 2 * WAKE_PAGES_LEAST;
 /// Access is set for at most so many pages at once: 1 GiB. Meanwhile the ones before are filled.
-const GROUP_PAGES: u64 = 512;
+const GROUP_PAGES: u64 = 2 * OF_BLOCK_PAGES;
 
 /// Returns the most pages of an extent that is not inside a block, of a pool that takes so many bytes.
 pub(super) fn other_pages(bytes: u64) -> u64 {
-    (bytes / PAGE / OTHER_PART).clamp(*OTHER_PAGES.start(), *OTHER_PAGES.end())
+    (bytes / PAGE / WAKE_PARTS).clamp(WAKE_PAGES_LEAST, LARGE_EXTENT_PAGES)
 }
 
 /// Returns the extents of a run of pages in groups, first page and number of pages of each: `other` at most for those that are

@@ -4,12 +4,10 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, PAGE, Reserve};
+use crate::memory::device::{Mapping, Reserve};
 use crate::memory::pool::Pool;
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::sync::ThisThread;
-
-/// The most pages of a part, unless one extent has more: 256 MiB, which are copied in 5 ms, and given back in 0.3 ms.
-const PART_PAGES: u64 = 128;
 
 /// Extents in a row, which are unmapped by one call.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,7 +90,9 @@ fn parts(extents: Vec<Mapping>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for extent in extents {
         match parts.last_mut() {
-            Some(last) if last.end() == extent.start() && last.bytes() + extent.bytes() <= PART_PAGES * PAGE => {
+            Some(last)
+                if last.end() == extent.start() && last.bytes() + extent.bytes() <= LARGE_EXTENT_PAGES * PAGE =>
+            {
                 last.extents.push(extent);
             }
             _ => parts.push(Part { extents: vec![extent] }),

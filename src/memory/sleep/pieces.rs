@@ -8,13 +8,10 @@ use std::thread;
 
 use crate::error::{Error, Result};
 use crate::memory::host::{PinnedBuffer, pinned_for_gpupool};
+use crate::memory::tuning::{BACKUP_MOST, SIDE_BY_SIDE};
 use crate::observe::nvtx;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The most bytes of one piece. Pieces of 256 MiB and more are made quickest, and one that nothing needs any more is free
-/// again while the pool sleeps.
-const PIECE_MOST: u64 = 1 << 30;
-const MAKERS: usize = 2;
 /// The name of the threads; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-backup";
 
@@ -33,7 +30,7 @@ impl Pieces {
     pub(super) fn begin(node: u32, bytes: u64) -> Self {
         let left = Arc::new(AtomicU64::new(bytes));
         let (sender, receiver) = channel();
-        let makers = if bytes > PIECE_MOST { MAKERS } else { 0 };
+        let makers = if bytes > BACKUP_MOST { SIDE_BY_SIDE } else { 0 };
         let started = (0..makers).filter(|_| start(node, &left, &sender)).count() > 0;
         Self { node, left, made: started.then_some(receiver) }
     }
@@ -53,9 +50,9 @@ impl Pieces {
 
 /// Makes one piece more; none where all are made.
 fn make(node: u32, left: &AtomicU64) -> Option<Result<PinnedBuffer>> {
-    let take = |left: u64| (left > 0).then(|| left - left.min(PIECE_MOST));
+    let take = |left: u64| (left > 0).then(|| left - left.min(BACKUP_MOST));
     let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
-    Some(pinned_for_gpupool(before.min(PIECE_MOST), node))
+    Some(pinned_for_gpupool(before.min(BACKUP_MOST), node))
 }
 
 /// Starts a thread that makes pieces until there are enough, one fails, or they are wanted no more; false if the system

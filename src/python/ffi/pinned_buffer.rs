@@ -19,6 +19,7 @@ use crate::memory::{self, EmptyPinned, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::held::Held;
+use crate::python::memory::numa_number;
 use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
@@ -54,8 +55,7 @@ pub(in crate::python) fn empty_pinned(
     if stream.is_none() {
         device::get(py)?;
     }
-    let numa = numa.map(|number| i64::try_from(number.0).unwrap_or(i64::MAX));
-    let order = memory::order_of(numa, stream.as_ref())?;
+    let order = memory::order_of(numa_number(numa)?.map(i64::from), stream.as_ref())?;
     let buffer = match memory::try_empty_pinned(nbytes.0, &order, stream.as_ref())? {
         EmptyPinned::Ready(buffer) => buffer,
         EmptyPinned::Miss(miss) => {

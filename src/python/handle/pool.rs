@@ -14,7 +14,7 @@ use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
 use crate::python::memory::token_of;
-use crate::python::whole::{Whole, refuse_bool};
+use crate::python::whole::{Whole, number_of, refuse_bool};
 use crate::python::{device, stream};
 use crate::runtime;
 
@@ -37,11 +37,10 @@ impl<'py> FromPyObject<'_, 'py> for Timeout {
     type Error = PyErr;
 
     fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let seconds: f64 = timeout.extract()?;
+        let wrong = || Error::invalid_value(format!("timeout={} is not a number of seconds of at least 0", *timeout));
+        let seconds: f64 = number_of(timeout, wrong)?;
         if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
-            return Err(
-                Error::invalid_value(format!("timeout={} is not a number of seconds of at least 0", *timeout)).into()
-            );
+            return Err(wrong().into());
         }
         Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
     }
@@ -145,8 +144,8 @@ impl PyHandlePool {
         device: Option<&Bound<'_, PyAny>>,
         background: bool,
     ) -> PyResult<usize> {
-        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give a number of at least 0"));
-        let number = usize::try_from(count.extract::<i64>()?).map_err(|_| wrong())?;
+        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give 0 to 2**63 - 1"));
+        let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
         refuse_bool(count, number as u64).map_err(|_| wrong())?;
         let count = number;
         let device = device::extract_or_current(py, device)?;

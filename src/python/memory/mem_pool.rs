@@ -12,7 +12,7 @@ use super::scope::{PyPoolToken, ScopeBlocks};
 use super::segments::{PySegmentCallback, on_segment};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
-use super::{Id, IdArgument, from_pair, pair};
+use super::{Id, IdArgument, pair};
 use crate::error::Error;
 use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -293,7 +293,7 @@ pub(in crate::python) fn begin_allocate_to_pool(
     pool_id: IdArgument,
 ) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(memory::begin_allocate_to_pool(device, from_pair(pool_id))?)
+    Ok(memory::begin_allocate_to_pool(device, pool_id.0)?)
 }
 
 #[doc = docstring!("end_allocate_to_pool")]
@@ -304,14 +304,14 @@ pub(in crate::python) fn end_allocate_to_pool(
     pool_id: IdArgument,
 ) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(memory::end_allocate_to_pool(device, from_pair(pool_id))?)
+    Ok(memory::end_allocate_to_pool(device, pool_id.0)?)
 }
 
 #[doc = docstring!("release_pool")]
 #[pyfunction]
 pub(in crate::python) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
     let device = device::extract(py, device)?;
-    Ok(py.detach(|| memory::release_pool(device, from_pair(pool_id)))?)
+    Ok(py.detach(|| memory::release_pool(device, pool_id.0))?)
 }
 
 #[doc = docstring!("pool_use_count")]
@@ -322,5 +322,5 @@ pub(in crate::python) fn pool_use_count(
     pool_id: IdArgument,
 ) -> PyResult<Option<u32>> {
     let device = device::extract(py, device)?;
-    Ok(memory::pool_use_count(device, from_pair(pool_id))?)
+    Ok(memory::pool_use_count(device, pool_id.0)?)
 }

@@ -26,8 +26,8 @@ pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
 pub(super) use pinned::{
-    empty_pinned_cache, nearest_numa_node, owns, pinned_stats, reset_peak_pinned_stats, set_pinned_limit,
-    summarize_pinned, warm_pinned,
+    empty_pinned_cache, nearest_numa_node, number as numa_number, owns, pinned_stats, reset_peak_pinned_stats,
+    set_pinned_limit, summarize_pinned, warm_pinned,
 };
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
@@ -40,7 +40,11 @@ pub(super) use stats::{
 };
 pub(super) use unpickling::unpickle;
 
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
 use super::whole::Whole;
+use crate::error::Error;
 use crate::memory::PoolId;
 
 /// An id as Python sees it.
@@ -51,8 +55,18 @@ pub(super) const fn pair(id: PoolId) -> Id {
 }
 
 /// An id as an argument.
-type IdArgument = (Whole, Whole);
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IdArgument(PoolId);
 
-const fn from_pair((first, second): IdArgument) -> PoolId {
-    PoolId(first.0, second.0)
+impl<'py> FromPyObject<'_, 'py> for IdArgument {
+    type Error = PyErr;
+
+    fn extract(id: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        // A tuple of another length is a plain ValueError.
+        if id.cast::<PyTuple>().is_ok_and(|pair| pair.len() != 2) {
+            return Err(Error::invalid_value(format!("a pool's id is a pair of numbers, not {}", *id)).into());
+        }
+        let (first, second): (Whole, Whole) = id.extract()?;
+        Ok(Self(PoolId(first.0, second.0)))
+    }
 }

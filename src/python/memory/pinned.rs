@@ -4,17 +4,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::stats::PyMemoryStats;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::device;
 use crate::python::whole::Whole;
-use crate::runtime::nearest_host_node;
+use crate::runtime::{nearest_host_node, no_host_node};
 
 /// The number of a NUMA node; which there are is known where it is used.
-fn number(numa: Option<Whole>) -> Result<Option<u32>> {
-    let wrong = |number: u64| Error::invalid_value(format!("the host has no NUMA node {number}"));
-    numa.map(|number| u32::try_from(number.0).map_err(|_| wrong(number.0))).transpose()
+pub(in crate::python) fn number(numa: Option<Whole>) -> Result<Option<u32>> {
+    numa.map(|number| u32::try_from(number.0).map_err(|_| no_host_node(number.0))).transpose()
 }
 
 #[doc = docstring!("warm_pinned")]

@@ -10,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use super::{IdArgument, from_pair, pair};
+use super::{IdArgument, pair};
 use crate::error::Error;
 use crate::handle::HandleEvent;
 use crate::ids::Device;
@@ -225,7 +225,7 @@ fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bo
 /// The pool that an argument names by its id; none for every pool.
 fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
     match id.extract::<IdArgument>() {
-        Ok(pair) => Ok(Some(from_pair(pair)).filter(|id| *id != PoolId::NONE)),
+        Ok(pair) => Ok(Some(pair.0).filter(|id| *id != PoolId::NONE)),
         Err(error) if error.is_instance_of::<PyTypeError>(id.py()) => {
             let wrong =
                 format!("mempool_id must be a pool's id, a pair of numbers, not {id}; a device is given as device=");

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
@@ -12,7 +12,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::counts::counts_class;
 use crate::python::device;
-use crate::python::whole::Whole;
+use crate::python::whole::{Whole, number_of};
 use crate::sync::lock;
 
 counts_class! {
@@ -49,16 +49,30 @@ pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, 
     Ok(py.detach(|| memory::memory_stats(device))?.into())
 }
 
+/// A fraction of a device's memory, whose range is checked where it is set.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::python) struct Fraction(f64);
+
+impl<'py> FromPyObject<'_, 'py> for Fraction {
+    type Error = PyErr;
+
+    fn extract(fraction: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let wrong = || memory::no_fraction(&*fraction);
+        let number = number_of(fraction, wrong)?;
+        if fraction.is_exact_instance_of::<PyBool>() { Err(wrong().into()) } else { Ok(Self(number)) }
+    }
+}
+
 #[doc = docstring!("set_per_process_memory_fraction")]
 #[pyfunction]
 #[pyo3(signature = (fraction, device = None))]
 pub(in crate::python) fn set_per_process_memory_fraction(
     py: Python<'_>,
-    fraction: f64,
+    fraction: Fraction,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::set_per_process_memory_fraction(fraction, device))?)
+    Ok(py.detach(|| memory::set_per_process_memory_fraction(fraction.0, device))?)
 }
 
 #[doc = docstring!("get_per_process_memory_fraction")]
@@ -76,10 +90,10 @@ pub(in crate::python) fn get_per_process_memory_fraction(
 #[pyfunction]
 pub(in crate::python) fn set_memory_limit(
     py: Python<'_>,
-    fraction: Option<f64>,
+    fraction: Option<Fraction>,
     nbytes: Option<Whole>,
 ) -> PyResult<(Option<f64>, Option<u64>)> {
-    let limit = MemoryLimit { fraction, bytes: nbytes.map(|nbytes| nbytes.0) };
+    let limit = MemoryLimit { fraction: fraction.map(|fraction| fraction.0), bytes: nbytes.map(|nbytes| nbytes.0) };
     let former = py.detach(|| memory::set_memory_limit(limit))?;
     Ok((former.fraction, former.bytes))
 }

@@ -60,6 +60,7 @@ fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> E
     let kind = match status {
         OUT_OF_MEMORY => StatusKind::OutOfMemory,
         NOT_INITIALIZED => StatusKind::NotInitialized,
+        NOT_SUPPORTED => StatusKind::NotSupported,
         _ => StatusKind::Other,
     };
     let error = Error::refused("cuda", function, name, status, kind);
@@ -238,6 +239,13 @@ impl Runtime for Cuda {
             // SAFETY: the caller promises that the stream is alive.
             None => unsafe { self.device_of_stream(stream, context.addr()) },
         }
+    }
+
+    unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
+        self.check("cuStreamGetId", unsafe { (self.symbols.stream_id)(as_stream(stream), &mut id) })?;
+        Ok(id)
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {

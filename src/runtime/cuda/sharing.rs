@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use log::info;
 
 use super::{Cuda, as_event};
-use crate::error::{Error, ErrorKind, Result, StatusKind};
+use crate::error::{Result, StatusKind};
 use crate::ids::Device;
 use crate::observe::target::RUNTIME;
 use crate::runtime::{DeviceUuid, ExportedEvent, Extent, ExtentUse, RawEvent};
@@ -42,10 +42,6 @@ fn lesser(wanted: ExtentUse) -> impl Iterator<Item = ExtentUse> {
     (0..tried.len()).filter(move |&index| is_new(index)).map(move |index| tried[index])
 }
 
-fn is_out_of_memory(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory)
-}
-
 impl Cuda {
     /// Returns what the driver says that extents of the device can be used for, or what was found.
     pub(super) fn use_of_extents(&self, device: Device) -> Result<ExtentUse> {
@@ -72,7 +68,7 @@ impl Cuda {
         let mut made_for = wanted;
         for less in lesser(wanted).skip(1) {
             match &outcome {
-                Err(error) if !is_out_of_memory(error) => {}
+                Err(error) if !error.is_of(StatusKind::OutOfMemory) => {}
                 _ => break,
             }
             outcome = self.create_for(device, bytes, less);

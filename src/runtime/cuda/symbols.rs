@@ -37,6 +37,7 @@ symbols! {
         exchange_capture_mode c"cuThreadExchangeStreamCaptureMode" (*mut c_int) -> Status;
         stream_create c"cuStreamCreate" (*mut *mut c_void, c_uint) -> Status;
         stream_destroy c"cuStreamDestroy_v2" (*mut c_void) -> Status;
+        stream_id c"cuStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
         stream_context c"cuStreamGetCtx" (*mut c_void, *mut *mut c_void) -> Status;
         stream_query c"cuStreamQuery" (*mut c_void) -> Status;
         stream_synchronize c"cuStreamSynchronize" (*mut c_void) -> Status;

@@ -95,6 +95,7 @@ impl Hip {
         let kind = match status {
             OUT_OF_MEMORY => StatusKind::OutOfMemory,
             NOT_INITIALIZED => StatusKind::NotInitialized,
+            NOT_SUPPORTED => StatusKind::NotSupported,
             _ => StatusKind::Other,
         };
         // SAFETY: the function takes any status and returns a string that lives as long as the library, or null.
@@ -265,6 +266,14 @@ impl Runtime for Hip {
         let status = unsafe { (self.symbols.stream_device)(as_stream(stream), &mut ordinal) };
         self.check("hipStreamGetDevice", status)?;
         Ok(Device::from_ordinal(ordinal.unsigned_abs()))
+    }
+
+    unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
+        let Some(stream_id) = self.symbols.stream_id else { return Ok(0) };
+        let mut id = 0;
+        // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
+        self.check("hipStreamGetId", unsafe { stream_id(as_stream(stream), &mut id) })?;
+        Ok(id)
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {

@@ -14,6 +14,11 @@ use crate::shared_object;
 
 /// `hipErrorNoDevice`.
 const NO_DEVICE: Status = 100;
+/// `hipErrorInvalidDevice`: what HIP returns, too, on a machine without the kernel's driver of AMD's GPUs, where a
+/// distribution may have installed the library for another package.
+const INVALID_DEVICE: Status = 101;
+/// What that driver makes, also seen in containers.
+const KERNEL_DRIVER: &str = "/sys/class/kfd";
 /// The oldest version that will do.
 const OLDEST: (u32, u32) = (5, 6);
 const NEEDED: &str = "ROCm 5.6 or later is needed";
@@ -52,6 +57,7 @@ impl Hip {
         let check = |hip: &Self, function, status| {
             match status {
             NO_DEVICE => Err(hip.no_device()),
+            INVALID_DEVICE if !Path::new(KERNEL_DRIVER).exists() => Err(hip.no_device()),
             status => hip.check(function, status).map_err(|error| {
                 let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
                 let reason = format!(

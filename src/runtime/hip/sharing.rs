@@ -11,7 +11,7 @@ use log::info;
 
 use super::symbols::{AllocationProperties, EventHandle};
 use super::{Hip, as_event, as_pointer};
-use crate::error::{ErrorKind, Result, StatusKind};
+use crate::error::{Result, StatusKind};
 use crate::ids::Device;
 use crate::observe::target::RUNTIME;
 use crate::runtime::{DeviceUuid, ExportedEvent, Extent, ExtentUse, RawEvent};
@@ -45,10 +45,7 @@ impl Hip {
     pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
         let is_private = self.private.has(device);
         match self.create_for(device, bytes, !is_private) {
-            Err(error)
-                if !is_private
-                    && !matches!(error.kind(), ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory) =>
-            {
+            Err(error) if !is_private && !error.is_of(StatusKind::OutOfMemory) => {
                 let made = self.create_for(device, bytes, false)?;
                 self.private.add(device);
                 info!(target: RUNTIME, "{device}: memory cannot be shared with other processes: {error}");

@@ -111,4 +111,8 @@ symbols! {
         memory_allocate_async c"hipMallocAsync" (*mut *mut c_void, usize, *mut c_void) -> Status;
         memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;
     }
+    optional {
+        // What tells streams apart of which one got the other's address.
+        stream_id c"hipStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
+    }
 }

@@ -15,6 +15,7 @@ pub enum Call {
     StreamCreate,
     StreamDestroy,
     StreamDevice,
+    StreamId,
     StreamQuery,
     StreamSynchronize,
     StreamWaitEvent,
@@ -24,6 +25,8 @@ pub enum Call {
     EventCreate,
     EventDestroy,
     EventRecord,
+    EventRecordContext,
+    ContextWaitEvent,
     EventQuery,
     EventSynchronize,
     EventExport,
@@ -55,7 +58,7 @@ pub enum Call {
 #[cfg(feature = "fault-injection")]
 impl Call {
     /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 43] = [
+    pub const ALL: [Call; 46] = [
         Call::CurrentDevice,
         Call::Bind,
         Call::MemoryInfo,
@@ -64,6 +67,7 @@ impl Call {
         Call::StreamCreate,
         Call::StreamDestroy,
         Call::StreamDevice,
+        Call::StreamId,
         Call::StreamQuery,
         Call::StreamSynchronize,
         Call::StreamWaitEvent,
@@ -73,6 +77,8 @@ impl Call {
         Call::EventCreate,
         Call::EventDestroy,
         Call::EventRecord,
+        Call::EventRecordContext,
+        Call::ContextWaitEvent,
         Call::EventQuery,
         Call::EventSynchronize,
         Call::EventExport,
@@ -175,6 +181,7 @@ mod injection {
         let status = match fault.kind {
             StatusKind::OutOfMemory => ("HOST_ERROR_OUT_OF_MEMORY", 2),
             StatusKind::NotInitialized => ("HOST_ERROR_NOT_INITIALIZED", 3),
+            StatusKind::NotSupported => ("HOST_ERROR_NOT_SUPPORTED", 801),
             StatusKind::Other => ("HOST_ERROR_INJECTED", 999),
         };
         Err(refused(&format!("{call:?}"), status, fault.kind))

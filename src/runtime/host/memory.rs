@@ -80,7 +80,8 @@ pub(super) fn system_error(function: &str, error: &io::Error) -> Error {
 /// physical memory is never too scattered, and [`Memory`] alone says whether it is full.
 #[derive(Debug)]
 pub(super) struct Store {
-    file: File,
+    /// None under Miri, which makes no such files.
+    file: Option<File>,
     end: u64,
     /// Offset and size of the gaps before `end`; no two of them touch.
     gaps: BTreeMap<u64, u64>,
@@ -88,6 +89,9 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new() -> Result<Self> {
+        if cfg!(miri) {
+            return Ok(Self { file: None, end: 0, gaps: BTreeMap::new() });
+        }
         // SAFETY: the name ends with a zero.
         let descriptor = unsafe { libc::memfd_create(c"gpupool".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
@@ -95,11 +99,11 @@ impl Store {
         }
         // SAFETY: the descriptor was just made, and only this function has it.
         let file = unsafe { File::from_raw_fd(descriptor) };
-        Ok(Self { file, end: 0, gaps: BTreeMap::new() })
+        Ok(Self { file: Some(file), end: 0, gaps: BTreeMap::new() })
     }
 
     pub(super) fn descriptor(&self) -> i32 {
-        self.file.as_raw_fd()
+        self.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     pub(super) fn take(&mut self, bytes: u64) -> Result<u64> {
@@ -111,7 +115,9 @@ impl Store {
             return Ok(offset);
         }
         let (offset, end) = (self.end, self.end.checked_add(bytes).ok_or_else(|| out_of_memory("ftruncate"))?);
-        self.file.set_len(end).map_err(|error| system_error("ftruncate", &error))?;
+        if let Some(file) = &self.file {
+            file.set_len(end).map_err(|error| system_error("ftruncate", &error))?;
+        }
         self.end = end;
         Ok(offset)
     }
@@ -119,9 +125,11 @@ impl Store {
     /// Takes a place back, and gives the machine its memory.
     pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: this changes only the file, where nothing uses this place any more. If it fails, the bytes stay until
-        // the place is used again, which does no harm.
-        unsafe { libc::fallocate(self.descriptor(), mode, offset as libc::off_t, bytes as libc::off_t) };
+        if let Some(file) = &self.file {
+            // SAFETY: this changes only the file, where nothing uses this place any more. If it fails, the bytes stay until
+            // the place is used again, which does no harm.
+            unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, bytes as libc::off_t) };
+        }
         if let Some(after) = self.gaps.remove(&(offset + bytes)) {
             bytes += after;
         }

@@ -202,6 +202,17 @@ pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
     timeline().destroy_stream(Key::new(stream, super::existing(device)?))
 }
 
+/// Destroys a stream of [`create_stream`] whose work goes on, and creates another one, which gets its address, as drivers
+/// give it.
+///
+/// # Errors
+/// As [`submit`].
+#[cfg(feature = "fault-injection")]
+pub fn replace_stream(stream: RawStream, device: Device) -> Result<()> {
+    super::require(Kind::Host)?;
+    timeline().replace_stream(Key::new(stream, super::existing(device)?))
+}
+
 /// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.
 ///
 /// # Errors
@@ -363,6 +374,13 @@ impl Runtime for Host {
         timeline().device(Self::key(stream))
     }
 
+    unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
+        check(Call::StreamId)?;
+        let (key, mut timeline) = (Self::key(stream), timeline());
+        timeline.check_not_captured(key)?;
+        timeline.id(key)
+    }
+
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
         capture::check_unsafe_call()?;
         check(Call::StreamQuery)?;
@@ -442,12 +460,12 @@ impl Runtime for Host {
     }
 
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        check(Call::EventRecord)?;
+        check(Call::EventRecordContext)?;
         timeline().record_device(event, Self::bound())
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        check(Call::StreamWaitEvent)?;
+        check(Call::ContextWaitEvent)?;
         timeline().device_wait_event(Self::bound(), event)
     }
 

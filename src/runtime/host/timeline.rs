@@ -36,8 +36,12 @@ impl Key {
 #[derive(Debug)]
 struct SimulatedStream {
     device: Device,
+    /// What no other stream has; 0 of a default one.
+    id: u64,
     /// Whether the legacy default stream must not be used while this one is captured. Their work is in no order.
     is_blocking: bool,
+    /// Whether it is destroyed, and another one has its address.
+    is_replaced: bool,
     submitted: u64,
     completed: u64,
     waits: Vec<Wait>,
@@ -72,10 +76,12 @@ struct Pending {
 }
 
 impl SimulatedStream {
-    fn new(device: Device, is_blocking: bool) -> Self {
+    fn new(device: Device, id: u64, is_blocking: bool) -> Self {
         Self {
             device,
+            id,
             is_blocking,
+            is_replaced: false,
             submitted: 0,
             completed: 0,
             waits: Vec::new(),
@@ -149,7 +155,7 @@ impl Timeline {
     fn stream(&mut self, key: Key) -> Result<&mut SimulatedStream> {
         let streams = self.streams();
         if let Some(device) = key.default_of {
-            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device, true)));
+            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device, 0, true)));
         }
         streams.get_mut(&key).ok_or_else(|| refused("the stream's look-up", INVALID_HANDLE, StatusKind::Other))
     }
@@ -161,8 +167,39 @@ impl Timeline {
 
     pub(super) fn create_stream(&mut self, device: Device, is_blocking: bool) -> RawStream {
         let raw = RawStream::from_address(self.address());
-        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device, is_blocking));
+        let id = raw.address() as u64;
+        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device, id, is_blocking));
         raw
+    }
+
+    /// Destroys a stream whose work goes on, and creates another at its address. The former is found no more, but with all
+    /// of its device.
+    #[cfg(feature = "fault-injection")]
+    pub(super) fn replace_stream(&mut self, key: Key) -> Result<()> {
+        let SimulatedStream { device, is_blocking, .. } = *self.stream(key)?;
+        let former = Key { raw: RawStream::from_address(self.address()), ..key };
+        let id = self.address() as u64;
+        if let Some(replaced) = self.streams().insert(key, SimulatedStream::new(device, id, is_blocking)) {
+            self.streams().insert(former, SimulatedStream { is_replaced: true, ..replaced });
+        }
+        uses::rename(key, former);
+        let rename = |source: &mut Source| {
+            if *source == Source::Stream(key) {
+                *source = Source::Stream(former);
+            }
+        };
+        self.streams().values_mut().flat_map(|stream| &mut stream.waits).for_each(|wait| rename(&mut wait.other));
+        self.pending.iter_mut().flat_map(|pending| &mut pending.work).for_each(|(source, _)| rename(source));
+        for recorded in self.events.get_or_insert_default().values_mut().flatten() {
+            if let Recorded::Work(work) = recorded {
+                work.iter_mut().for_each(|(source, _)| rename(source));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn id(&mut self, key: Key) -> Result<u64> {
+        self.stream(key).map(|stream| stream.id)
     }
 
     /// Returns the captures beside which a stream must not be used: if it is the legacy default one, those of blocking
@@ -491,7 +528,10 @@ impl Timeline {
     pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {
         let wanted = |stream: &SimulatedStream| device.is_none_or(|device| stream.device == device);
         let keys: Vec<_> = self.streams().iter().filter(|(_, stream)| wanted(stream)).map(|(&key, _)| key).collect();
-        keys.into_iter().try_for_each(|key| self.complete(key, u64::MAX))
+        let outcome = keys.into_iter().try_for_each(|key| self.complete(key, u64::MAX));
+        // Nothing names these any more.
+        self.streams().retain(|_, stream| !stream.is_replaced || stream.completed < stream.submitted);
+        outcome
     }
 
     pub(super) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {

@@ -71,6 +71,18 @@ pub fn unregister(number: u64) {
     end(|user| user == User::Registration(number));
 }
 
+/// Notes that work of a stream goes on under another key.
+#[cfg(feature = "fault-injection")]
+pub(super) fn rename(from: Key, to: Key) {
+    for other in &mut lock(&BOOKS).uses {
+        if let User::Work(key, _) = &mut other.by
+            && *key == from
+        {
+            *key = to;
+        }
+    }
+}
+
 /// Notes a mistake.
 #[cold]
 fn mistake(books: &mut Books, text: String) {

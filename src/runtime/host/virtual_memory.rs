@@ -4,6 +4,8 @@
 //! addresses, and a mapping can be used once access was set. As for memory that RDMA can use, too, other devices get access by
 //! an extent's first mapping alone (`benches/results/h100-peers`). The books are kept under one lock of their own, so
 //! that a call takes little more than its system call.
+//!
+//! Under Miri, which maps no files, addresses are numbers that nothing is behind; all else is the same.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -14,6 +16,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{fstat, seek};
@@ -142,6 +145,14 @@ fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
+/// Returns the system's refusal, if the status of its call says that there was one.
+fn checked(function: &str, status: i32) -> Result<()> {
+    if status == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
+}
+
+/// Under Miri, what comes after the addresses that were given out; far from those of what is real.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1 << 46);
+
 /// What `mmap` is to put at addresses.
 enum Behind {
     /// Nothing: the addresses are only kept from others.
@@ -157,6 +168,9 @@ enum Behind {
 /// # Safety
 /// Nothing uses what is at `over` now.
 unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind) -> Result<u64> {
+    if cfg!(miri) {
+        return Ok(over.unwrap_or_else(|| NEXT_NUMBER.fetch_add(bytes + PAGE, Ordering::Relaxed)));
+    }
     let (protection, source) = match behind {
         Behind::Nothing => (libc::PROT_NONE, None),
         Behind::Closed(file, place) => (libc::PROT_NONE, Some((file, place))),
@@ -180,12 +194,21 @@ unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind) ->
 /// # Safety
 /// These are addresses of ours that nothing uses any more.
 unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
-    if bytes == 0 {
+    if bytes == 0 || cfg!(miri) {
         return Ok(());
     }
     // SAFETY: the caller vouches for the addresses.
-    let status = unsafe { libc::munmap(pointer(address), bytes as usize) };
-    if status == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
+    checked(function, unsafe { libc::munmap(pointer(address), bytes as usize) })
+}
+
+/// Lets the process read and write a range of mappings that were made here, where more access does no harm.
+fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
+    if cfg!(miri) {
+        return Ok(());
+    }
+    // SAFETY: access alone changes, of mappings of ours.
+    let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+    checked(function, status)
 }
 
 impl Space {
@@ -408,11 +431,7 @@ impl Space {
         }
         self.check_mapped(FUNCTION, &range)?;
         self.check_first_mappings(FUNCTION, &range, devices)?;
-        // SAFETY: the range consists of mappings made here; more access does no harm.
-        let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
-        if status != 0 {
-            return Err(system_error(FUNCTION, &io::Error::last_os_error()));
-        }
+        open(FUNCTION, address, bytes)?;
         for (_, mapping) in self.mappings.range_mut(range) {
             for device in devices {
                 if !mapping.access.contains(device) {

@@ -165,6 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri unmaps no part of a mapping")]
     fn a_mapping_is_aligned_writable_and_all_there() {
         let bytes = PART + 3 * PAGE;
         let address = map(0, bytes, Pages::Now).unwrap_or_default();

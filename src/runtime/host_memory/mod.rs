@@ -6,6 +6,7 @@
 mod limits;
 mod mapping;
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -96,10 +97,15 @@ pub(crate) fn host_node(number: i64) -> Result<Device> {
     let runtime = get()?;
     match u32::try_from(number) {
         Ok(node) if (node as usize) < NODES_MAX && runtime.has_host_node(node) => Ok(Device::of_host_node(node)),
-        _ => Err(Error::invalid_value(format!(
-            "the host has no NUMA node {number}: `lscpu` lists them; leave numa out for the one nearest to the device"
-        ))),
+        _ => Err(no_host_node(number)),
     }
+}
+
+#[cold]
+pub(crate) fn no_host_node(number: impl Display) -> Error {
+    Error::invalid_value(format!(
+        "the host has no NUMA node {number}: `lscpu` lists them; leave numa out for the one nearest to the device"
+    ))
 }
 
 /// Returns the host's NUMA node nearest to a device. The driver is asked once for each.

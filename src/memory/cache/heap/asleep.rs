@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use super::block::BlockState;
 use super::{Cut, Heap};
-use crate::memory::device::{PAGE, Pages, Slab};
+use crate::memory::device::{Pages, Slab};
+use crate::memory::tuning::PAGE;
 
 impl Heap {
     /// Hands out nothing from now on, and takes no memory.
@@ -50,7 +51,7 @@ impl Heap {
         for (_, span) in self.spans.iter() {
             let mut id = span.first;
             while let Some(block) = self.blocks.get(id as usize) {
-                match block.state {
+                match block.state() {
                     BlockState::Live => live.push(block.start..block.end()),
                     BlockState::Slab => {
                         let slots = pages.slabs.get(block.number()).into_iter().flat_map(Slab::live_slots);

@@ -1,19 +1,23 @@
 //! A block: a run of bytes that is free, held by a caller, or cut into slots.
 
-use crate::memory::device::ALIGNMENT;
+use crate::memory::tuning::ALIGNMENT;
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
 /// In place of a neighbour's number: there is none, and the rest is the number of the span that ends here.
-pub(super) const EDGE: u32 = 1 << 31;
+pub(super) const EDGE: u32 = 0x8000_0000;
 
-/// The largest block, in bytes: no device has as much memory.
-pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = u32::MAX as u64 * ALIGNMENT;
+/// The largest block, in bytes: no device has as much memory, and there are bins for blocks up to here.
+pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = (1 << 0x3e) - ALIGNMENT;
+
+/// The bits of a block's size, and of its state.
+const SIZE: u64 = !(ALIGNMENT - 1);
+const STATE: u64 = 0b11;
 
 /// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum BlockState {
-    Free,
+    Free = 0,
     /// Held by a caller.
     Live,
     /// Cut into slots for small blocks.
@@ -27,33 +31,47 @@ pub(in crate::memory) enum BlockState {
 pub(in crate::memory) struct Block {
     /// Offset in the device's memory, in bytes.
     pub(super) start: u64,
-    /// In units of 512 bytes.
-    units: u32,
+    /// Its bytes, and in the low bits, which a multiple of 512 leaves, its state: with fewer bits for the size, memory
+    /// that is free in one piece would wrap at some size.
+    packed: u64,
     /// The neighbours, or [`EDGE`] and the span's number.
     pub(super) previous: u32,
     pub(super) next: u32,
-    pub(super) state: BlockState,
-    /// Live: whether another thread than the heap's owner took it.
-    pub(super) is_visitors: bool,
     /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant number.
     payload: [u32; 2],
 }
 
 impl Block {
     pub(super) const fn free(start: u64, size: u64) -> Self {
-        let units = (size / ALIGNMENT) as u32;
-        Self { start, units, previous: NONE, next: NONE, payload: [0; 2], state: BlockState::Free, is_visitors: false }
+        let packed = size & SIZE | BlockState::Free as u64;
+        Self { start, packed, previous: NONE, next: NONE, payload: [0; 2] }
     }
 
     /// In bytes.
     #[inline]
     pub(super) const fn size(&self) -> u64 {
-        self.units as u64 * ALIGNMENT
+        self.packed & SIZE
     }
 
     #[inline]
     pub(super) fn set_size(&mut self, size: u64) {
-        self.units = (size / ALIGNMENT) as u32;
+        self.packed = size & SIZE | self.packed & !SIZE;
+    }
+
+    #[inline]
+    pub(super) const fn state(&self) -> BlockState {
+        match self.packed & STATE {
+            0 => BlockState::Free,
+            1 => BlockState::Live,
+            2 => BlockState::Slab,
+            _ => BlockState::Vacant,
+        }
+    }
+
+    /// Sets the state.
+    #[inline]
+    pub(super) fn set_state(&mut self, state: BlockState) {
+        self.packed = self.packed & SIZE | state as u64;
     }
 
     #[inline]

@@ -1,21 +1,17 @@
-//! Free blocks by size: finds the smallest that is large enough, in a time that does not grow with their number.
+//! Free blocks by size: finds the smallest that is large enough, or the lowest, in a time that does not grow with their number.
 //!
 //! Blocks hang in bins by size: each multiple of 512 bytes to 64 KiB has its own, then 64 to each doubling, so that the
-//! sizes of a bin differ by at most 1.6 %. A bitmap tells which bins hold any. Inside a bin a few blocks are compared.
+//! sizes of a bin differ by at most 1.6 %. A bitmap tells which bins hold any, one word for each doubling. Inside a bin a few
+//! blocks are compared, of which the lowest is the first.
 
-use super::block::{Block, NONE};
-use crate::memory::device::ALIGNMENT;
+use super::block::{BLOCK_BYTES_MAX, Block, NONE};
+use crate::memory::tuning::{A_FEW, ALIGNMENT, FREE_STEP_BITS};
 
-/// Bins to a doubling, as a power of two: 64, so that the blocks of a bin differ by at most 1.6 %, which is the most that a
-/// fit within the bin can be worse than the best.
-const STEP_BITS: u32 = 6;
 /// Sizes below this many units of 512 bytes have a bin each.
-const EXACT: u64 = 2 << STEP_BITS;
-/// Enough for 2^62 bytes.
-const BINS: usize = EXACT as usize + ((53 - STEP_BITS as usize - 1) << STEP_BITS);
-const WORDS: usize = BINS.div_ceil(64);
-/// How many blocks of a bin are compared: a bound on the time that a search takes, not measured against others.
-const COMPARED: usize = 16;
+const EXACT: u64 = 2 << FREE_STEP_BITS;
+const BINS: usize =
+    EXACT as usize + (((BLOCK_BYTES_MAX / ALIGNMENT).ilog2() - FREE_STEP_BITS) << FREE_STEP_BITS) as usize;
+const WORDS: usize = BINS.div_ceil(u64::BITS as usize);
 
 /// The bins; the blocks themselves carry the links.
 #[derive(Debug)]
@@ -24,7 +20,12 @@ pub(super) struct FreeIndex {
     used: [u64; WORDS],
     /// One bit for each word of `used` that is not zero.
     words: u64,
+    /// For each word of `used` where the lowest block that is first in its bin starts; [`NOWHERE`] for none.
+    lowest: [u64; WORDS],
 }
+
+/// Where no block starts.
+const NOWHERE: u64 = u64::MAX;
 
 /// Returns the bin for a size.
 #[inline]
@@ -33,26 +34,75 @@ fn bin_of(size: u64) -> usize {
     if units < EXACT {
         return units as usize;
     }
-    let doubling = units.ilog2() - STEP_BITS;
-    ((u64::from(doubling) << STEP_BITS) + (units >> doubling)) as usize
+    let doubling = units.ilog2() - FREE_STEP_BITS;
+    ((u64::from(doubling) << FREE_STEP_BITS) + (units >> doubling)) as usize
+}
+
+/// Links a block into a bin behind another.
+#[inline]
+fn link_after(blocks: &mut [Block], first: u32, id: u32) {
+    let (_, next) = blocks[first as usize].bin_links();
+    blocks[first as usize].set_bin_next(id);
+    blocks[id as usize].set_bin_links(first, next);
+    if let Some(next) = blocks.get_mut(next as usize) {
+        next.set_bin_previous(id);
+    }
+}
+
+/// Puts the lowest of the first few blocks of a bin before the others, and returns it.
+fn lowest_first(blocks: &mut [Block], head: u32) -> u32 {
+    let (mut lowest, mut id) = (head, head);
+    for _ in 0..A_FEW {
+        let Some(block) = blocks.get(id as usize) else { break };
+        if block.start < blocks[lowest as usize].start {
+            lowest = id;
+        }
+        id = block.bin_links().1;
+    }
+    if lowest != head {
+        let (previous, next) = blocks[lowest as usize].bin_links();
+        blocks[previous as usize].set_bin_next(next);
+        if let Some(next) = blocks.get_mut(next as usize) {
+            next.set_bin_previous(previous);
+        }
+        blocks[lowest as usize].set_bin_links(NONE, head);
+        blocks[head as usize].set_bin_previous(lowest);
+    }
+    lowest
 }
 
 impl FreeIndex {
     pub(super) fn new() -> Self {
-        Self { heads: Box::new([NONE; BINS]), used: [0; WORDS], words: 0 }
+        Self { heads: Box::new([NONE; BINS]), used: [0; WORDS], words: 0, lowest: [NOWHERE; WORDS] }
     }
 
     #[inline]
     pub(super) fn insert(&mut self, blocks: &mut [Block], id: u32) {
-        let bin = bin_of(blocks[id as usize].size());
-        let head = std::mem::replace(&mut self.heads[bin], id);
-        blocks[id as usize].set_bin_links(NONE, head);
-        if head != NONE {
-            blocks[head as usize].set_bin_previous(id);
-        } else {
-            self.used[bin / 64] |= 1 << (bin % 64);
-            self.words |= 1 << (bin / 64);
+        let block = &blocks[id as usize];
+        let (bin, start) = (bin_of(block.size()), block.start);
+        let head = self.heads[bin];
+        match blocks.get(head as usize) {
+            // Behind the lowest.
+            Some(lowest) if lowest.start < start => link_after(blocks, head, id),
+            Some(_) => {
+                blocks[id as usize].set_bin_links(NONE, head);
+                blocks[head as usize].set_bin_previous(id);
+                self.set_head(bin, id, start);
+            }
+            None => {
+                blocks[id as usize].set_bin_links(NONE, NONE);
+                self.used[bin / 64] |= 1 << (bin % 64);
+                self.words |= 1 << (bin / 64);
+                self.set_head(bin, id, start);
+            }
         }
+    }
+
+    #[inline]
+    fn set_head(&mut self, bin: usize, id: u32, start: u64) {
+        self.heads[bin] = id;
+        let lowest = &mut self.lowest[bin / 64];
+        *lowest = start.min(*lowest);
     }
 
     #[inline]
@@ -65,14 +115,57 @@ impl FreeIndex {
             blocks[previous as usize].set_bin_next(next);
             return;
         }
-        let bin = bin_of(blocks[id as usize].size());
-        self.heads[bin] = next;
+        let block = &blocks[id as usize];
+        let (bin, start) = (bin_of(block.size()), block.start);
         if next == NONE {
+            self.heads[bin] = NONE;
             self.used[bin / 64] &= !(1 << (bin % 64));
             if self.used[bin / 64] == 0 {
                 self.words &= !(1 << (bin / 64));
             }
+        } else {
+            self.heads[bin] = lowest_first(blocks, next);
         }
+        if self.lowest[bin / 64] == start {
+            let heads = self.heads_of(bin / 64, 0);
+            self.lowest[bin / 64] = heads.map(|head| blocks[head as usize].start).min().unwrap_or(NOWHERE);
+        }
+    }
+
+    /// Returns the first blocks of the bins of a word that hold any, from this bit on.
+    fn heads_of(&self, word: usize, from: u32) -> impl Iterator<Item = u32> {
+        let mut left = self.used[word] & u64::MAX.checked_shl(from).unwrap_or(0);
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros())?;
+            left &= left - 1;
+            self.heads.get(word * 64 + bit as usize).copied()
+        })
+    }
+
+    /// Returns the lowest block of at least this size, [`NONE`] if there is none.
+    #[inline]
+    pub(super) fn find_lowest(&self, blocks: &[Block], size: u64) -> u32 {
+        let bin = bin_of(size);
+        let mut best = (NOWHERE, NONE);
+        let mut take = |id: u32| best = best.min((blocks[id as usize].start, id));
+        let mut id = self.heads.get(bin).copied().unwrap_or(NONE);
+        for _ in 0..A_FEW {
+            let Some(block) = blocks.get(id as usize) else { break };
+            if block.size() >= size {
+                take(id);
+            }
+            id = block.bin_links().1;
+        }
+        let word = bin / 64;
+        if word < WORDS {
+            self.heads_of(word, (bin % 64) as u32 + 1).for_each(&mut take);
+        }
+        let later = self.words & u64::MAX.checked_shl(word as u32 + 1).unwrap_or(0);
+        let words = (0..WORDS).filter(|word| later >> word & 1 == 1);
+        if let Some(word) = words.min_by_key(|&word| self.lowest[word]) {
+            self.heads_of(word, 0).for_each(&mut take);
+        }
+        best.1
     }
 
     /// Returns the best block of at least this size, [`NONE`] if there is none.
@@ -96,7 +189,7 @@ impl FreeIndex {
         let mut best_key = (u64::MAX, u64::MAX);
         // No bin is there for sizes that no memory has.
         let mut id = self.heads.get(bin).copied().unwrap_or(NONE);
-        for _ in 0..COMPARED {
+        for _ in 0..A_FEW {
             if id == NONE {
                 break;
             }

@@ -6,10 +6,8 @@
 
 use super::block::BlockState;
 use super::{Cut, Heap};
-use crate::memory::device::{Entry, Pages, SMALL_MAX, SizeClass, Slab};
-
-/// The most bytes of slabs that a heap borrows: with more it has pages of its own.
-const BORROWED_MAX: u64 = 4 * SMALL_MAX;
+use crate::memory::device::{Entry, Pages, SizeClass, Slab};
+use crate::memory::tuning::{BORROWED_MAX, SMALL_MAX};
 
 impl Heap {
     /// Makes its blocks slabs for other heaps from now on.
@@ -42,7 +40,7 @@ impl Heap {
             pages.slabs.release(slab);
             return None;
         };
-        self.blocks[id as usize].state = BlockState::Live;
+        self.blocks[id as usize].set_state(BlockState::Live);
         self.mapped -= bytes;
         slab.reset(start, class, id);
         slab.set_borrower(borrower);

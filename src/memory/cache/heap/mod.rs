@@ -1,7 +1,7 @@
 //! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
 //!
 //! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small
-//! blocks are slots of slabs, every other is cut to size. One heap belongs to one thread cache, which also locks it.
+//! blocks are slots of slabs, every other is cut to size. One heap belongs to one cache, which also locks it.
 
 mod asleep;
 mod block;
@@ -12,10 +12,13 @@ mod restore;
 mod slots;
 mod span;
 mod telling;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod view;
 
-use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, CLASSES, Entry, PAGE, Pages, SMALL_MAX, SizeClass, Slab};
+use crate::memory::device::{BLOCKS_MAX, CLASSES, Entry, Pages, SizeClass, Slab};
+use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, SMALL_BLOCK_BYTES, most};
@@ -46,7 +49,7 @@ enum Cut {
     Nothing,
 }
 
-/// The blocks of one thread cache.
+/// The blocks of one cache.
 #[derive(Debug)]
 pub(in crate::memory) struct Heap {
     blocks: Vec<Block>,
@@ -256,7 +259,7 @@ impl Heap {
             }
             self.join_freed();
         }
-        let id = self.free.find(&self.blocks, size);
+        let id = self.place_for(size);
         let block = self.blocks.get(id as usize)?;
         let (start, whole) = (block.start, block.size());
         let size = match self.cut {
@@ -268,14 +271,24 @@ impl Heap {
         Some(self.hand_out(pages, id, start, size, bytes))
     }
 
+    /// Returns the free block that a request of this size is cut from: one of less than [`LOWEST_BELOW`] goes where the lowest
+    /// is, so that pages further up become free as a whole; a larger one where it leaves the least.
+    #[inline]
+    fn place_for(&self, size: u64) -> u32 {
+        if size < LOWEST_BELOW { self.free.find_lowest(&self.blocks, size) } else { self.free.find(&self.blocks, size) }
+    }
+
     /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
     #[inline]
     fn is_best(&self, block: &Block) -> bool {
-        let free = |id: u32| self.blocks.get(id as usize).filter(|other| other.state == BlockState::Free);
+        let free = |id: u32| self.blocks.get(id as usize).filter(|other| other.state() == BlockState::Free);
         if free(block.previous).is_some() {
             return false;
         }
-        let best = self.free.find(&self.blocks, block.size());
+        let best = self.place_for(block.size());
+        if block.size() < LOWEST_BELOW {
+            return self.blocks.get(best as usize).is_none_or(|best| best.start > block.start);
+        }
         let joined = block.size() + free(block.next).map_or(0, Block::size);
         best == block.next || self.blocks.get(best as usize).is_none_or(|best| best.size() >= joined)
     }
@@ -284,8 +297,7 @@ impl Heap {
     #[inline]
     fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
         let block = &mut self.blocks[id as usize];
-        block.state = BlockState::Live;
-        block.is_visitors = false;
+        block.set_state(BlockState::Live);
         block.set_requested(requested);
         pages.set_block(start, id);
         self.count_allocation(kind_of(size), size, requested);
@@ -375,7 +387,7 @@ impl Heap {
     fn drop_number(&mut self, id: u32) {
         let vacant = std::mem::replace(&mut self.vacant, id);
         let block = &mut self.blocks[id as usize];
-        block.state = BlockState::Vacant;
+        block.set_state(BlockState::Vacant);
         block.set_number(vacant);
     }
 
@@ -405,33 +417,18 @@ impl Heap {
         }
     }
 
-    /// Frees a block that was marked as freed, or a slot and those that were freed since. Returns whether it was a block of
-    /// the owner's, and no slot.
-    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) -> bool {
+    /// Frees a block that was marked as freed, or a slot and those that were freed since.
+    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
-            Entry::Freed(id) => {
-                let is_visitors = self.blocks[id as usize].is_visitors;
-                self.free_block(pages, id);
-                return !is_visitors;
-            }
+            Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return false };
-                let Some(slot) = slab.slot_at(offset) else { return false };
+                let Some(slab) = pages.slabs.get(number) else { return };
+                let Some(slot) = slab.slot_at(offset) else { return };
                 for slot in slab.collect(slot) {
                     self.free_slot(pages, slab, slot);
                 }
             }
             Entry::Block(_) | Entry::Nothing => {}
-        }
-        false
-    }
-
-    /// Notes that another thread than the owner took the live block at the offset, and no slot.
-    pub(in crate::memory) fn give_to_visitor(&mut self, pages: &'static Pages, offset: u64) {
-        if let Entry::Block(id) = pages.entry(offset)
-            && let Some(block) = self.blocks.get_mut(id as usize)
-        {
-            block.is_visitors = true;
         }
     }
 
@@ -506,7 +503,7 @@ impl Heap {
         self.turnover += 1;
         let mut block = self.blocks[id as usize].clone();
         let mut keep = id;
-        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state == BlockState::Free) {
+        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state() == BlockState::Free) {
             let (gone, size, beyond) = (block.next, next.size(), next.next);
             self.free.remove(&mut self.blocks, gone);
             self.drop_number(gone);
@@ -514,7 +511,8 @@ impl Heap {
             block.next = beyond;
             self.set_previous(block.next, keep);
         }
-        if let Some(previous) = self.blocks.get(block.previous as usize).filter(|other| other.state == BlockState::Free)
+        if let Some(previous) =
+            self.blocks.get(block.previous as usize).filter(|other| other.state() == BlockState::Free)
         {
             let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
             self.free.remove(&mut self.blocks, kept);
@@ -525,7 +523,7 @@ impl Heap {
             keep = kept;
             self.set_previous(block.next, keep);
         }
-        block.state = BlockState::Free;
+        block.set_state(BlockState::Free);
         let size = block.size();
         self.blocks[keep as usize] = block;
         self.free.insert(&mut self.blocks, keep);

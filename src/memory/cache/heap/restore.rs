@@ -8,7 +8,8 @@ use super::block::{Block, BlockState, EDGE, NONE};
 use super::counts::{SMALL, kind_of};
 use super::free_index::FreeIndex;
 use super::span::Span;
-use crate::memory::device::{ALIGNMENT, BLOCKS_MAX, Entry, PAGE, Pages, SizeClass, Slab};
+use crate::memory::device::{BLOCKS_MAX, Entry, Pages, SizeClass, Slab};
+use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 /// What is live in one piece of a heap.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,7 +78,7 @@ impl Heap {
         for (_, span) in self.spans.iter() {
             let mut id = span.first;
             while let Some(block) = self.blocks.get(id as usize) {
-                match block.state {
+                match block.state() {
                     BlockState::Live => pieces.push(Piece::Block {
                         start: block.start,
                         size: block.size(),
@@ -174,7 +175,7 @@ impl Heap {
         for (_, span) in self.spans.iter() {
             let mut id = span.first;
             while let Some(block) = self.blocks.get(id as usize) {
-                match block.state {
+                match block.state() {
                     BlockState::Live => {
                         pages.clear(block.start);
                         self.counts.free(kind_of(block.size()), block.size(), block.requested());
@@ -201,7 +202,7 @@ impl Heap {
 
     fn revive(&mut self, pages: &'static Pages, id: u32, start: u64, requested: u64) {
         let block = &mut self.blocks[id as usize];
-        block.state = BlockState::Live;
+        block.set_state(BlockState::Live);
         block.set_requested(requested);
         let size = block.size();
         pages.set_block(start, id);
@@ -217,7 +218,7 @@ impl Heap {
         slots: &[(usize, u32)],
     ) {
         let block = &mut self.blocks[id as usize];
-        block.state = BlockState::Slab;
+        block.set_state(BlockState::Slab);
         block.set_number(slab.number());
         slab.reset(start, class, id);
         for &(slot, requested) in slots {

@@ -5,11 +5,8 @@ use super::block::BlockState;
 use super::counts::SMALL;
 use crate::memory::device::Pages;
 use crate::memory::device::Slab;
-use crate::memory::device::{CLASSES, SMALL_MAX, SizeClass};
-
-/// How many blocks a heap hands out at least before it drops its empty slabs for another large block: some tens of
-/// nanoseconds for each. Chosen on recorded logs with the parts in `serve/grow`.
-const ALLOCATIONS_APART: u64 = 8;
+use crate::memory::device::{CLASSES, SizeClass};
+use crate::memory::tuning::{EMPTY_SLABS_APART, SMALL_MAX};
 
 impl Heap {
     #[inline]
@@ -41,7 +38,7 @@ impl Heap {
         };
         slab.reset(start, class, id);
         slab.set_listed(true);
-        self.blocks[id as usize].state = BlockState::Slab;
+        self.blocks[id as usize].set_state(BlockState::Slab);
         self.blocks[id as usize].set_number(slab.number());
         pages.set_slab(start, bytes, Some(slab.number()));
         self.slabs[class.index()].push(slab);
@@ -78,7 +75,7 @@ impl Heap {
     /// out, so that a program whose blocks just fit does not make and end slabs each time. Returns whether it did.
     pub(in crate::memory) fn drop_empty_slabs_at_times(&mut self, pages: &'static Pages) -> bool {
         let allocations = self.allocations();
-        if allocations - self.slabs_dropped_at < ALLOCATIONS_APART {
+        if allocations - self.slabs_dropped_at < EMPTY_SLABS_APART {
             return false;
         }
         self.slabs_dropped_at = allocations;

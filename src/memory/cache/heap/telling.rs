@@ -9,14 +9,8 @@ use std::sync::Arc;
 
 use super::Heap;
 use super::block::NONE;
-use crate::memory::device::PAGE;
 use crate::memory::pool::Ledger;
-
-/// A rise within so many allocations of the last telling is told with some ahead: this part of the heap's memory.
-const ALLOCATIONS_APART: u64 = 64;
-const AHEAD_PART: u64 = 64;
-/// How often memory is cut off what is free, or joins it, between two looks at whether much less is live than was told.
-const LOOK_EVERY: u64 = 1024;
+use crate::memory::tuning::{LOOK_EVERY, PAGE, TOLD_PARTS};
 
 /// The ledger of a heap's pool, and the number of the cache that it knows the heap by.
 #[derive(Clone, Debug)]
@@ -43,8 +37,8 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub(super) fn tell_rise(&mut self) {
-        let is_soon = self.counts.allocations_since_told() < ALLOCATIONS_APART;
-        let ahead = if is_soon && !self.is_growing { self.mapped / AHEAD_PART } else { 0 };
+        let is_soon = self.counts.allocations_since_told() < TOLD_PARTS;
+        let ahead = if is_soon && !self.is_growing { self.mapped / TOLD_PARTS } else { 0 };
         self.tell_at_most(self.counts.live().saturating_add(ahead).min(self.mapped));
     }
 
@@ -60,7 +54,7 @@ impl Heap {
             return;
         }
         self.next_look = self.turnover + LOOK_EVERY;
-        if self.counts.told().saturating_sub(self.counts.live()) > self.mapped / AHEAD_PART {
+        if self.counts.told().saturating_sub(self.counts.live()) > self.mapped / TOLD_PARTS {
             self.tell_live();
         }
     }

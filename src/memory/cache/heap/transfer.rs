@@ -5,14 +5,15 @@ use std::ops::Range;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
 use super::{Cut, Heap};
-use crate::memory::device::{Mapping, PAGE, Pages};
+use crate::memory::device::{Mapping, Pages};
+use crate::memory::tuning::PAGE;
 
 impl Heap {
     /// Where each span ends, and the bytes before its end that join what is added there; by address.
     pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
         // Memory handed out whole is not joined.
         let free = |last: u32| {
-            self.blocks.get(last as usize).filter(|block| block.state == BlockState::Free && self.cut == Cut::ToSize)
+            self.blocks.get(last as usize).filter(|block| block.state() == BlockState::Free && self.cut == Cut::ToSize)
         };
         let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
         let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
@@ -75,7 +76,7 @@ impl Heap {
     pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages, from: u64) -> Vec<(u64, u64)> {
         let is_whole = |(_, span): (u32, Span)| {
             let block = self.blocks.get(span.first as usize)?;
-            let is_free = span.start >= from && block.state == BlockState::Free && span.first == span.last;
+            let is_free = span.start >= from && block.state() == BlockState::Free && span.first == span.last;
             is_free.then_some((span.first, block.start, block.size()))
         };
         let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();

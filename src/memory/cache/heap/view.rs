@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::Heap;
 use super::block::{BlockState, EDGE};
 use super::counts::{LARGE, SMALL, kind_of};
-use crate::memory::device::{ALIGNMENT, Entry, PAGE, Pages, Slab};
+use crate::memory::device::{Entry, Pages, Slab};
+use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 /// A block as a snapshot finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,7 +87,7 @@ impl Heap {
         for (_, mut id) in firsts {
             let mut span = Vec::new();
             while let Some(block) = self.blocks.get(id as usize) {
-                match block.state {
+                match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
                         Entry::Freed(_) => span.push(gap(block.start, block.end())),
                         _ => spans.push(std::mem::take(&mut span)),

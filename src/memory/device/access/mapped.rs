@@ -7,11 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::ids::Device;
+use crate::memory::tuning::A_FEW;
 use crate::runtime::Extent;
 use crate::sync::lock;
-
-/// The most mappings that are opened by one call of the driver, for which nothing of them can be unmapped.
-const ROW_MOST: usize = 32;
 
 /// Extent memory, and the addresses that it is mapped at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +43,7 @@ struct Entry {
 }
 
 /// Every mapping is a multiple of a page of the system.
-const UNIT: u64 = 4 << 10;
+const UNIT: u64 = 0x1000;
 /// In place of another device's ordinal.
 const OWN: u32 = u32::MAX;
 
@@ -86,7 +84,7 @@ impl Mapped {
     /// Returns all that is mapped now, in rows that one call can open.
     pub(in crate::memory::device) fn rows(&self) -> Vec<Vec<Placed>> {
         let all: Vec<_> = lock(&self.all).iter().map(|(&address, &entry)| self.placed(address, entry)).collect();
-        all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(ROW_MOST)).map(<[_]>::to_vec).collect()
+        all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(2 * A_FEW)).map(<[_]>::to_vec).collect()
     }
 
     /// Returns those of a row that are still mapped, in rows again.
@@ -119,8 +117,8 @@ mod tests {
             mapped.add(&placed);
         }
         assert_eq!(addresses(&mapped.rows()), [vec![10, 12], vec![20], vec![25]]);
-        (0..=ROW_MOST as u64).for_each(|number| mapped.add(&placed(100 + number, 1, 0)));
-        assert_eq!(mapped.rows().iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, ROW_MOST, 1]);
+        (0..=2 * A_FEW as u64).for_each(|number| mapped.add(&placed(100 + number, 1, 0)));
+        assert_eq!(mapped.rows().iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2 * A_FEW, 1]);
     }
 
     #[test]

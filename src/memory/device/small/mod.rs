@@ -3,5 +3,5 @@
 mod size_class;
 mod slab;
 
-pub(in crate::memory) use size_class::{ALIGNMENT, CLASSES, SMALL_MAX, SizeClass};
+pub(in crate::memory) use size_class::{CLASSES, SizeClass};
 pub(in crate::memory) use slab::{Slab, Slabs};

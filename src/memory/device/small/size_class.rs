@@ -2,14 +2,11 @@
 //!
 //! So a small block wastes at most an eighth of its size; larger ones are not rounded beyond 512 bytes.
 
-/// What every block's address and size are a multiple of, in bytes.
-pub(in crate::memory) const ALIGNMENT: u64 = 512;
-/// The largest small block, in bytes: one unit of a page's table of blocks, see `pages.rs`.
-pub(in crate::memory) const SMALL_MAX: u64 = 64 << 10;
+use crate::memory::tuning::{ALIGNMENT, SMALL_MAX, SMALL_STEPS};
+
 /// How many sizes there are.
-pub(in crate::memory) const CLASSES: usize = 40;
-/// Slots that a slab has at most.
-pub(in crate::memory) const SLOTS_MAX: usize = 128;
+pub(in crate::memory) const CLASSES: usize =
+    (SMALL_STEPS + SMALL_STEPS * (SMALL_MAX / (SMALL_STEPS * ALIGNMENT)).ilog2() as u64) as usize;
 
 /// A size of small blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,12 +62,12 @@ const RECIPROCALS: [u32; CLASSES] = {
 
 const fn size_of(class: u8) -> u64 {
     let class = class as u64;
-    if class < 8 {
+    if class < SMALL_STEPS {
         return (class + 1) * ALIGNMENT;
     }
-    // 4 KiB times 2^doubling times (9/8 to 16/8).
-    let (doubling, step) = ((class - 8) / 8, (class - 8) % 8);
-    (4096 << doubling) / 8 * (step + 9)
+    // The largest of those, times 2^doubling times (9/8 to 16/8).
+    let (doubling, step) = (class / SMALL_STEPS - 1, class % SMALL_STEPS);
+    (ALIGNMENT << doubling) * (SMALL_STEPS + step + 1)
 }
 
 impl SizeClass {
@@ -120,6 +117,7 @@ impl SizeClass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::tuning::SLOTS_MAX;
 
     #[test]
     fn classes_hold_what_they_are_for_and_waste_little() {
@@ -128,14 +126,22 @@ mod tests {
             let taken = u64::from(class.bytes());
             assert!(taken >= bytes && taken.is_multiple_of(ALIGNMENT), "{bytes} in {taken}");
             assert!(taken - bytes < ALIGNMENT.max(taken / 8), "{bytes} in {taken}");
+        }
+        assert_eq!(SizeClass::of(1).index(), 0);
+        assert_eq!(SizeClass::of(SMALL_MAX).index(), CLASSES - 1);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "100,000 divisions, and nothing unsafe")]
+    fn a_slot_is_found_where_it_starts_and_nowhere_else() {
+        for class in (0..CLASSES).map(SizeClass::from_index) {
             assert!((16..=SLOTS_MAX).contains(&class.slots()), "{class:?}");
+            let taken = u64::from(class.bytes());
             for within in (0..class.slab_bytes() + ALIGNMENT).step_by(256) {
                 let (slot, rest) = (within / taken, within % taken);
                 let expected = (rest == 0 && slot < class.slots() as u64).then_some(slot as usize);
                 assert_eq!(class.slot_at(within), expected, "{within} in {class:?}");
             }
         }
-        assert_eq!(SizeClass::of(1).index(), 0);
-        assert_eq!(SizeClass::of(SMALL_MAX).index(), CLASSES - 1);
     }
 }

@@ -3,16 +3,18 @@
 //! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit
 //! of their own, which the owner collects, so neither waits for the other.
 
-use super::size_class::{SLOTS_MAX, SizeClass};
+use super::size_class::SizeClass;
+use crate::memory::tuning::SLOTS_MAX;
 use crate::sync::Table;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use std::array;
 
-const WORDS: usize = SLOTS_MAX / 64;
+const WORDS: usize = SLOTS_MAX / u64::BITS as usize;
 /// How many slabs a device can have.
-const SLABS_MAX: usize = if cfg!(loom) { 2 } else { 1 << 22 };
-/// Slabs are made 2^this at a time; in a model, which makes them anew for each order of its threads, one by one.
-const CHUNK_BITS: u32 = if cfg!(loom) { 0 } else { 6 };
+const SLABS_MAX: usize = if cfg!(loom) { 2 } else { 0x40_0000 };
+/// Slabs are made 2^this at a time; one by one in a model, which makes them anew for each order of its threads, and under
+/// Miri, which is slow.
+const CHUNK_BITS: u32 = if cfg!(any(loom, miri)) { 0 } else { 0b110 };
 
 /// One slab, in cache lines of its own.
 #[derive(Debug)]

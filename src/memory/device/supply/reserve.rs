@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::super::address_space::AddressSpace;
-use super::super::pages::{Mapping, PAGE};
+use super::super::pages::Mapping;
+use crate::memory::tuning::PAGE;
 use crate::sync::lock;
 
 /// Pages in a row: the first, and how many.

@@ -1,12 +1,12 @@
 //! The functions in the forms that other allocators' plugs take: PyTorch's pluggable allocator, CuPy, and handlers of
 //! device memory, as cuDSS and cuQuantum have them, and of pinned memory, as cuDSS has.
 //!
-//! They return null, or 1, where there is no memory, and tell no reason: their forms have no place for one.
+//! They return null, or 1, where there is no memory. Their forms have no place for a reason, which `last_error` tells.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{address_of, guard, pointer, stream_of};
+use super::call::{address_of, bytes_of, guard, null, pointer, stream_of};
 use crate::error::Result;
 use crate::library::DeviceMemHandler;
 use crate::memory::host;
@@ -40,7 +40,10 @@ pub(in crate::memory::plug) unsafe fn free_plain(runtime: &dyn Runtime, address:
 
 pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        let Ok(size @ 1..) = u64::try_from(size) else { return Ok(ptr::null_mut()) };
+        let size = bytes_of(size)?;
+        if size == 0 {
+            return Ok(ptr::null_mut());
+        }
         // SAFETY: the caller names a stream that is alive.
         let stream = unsafe { stream_of(device, stream) }?;
         address_of(serve::allocate(size, &stream))
@@ -74,13 +77,13 @@ pub(super) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_v
     guard((), || if pointer.is_null() { Ok(()) } else { serve::free(serve::find(pointer.addr() as u64, None)?, None) });
 }
 
-/// Puts what is allocated in its place: null for 0 bytes. Returns 0, or 1 where that cannot be.
+/// Puts what is allocated in its place: null for 0 bytes. Returns 0.
 ///
 /// # Safety
-/// The place is one for a pointer, or null.
+/// The place is one for a pointer, or null, which is refused.
 unsafe fn put(place: *mut *mut c_void, size: usize, allocate: impl FnOnce(u64) -> Result<u64>) -> Result<c_int> {
     if place.is_null() {
-        return Ok(1);
+        return Err(null("pointer"));
     }
     let address = if size == 0 { 0 } else { allocate(size as u64)? };
     // SAFETY: the caller passes a place for a pointer, and it is not null.

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use crate::error::{Error, ErrorKind, Result, StatusKind};
@@ -14,16 +14,16 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 /// `GPUPOOL_SUCCESS`.
-pub(super) const SUCCESS: c_int = 0;
-const OUT_OF_MEMORY: c_int = 1;
-const INVALID_VALUE: c_int = 2;
-const DRIVER: c_int = 3;
-const FORKED: c_int = 4;
-const OTHER: c_int = 5;
-const ASLEEP: c_int = 6;
+pub(super) const SUCCESS: c_int = 0x0;
+const OUT_OF_MEMORY: c_int = 0x1;
+const INVALID_VALUE: c_int = 0x2;
+const DRIVER: c_int = 0x3;
+const FORKED: c_int = 0x4;
+const OTHER: c_int = 0x5;
+const ASLEEP: c_int = 0x6;
 
 /// The most bytes of a text that [`last_error`] returns, with the null byte at its end. Longer ones are cut.
-const TEXT: usize = 4096;
+const TEXT: usize = 0x1000;
 const NO_ERROR: &CStr = c"no call of this thread has failed";
 
 thread_local! {
@@ -110,15 +110,39 @@ pub(super) unsafe fn hand_out(place: *mut *mut c_void, call: impl FnOnce() -> Re
     status
 }
 
-/// Runs what must neither panic nor fail across C.
-pub(in crate::memory::plug) fn guard<R>(otherwise: R, run: impl FnOnce() -> Result<R> + UnwindSafe) -> R {
+/// Runs a call whose form has no place for a status: what fails returns `otherwise`, and [`last_error`] tells why.
+#[inline]
+pub(in crate::memory::plug) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
     if process::is_forked() {
+        run(process::refuse_forked);
         return otherwise;
     }
-    match catch_unwind(run) {
+    match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(result)) => result,
-        _ => otherwise,
+        failed => {
+            keep(failed.map(Result::err));
+            otherwise
+        }
     }
+}
+
+/// Keeps why a call failed for [`last_error`].
+#[cold]
+#[inline(never)]
+fn keep(failed: std::thread::Result<Option<Error>>) {
+    match failed {
+        Ok(error) => error.iter().for_each(|error| _ = fail(error)),
+        Err(_) => _ = panicked(),
+    }
+}
+
+/// Returns the bytes of a request whose form has a size with a sign.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for a negative size.
+#[inline]
+pub(in crate::memory::plug) fn bytes_of(size: isize) -> Result<u64> {
+    u64::try_from(size).map_err(|_| Error::invalid_value(format!("there are no {size} bytes: a size is 0 or more")))
 }
 
 /// Returns the device with this number.
@@ -151,14 +175,34 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
 ///
 /// # Safety
 /// The stream is alive while it is used, and of the device if one is named, which is looked up where it is used.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for another negative number; for -1 as [`Stream::from_raw`].
 #[inline]
 pub(in crate::memory::plug) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
-    match u32::try_from(device) {
-        // SAFETY: the caller promises that the stream is alive and of the device.
-        Ok(ordinal) => Ok(unsafe { Stream::view_of(stream, Device::from_ordinal(ordinal)) }),
+    let device = match u32::try_from(device) {
+        Ok(ordinal) => Device::from_ordinal(ordinal),
         // SAFETY: the caller promises that the stream is alive.
-        Err(_) => unsafe { Stream::from_raw(stream) },
+        Err(_) => unsafe { device_of_stream(device, stream) }?,
+    };
+    // SAFETY: the caller promises that the stream is alive and of the device.
+    Ok(unsafe { Stream::view_of(stream, device) })
+}
+
+/// Returns the device of a stream for -1, and refuses other negative numbers.
+///
+/// # Safety
+/// The stream is alive.
+///
+/// # Errors
+/// As [`stream_of`].
+#[cold]
+unsafe fn device_of_stream(device: c_int, stream: *mut c_void) -> Result<Device> {
+    if device != -1 {
+        return device_of(device);
     }
+    // SAFETY: the caller promises that the stream is alive.
+    Ok(unsafe { Stream::from_raw(stream) }?.device())
 }
 
 /// Returns a place that a caller passes for a result.

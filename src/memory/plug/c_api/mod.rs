@@ -23,7 +23,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(super) use allocators::{free_plain, library_handler};
 pub use block::Block;
-pub(super) use call::{address_of, guard, stream_of};
+pub(super) use call::{address_of, bytes_of, guard, stream_of};
 pub use checkpoint::{AllocatedFunction, Checkpoint, FreedFunction};
 pub use device_stats::{DeviceStats, Stat, Stats};
 pub use event::{Event, Observer};

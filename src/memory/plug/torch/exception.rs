@@ -30,7 +30,7 @@ struct Place {
 }
 
 /// `c10::Error` and its subclass are some 100 bytes.
-const OBJECT_BYTES: usize = 1024;
+const OBJECT_BYTES: usize = 0x400;
 
 /// What is needed of PyTorch's library and of the C++ library that it uses.
 #[derive(Clone, Copy)]

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 use super::claim::{claimed, is_no_memory};
 use super::reserve::retire_extents;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, ThreadCache};
-use crate::memory::device::{PAGE, Reserve, Run, call_out};
+use crate::memory::cache::{DeviceCaches, StreamCache};
+use crate::memory::device::{Reserve, Run, call_out};
 use crate::memory::pool::{Kept, Pool, Record};
 use crate::memory::serve::out_of_memory::{call, callbacks, note};
 use crate::memory::serve::trim::make_room;
+use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
 
@@ -98,7 +99,7 @@ pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThre
 
 /// Returns whether nothing uses the pool any more, nor any block of it.
 fn is_over(pool: &Pool, thread: ThisThread) -> bool {
-    let is_idle = |cache: &ThreadCache| {
+    let is_idle = |cache: &StreamCache| {
         cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
     };
     pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)

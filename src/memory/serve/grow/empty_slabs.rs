@@ -1,10 +1,9 @@
 //! Empty slabs, one of which stays for each small size: a large request that fits nowhere else has them joined with what is
-//! free beside them, before any memory is added or moved. All sizes together keep some 10 MiB, in as many places. Where
-//! threads work at once they keep them: there memory grows ahead of need, so that they do not wait for each other.
+//! free beside them, before any memory is added or moved. All sizes together keep some 10 MiB, in as many places.
 
 use crate::memory::cache::is_recorded;
-use crate::memory::device::SMALL_MAX;
 use crate::memory::serve::request::Request;
+use crate::memory::tuning::SMALL_MAX;
 
 /// Serves a large request from what its cache has free once its empty slabs are dropped: the offset of the block.
 pub(super) fn serve_from_empty_slabs(request: &Request) -> Option<u64> {

@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use super::effort::Effort;
 use super::growth::{Gathered, Growth};
-use super::place::{Place, spare};
 use crate::error::Result;
 use crate::ids::CaptureStatus;
-use crate::memory::cache::{DeviceCaches, Heap, Service, ThreadCache};
-use crate::memory::device::{PAGE, Until};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache};
+use crate::memory::device::Until;
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::work_marks;
+use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::runtime::{self, RelaxedCapture};
 
 /// Takes free pages of other caches, those of the same pool first, until there are enough.
 pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
     let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
     for pool in pools(growth.request, effort).iter().filter(may_move) {
-        if effort <= Effort::Exact {
+        if effort == Effort::Ready {
             gather_from_few(growth, pool, effort)?;
             continue;
         }
@@ -32,21 +32,15 @@ pub(super) fn gather(growth: &mut Growth<'_>, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// How many caches with free pages are looked at at a time before memory has run out, and how many streams among theirs
-/// are found at work before the rest is given up. So a program with thousands of streams does not ask about each of them
-/// whenever one grows; the next request goes on with those behind.
-pub(super) const LOOKED_AT: usize = 256;
-const FOUND_AT_WORK: usize = 48;
-
 /// Takes free pages of those caches of a pool that have told of some. Goes on as long as half of them have none any more.
 fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Result<()> {
     let mut at_work = 0;
     loop {
-        let told = pool.ledger.with_pages(LOOKED_AT);
+        let told = pool.ledger.with_pages(MANY);
         let caches = DeviceCaches::numbered(pool, &told);
         let mut bare = told.len() - caches.len();
         for cache in caches {
-            if growth.missing_pages() == 0 || at_work >= FOUND_AT_WORK {
+            if growth.missing_pages() == 0 || at_work >= 3 * A_FEW {
                 return Ok(());
             }
             let Some(service) = cache.service_of(pool) else { continue };
@@ -56,7 +50,7 @@ fn gather_from_few(growth: &mut Growth<'_>, pool: &Pool, effort: Effort) -> Resu
                 Found::Pages => {}
             }
         }
-        if bare < LOOKED_AT / 2 {
+        if bare < MANY / 2 {
             return Ok(());
         }
     }
@@ -74,18 +68,6 @@ fn pools(request: &Request, effort: Effort) -> Vec<Arc<Pool>> {
     pools
 }
 
-/// Returns whether the request had better take new pages than have the cache's own moved again, or those that other streams
-/// would want back: as long as no more than half of what the cache then has is free.
-pub(super) fn is_worth_new_pages(request: &Request, heap: &Heap, place: Place) -> bool {
-    // Making pinned memory takes 5 times as long as mapping it anew.
-    if request.memory().is_of_host() {
-        return false;
-    }
-    let pages = heap.mapped() / PAGE + u64::from(place.pages);
-    let is_needed = pages * PAGE <= 2 * (heap.live() + request.bytes);
-    is_needed && request.cache.traffic.is_worth_new_pages(pages, heap.allocations())
-}
-
 /// What a look at a cache has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
@@ -98,17 +80,17 @@ enum Found {
 }
 
 /// Takes free pages of one cache, at most those that are missing and a little more.
-fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, other: Service, effort: Effort) -> Result<Found> {
+fn gather_from(growth: &mut Growth<'_>, cache: &'static StreamCache, other: Service, effort: Effort) -> Result<Found> {
     let Request { cache: asker, ref service, thread, .. } = *growth.request;
     let missing = growth.missing_pages();
     if std::ptr::eq(cache, asker) {
         return Ok(Found::Pages);
     }
-    // A look into a cache of this thread costs less than a question about its stream.
+    // A look into a cache that this thread locks cheaply costs less than a question about its stream.
     if cache.is_owned_by(thread) {
         let mut heap = cache.lock(thread);
         let is_bare = cache.tell_if_no_pages(&mut heap);
-        if heap.unused() == 0 || (is_bare && effort <= Effort::Exact) {
+        if heap.unused() == 0 || (is_bare && effort == Effort::Ready) {
             return Ok(if is_bare { Found::Nothing } else { Found::Pages });
         }
     }
@@ -118,22 +100,19 @@ fn gather_from(growth: &mut Growth<'_>, cache: &'static ThreadCache, other: Serv
         Readiness::AtWork => return Ok(Found::AtWork),
         Readiness::AfterWork | Readiness::Done { .. } => {}
     }
-    let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let (mappings, is_bare) = {
         let Some(mut heap) = cache.lock_to_take(&other, thread) else { return Ok(Found::Pages) };
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(Found::Pages);
         }
-        if effort > Effort::Exact {
+        if effort > Effort::Ready {
             heap.drop_empty_slabs(&growth.memory.pages);
-        } else if readiness == Readiness::AfterWork && !is_at_work {
-            // Where the work was marked earlier, slots may have been freed since; and a thread at work needs its slabs again.
+        } else if readiness == Readiness::AfterWork {
+            // Where the work was marked earlier, slots may have been freed since.
             heap.drop_empty_slabs_at_times(&growth.memory.pages);
         }
-        let rivals = if is_at_work { growth.rivals } else { 0 };
-        let (wanted, slack) = spare(&heap, u64::from(missing) * PAGE, slack, rivals);
-        let mappings = cache.take_mappings(&mut heap, wanted, slack, u64::MAX);
+        let mappings = cache.take_mappings(&mut heap, u64::from(missing) * PAGE, slack, u64::MAX);
         let is_bare = cache.tell_if_no_pages(&mut heap);
         (mappings, is_bare)
     };
@@ -181,7 +160,7 @@ pub(super) enum Readiness {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
-pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, effort: Effort) -> Result<Readiness> {
+pub(super) fn readiness(cache: &StreamCache, other: &Service, asker: &Request, effort: Effort) -> Result<Readiness> {
     if other.is_lender {
         return Ok(Readiness::AfterWork);
     }
@@ -189,8 +168,7 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
     if other.is_of_live_graph() {
         return Ok(Readiness::Never);
     }
-    let stream = &asker.service.stream;
-    if !other.is_stream_usable(asker.thread, Some(stream)) {
+    if !other.is_stream_usable(asker.thread, Some(&asker.service)) {
         if effort >= Effort::Pool {
             return Ok(Readiness::AfterWork);
         }
@@ -203,7 +181,7 @@ pub(super) fn readiness(cache: &ThreadCache, other: &Service, asker: &Request, e
         let turnover = work_marks::finished_turnover(cache)?;
         return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
     }
-    if other.stream.raw() == stream.raw() {
+    if other.is_of_stream_of(&asker.service) {
         return Ok(Readiness::AfterWork);
     }
     if other.stream.capture_status()? != CaptureStatus::None {

@@ -7,10 +7,11 @@ use super::claim::{claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
-use crate::memory::cache::{Service, ThreadCache};
-use crate::memory::device::{DeviceMemory, Mapping, PAGE, Remains, Until};
+use crate::memory::cache::{Service, StreamCache};
+use crate::memory::device::{DeviceMemory, Mapping, Remains, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
+use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::runtime::Extent;
 use crate::sync::ThisThread;
@@ -18,7 +19,7 @@ use crate::sync::ThisThread;
 /// Pages taken from a cache to be moved.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    pub(super) cache: &'static ThreadCache,
+    pub(super) cache: &'static StreamCache,
     /// What the cache served then.
     pub(super) service: Service,
     pub(super) mappings: Vec<Mapping>,
@@ -42,10 +43,10 @@ impl Gathered {
     }
 }
 
-/// The status, as CUDA, HIP and the simulated platform number it, by which a driver refuses an extent for ever: NVIDIA's driver
+/// The status 999, as CUDA, HIP and the simulated platform number it, by which a driver refuses an extent for ever: NVIDIA's driver
 /// 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where it is mapped
 /// (`benches/results/h100-extents`).
-const UNKNOWN: i32 = 999;
+const UNKNOWN: i32 = 0x3e7;
 
 /// What is left of pages that stand elsewhere, too, and of such as do not: they were replaced, or are no longer wanted.
 fn remains(moved: Vec<Mapping>, replaced: Vec<Mapping>, unmapped: Vec<Mapping>) -> Remains {
@@ -62,8 +63,6 @@ pub(super) struct Growth<'a> {
     pub(super) request: &'a Request,
     pub(super) memory: &'static DeviceMemory,
     pub(super) place: Place,
-    /// As [`rivals`](super::place::rivals) returns.
-    pub(super) rivals: u64,
     pub(super) gathered: Vec<Gathered>,
     /// New extents, with the bytes counted for each.
     created: Vec<Mapping>,
@@ -74,9 +73,9 @@ pub(super) struct Growth<'a> {
 }
 
 impl<'a> Growth<'a> {
-    pub(super) fn new(request: &'a Request, place: Place, rivals: u64) -> Self {
+    pub(super) fn new(request: &'a Request, place: Place) -> Self {
         let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { request, memory: request.memory(), place, rivals, gathered, created, mapped, replaced }
+        Self { request, memory: request.memory(), place, gathered, created, mapped, replaced }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -102,14 +101,14 @@ impl<'a> Growth<'a> {
 
     /// Takes in free pages of a cache, whose work so far is recorded. If the driver refuses that, the growth is to be
     /// undone, which gives them back.
-    pub(super) fn add(&mut self, cache: &'static ThreadCache, service: &Service, mappings: Vec<Mapping>) -> Result<()> {
+    pub(super) fn add(&mut self, cache: &'static StreamCache, service: &Service, mappings: Vec<Mapping>) -> Result<()> {
         if mappings.is_empty() {
             return Ok(());
         }
         // What stands for the work on the stream, should the driver not record that.
-        let until = Until::Devices(vec![self.memory.device]);
+        let until = Until::recorded_later(vec![self.memory.device]);
         self.gathered.push(Gathered { cache, service: service.clone(), mappings, until });
-        let alive = Some(&self.request.service.stream);
+        let alive = Some(&self.request.service);
         let until = service.work_so_far(&self.memory.events, self.request.thread, alive)?;
         if let Some(last) = self.gathered.last_mut() {
             last.until = until;
@@ -120,7 +119,7 @@ impl<'a> Growth<'a> {
     /// Creates the extents that are missing.
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
-        let part = extent_pages(self.memory, self.pool(), self.request.bytes, self.rivals);
+        let part = extent_pages(self.memory, self.request.bytes);
         // A segment that may be registered is one extent: libraries register no more of what is at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { part };
@@ -215,7 +214,6 @@ impl<'a> Growth<'a> {
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        self.count_traffic();
         tell_added(&service.pool, memory.address(self.place.start()), bytes);
         let added = cache.add_and_allocate(service, thread, self.place.start(), bytes, request);
         if added.is_err() {
@@ -231,21 +229,6 @@ impl<'a> Growth<'a> {
             unsafe { memory.retire(remains(moved, replaced, Vec::new()), from.until, &from.service.pool.supply) };
         }
         added.ok().flatten()
-    }
-
-    fn count_traffic(&self) {
-        let count = |mappings: &[Mapping]| mappings.iter().map(|mapping| u64::from(mapping.pages)).sum();
-        let Request { cache, thread, .. } = *self.request;
-        for from in &self.gathered {
-            let (pages, allocations) = (count(&from.mappings), cache.lock(thread).allocations());
-            if std::ptr::eq(from.cache, cache) {
-                cache.traffic.shift(pages, allocations);
-            } else {
-                from.cache.traffic.lose(pages);
-                cache.traffic.take(pages, allocations);
-            }
-        }
-        cache.traffic.create(count(&self.created));
     }
 
     /// Puts everything back to where it was; what the driver refuses now is tried again later.

@@ -3,38 +3,34 @@
 //! They change hands without a driver call, once the GPU is done with them, so this is tried before any page is moved.
 
 use super::effort::Effort;
-use super::gather::{LOOKED_AT, Readiness, readiness};
+use super::gather::{Readiness, readiness};
 use super::growth::Gathered;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, ThreadCache};
-use crate::memory::device::{PAGE, Until};
+use crate::memory::cache::{DeviceCaches, StreamCache};
+use crate::memory::device::Until;
 use crate::memory::serve::request::Request;
+use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::delivery::deliver;
-
-/// How many streams are found at work before the rest is given up: they will be asked again for pages to move.
-const FOUND_AT_WORK: usize = 16;
 
 /// Serves the request from free pages of another cache of its pool: the offset of the block. None if none has enough in a
 /// row that are ready now.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(super) fn serve_in_place(request: &Request, rivals: u64) -> Result<Option<u64>> {
+pub(super) fn serve_in_place(request: &Request) -> Result<Option<u64>> {
     let Request { cache: own, thread, bytes, .. } = *request;
     let needed = own.lock(thread).needed_for(bytes).max(PAGE);
-    let told = request.pool().ledger.with_pages(LOOKED_AT);
+    let told = request.pool().ledger.with_pages(MANY);
     let mut at_work = 0;
     for cache in DeviceCaches::numbered(request.pool(), &told) {
-        if at_work >= FOUND_AT_WORK {
+        if at_work >= A_FEW {
             break;
         }
-        // A thread at work needs its pages again.
-        let is_at_work = cache.owner().is_some_and(|owner| owner != thread.number());
-        if std::ptr::eq(cache, own) || (is_at_work && rivals > 0) {
+        if std::ptr::eq(cache, own) {
             continue;
         }
-        // A look into a cache that no other thread is using costs less than a question about its stream.
-        if !is_at_work && cache.lock(thread).unused() < needed {
+        // A look into a cache that this thread locks cheaply costs less than a question about its stream.
+        if cache.is_owned_by(thread) && cache.lock(thread).unused() < needed {
             continue;
         }
         match take_from(request, cache, needed)? {
@@ -52,7 +48,7 @@ enum Taken {
 }
 
 /// Takes pages in a row out of a cache, that no work uses which the request's stream would not wait for.
-fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Result<Option<Taken>> {
+fn take_from(request: &Request, cache: &'static StreamCache, needed: u64) -> Result<Option<Taken>> {
     let Request { ref service, thread, .. } = *request;
     let Some(other) = cache.service_of(&service.pool) else { return Ok(None) };
     let readiness = readiness(cache, &other, request, Effort::Ready)?;
@@ -75,14 +71,14 @@ fn take_from(request: &Request, cache: &'static ThreadCache, needed: u64) -> Res
     deliver();
     let memory = cache.memory;
     // What stands for the work on the stream, should the driver not record that.
-    let until = Until::Devices(vec![memory.device]);
+    let until = Until::recorded_later(vec![memory.device]);
     let mut row = Gathered { cache, service: other, mappings, until };
     if matches!(readiness, Readiness::Done { .. }) {
         row.until = Until::at_once();
         return Ok(Some(Taken::Row(row)));
     }
     let is_in_order = row.service.is_in_order_with(service) && !row.service.is_captured;
-    let is_done = row.service.work_so_far(&memory.events, thread, Some(&service.stream)).and_then(|until| {
+    let is_done = row.service.work_so_far(&memory.events, thread, Some(service)).and_then(|until| {
         row.until = until;
         Ok(is_in_order || row.until.is_done(&memory.events, false)?)
     });

@@ -8,15 +8,13 @@ use super::claim::is_no_memory;
 use super::effort::Effort;
 use super::pages::grow_by_pages;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, MemoryAction, Service, ThreadCache, Waiting, is_recorded};
-use crate::memory::device::{PAGE, Slab, Until};
+use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, Waiting, is_recorded};
+use crate::memory::device::{Slab, Until};
 use crate::memory::serve::request::Request;
 use crate::memory::serve::settle::{Patience, settle, wait};
 use crate::memory::serve::trim::retire_free;
+use crate::memory::tuning::{A_FEW, PAGE};
 use crate::sync::ThisThread;
-
-/// A pool with more caches than this lends slabs. With no more, all of them together waste less than 32 MiB.
-const MANY_CACHES: usize = 16;
 
 /// Serves a request of a cache with no pages from a slab that it borrows: the offset of the block. None if the request or
 /// the pool is of no such kind, or memory for slabs has run out.
@@ -31,7 +29,7 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
     if !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
     }
-    let Some(lender) = DeviceCaches::lender_for_many(&service.pool, MANY_CACHES, thread)? else { return Ok(None) };
+    let Some(lender) = DeviceCaches::lender_for_many(&service.pool, A_FEW)? else { return Ok(None) };
     // Asked once the lender is known to the pool, so that the call that ends the pool sees it, or this one sees the end.
     if service.pool.is_closed() {
         return Ok(None);
@@ -68,14 +66,14 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
 }
 
 /// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.
-fn record(cache: &ThreadCache, action: MemoryAction, slab: &Slab) {
+fn record(cache: &StreamCache, action: MemoryAction, slab: &Slab) {
     if is_recorded() {
         cache.record_segment(action, slab.start(), slab.class().slab_bytes());
     }
 }
 
 /// Returns a slab to the lender that has lent it, and so cannot have ended: it is lent again once `until` is done.
-fn take_back(lender: &ThreadCache, thread: ThisThread, slab: &'static Slab, until: Until) {
+fn take_back(lender: &StreamCache, thread: ThisThread, slab: &'static Slab, until: Until) {
     let offset = slab.start();
     {
         let mut heap = lender.lock(thread);
@@ -87,7 +85,7 @@ fn take_back(lender: &ThreadCache, thread: ThisThread, slab: &'static Slab, unti
 
 /// Returns the empty slabs that a cache has borrowed to the pool's lender, which lends them again once the work so far on
 /// the cache's stream is done.
-pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisThread, service: &Service) -> Result<()> {
+pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
     // Begun before any slab is out of the cache, and ended once all are the lender's.
     let _moving = cache.memory.under_way.begin();
     let returned = {
@@ -102,7 +100,7 @@ pub(in crate::memory::serve) fn return_slabs(cache: &ThreadCache, thread: ThisTh
         // After they were taken, so that all work on what was free in them is in it. A stream that cannot be recorded
         // on is waited for by all later work.
         let until = service.work_so_far(&cache.memory.events, thread, None);
-        let until = until.unwrap_or_else(|_| Until::Devices(vec![cache.memory.device]));
+        let until = until.unwrap_or_else(|_| Until::recorded_later(vec![cache.memory.device]));
         take_back(lender, thread, slab, until);
     }
     if !service.pool.is_closed() {

@@ -1,9 +1,10 @@
 //! Growth: finds the pages for a request that no free block can serve.
 //!
-//! Empty slabs are given up for large requests first. Free pages are mapped together at a new place before any extent is
-//! created. They come from this cache first, then from others, as far as the effort goes. The old mappings stay until
-//! their streams have passed, so nothing here waits for the GPU unless memory has run out. No lock is held during a driver
-//! call.
+//! No new page is taken while free ones are ready: first those of another stream that stand in a row, where they are, then any,
+//! of this cache before others, mapped together where the fewest are missing. What is taken from the driver is what the request
+//! lacks, and nothing ahead. It comes in extents of one page for a request of less than 16 MiB, else of two at most, or of as
+//! many as the user sets. Old mappings stay until their streams have passed, so nothing waits for the GPU unless memory has run
+//! out. No lock is held during a driver call.
 
 mod asleep;
 mod claim;
@@ -52,9 +53,7 @@ pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
         Source::Pages => grow_by_own_pages(request, effort),
         Source::PagesAndSegments(source) => match grow_by_own_pages(request, effort) {
             // Extents are of one NUMA node of the host; a segment takes of others what that has not got.
-            Err(error) if effort > Effort::Ready && is_no_memory(&error) => {
-                segment::grow_by_segment(request, source.as_ref()).or(Err(error))
-            }
+            Err(error) if is_no_memory(&error) => segment::grow_by_segment(request, source.as_ref()).or(Err(error)),
             grown => grown,
         },
         Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),

@@ -5,20 +5,21 @@
 
 use super::claim::{claimed, out_of_addresses};
 use super::effort::Effort;
-use super::gather::{LOOKED_AT, Readiness, readiness};
+use super::gather::{Readiness, readiness};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache, is_recorded};
-use crate::memory::device::{Mapping, PAGE, Remains, Reserve, Run, Until};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache, is_recorded};
+use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::trim::take_out;
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::deliver;
 use crate::sync::{ThisThread, lock};
 
-/// The most pages of an extent of a reserve: 128 MiB. Creating and mapping cost by the extent, and after the pool's end a
-/// live block keeps all of one.
-const EXTENT_PAGES: u32 = 64;
+/// The most pages of an extent of a reserve: creating and mapping cost by the extent, and after the pool's end a live block
+/// keeps all of one.
+const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 
 /// Makes the reserve of a new pool, in whole pages.
 ///
@@ -92,7 +93,7 @@ pub(super) fn grow_by_reserve(request: &Request, reserve: &Reserve, effort: Effo
 fn take(request: &Request, reserve: &Reserve, effort: Effort, pages: u32) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
     let mut heap = cache.lock_in(service, thread)?;
-    if effort > Effort::Exact {
+    if effort > Effort::Ready {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
@@ -106,11 +107,11 @@ fn take(request: &Request, reserve: &Reserve, effort: Effort, pages: u32) -> Opt
 }
 
 /// Returns the caches of a pool that may have free pages: all of them once memory has run out, a few before.
-fn caches_to_look_at(pool: &Pool, effort: Effort) -> Vec<&'static ThreadCache> {
-    if effort > Effort::Exact {
+fn caches_to_look_at(pool: &Pool, effort: Effort) -> Vec<&'static StreamCache> {
+    if effort > Effort::Ready {
         return DeviceCaches::caches_of(pool);
     }
-    DeviceCaches::numbered(pool, &pool.ledger.with_pages(LOOKED_AT))
+    DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
 }
 
 /// Takes back what other caches of the pool have free of the reserve and no work uses any more. Returns whether there
@@ -130,7 +131,7 @@ fn collect_from(
     request: &Request,
     reserve: &Reserve,
     effort: Effort,
-    cache: &'static ThreadCache,
+    cache: &'static StreamCache,
     other: &Service,
 ) -> Result<bool> {
     let Request { cache: asker, ref service, thread, .. } = *request;
@@ -143,7 +144,7 @@ fn collect_from(
         if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
             return Ok(false);
         }
-        if effort > Effort::Exact {
+        if effort > Effort::Ready {
             heap.drop_empty_slabs(&cache.memory.pages);
         }
         cache.take_reserve(&mut heap, reserve)
@@ -171,7 +172,7 @@ fn collect_from(
 }
 
 /// Gives free pages of the reserve to a cache, or to the reserve later if the cache has ended its service.
-fn put_back(cache: &ThreadCache, service: &Service, thread: ThisThread, runs: Vec<Run>) {
+fn put_back(cache: &StreamCache, service: &Service, thread: ThisThread, runs: Vec<Run>) {
     let left = match cache.lock_in(service, thread) {
         Some(mut heap) => cache.add_reserve(&mut heap, runs),
         None => runs,
@@ -182,22 +183,22 @@ fn put_back(cache: &ThreadCache, service: &Service, thread: ThisThread, runs: Ve
 }
 
 /// Has pages that no cache can take be the reserve's again once all work on the device so far is done.
-fn retire_runs(cache: &ThreadCache, service: &Service, runs: Vec<Run>) {
-    let until = Until::Devices(vec![cache.memory.device]);
+fn retire_runs(cache: &StreamCache, service: &Service, runs: Vec<Run>) {
+    let until = Until::recorded_later(vec![cache.memory.device]);
     // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
     unsafe { cache.memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
 }
 
 /// Returns whether the work so far of a cache's stream is done, waiting for it if the effort says so.
-fn is_work_done(cache: &ThreadCache, other: &Service, request: &Request, effort: Effort) -> Result<bool> {
+fn is_work_done(cache: &StreamCache, other: &Service, request: &Request, effort: Effort) -> Result<bool> {
     let events = &cache.memory.events;
-    let mut until = other.work_so_far(events, request.thread, Some(&request.service.stream))?;
+    let mut until = other.work_so_far(events, request.thread, Some(&request.service))?;
     until.is_done(events, effort >= Effort::Pool)
 }
 
 /// Takes what a cache has free of its pool's reserve, to be the reserve's again once the stream is done with it.
 pub(in crate::memory::serve) fn retire_reserve(
-    cache: &ThreadCache,
+    cache: &StreamCache,
     thread: ThisThread,
     service: &Service,
 ) -> Result<()> {

@@ -5,11 +5,12 @@ use log::Level;
 use super::claim::{claimed, out_of_addresses};
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
-use crate::memory::cache::{DeviceCaches, Service, ThreadCache};
-use crate::memory::device::{ALIGNMENT, PAGE, Remains, SegmentSource, Until, call_out, log_out, overlapping};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache};
+use crate::memory::device::{Remains, SegmentSource, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, supply};
 use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::Request;
+use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
@@ -39,7 +40,7 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
 
 /// Makes a segment that no cache has yet, and returns its offset.
 fn make_segment(
-    cache: &ThreadCache,
+    cache: &StreamCache,
     pool: &Pool,
     source: &dyn SegmentSource,
     stream: &Stream,
@@ -61,7 +62,7 @@ fn make_segment(
 }
 
 /// Gives back a segment that no cache could take.
-fn retire_unused(cache: &ThreadCache, service: &Service, start: u64, bytes: u64) {
+fn retire_unused(cache: &StreamCache, service: &Service, start: u64, bytes: u64) {
     let address = cache.memory.address(start);
     cache.memory.segments.remove(address, start, bytes);
     let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
@@ -74,7 +75,7 @@ fn retire_unused(cache: &ThreadCache, service: &Service, start: u64, bytes: u64)
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; any other refusal of the driver.
-pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most: u64) -> Result<()> {
+pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most: u64) -> Result<()> {
     let (largest, free) = cache.visit().free_bytes();
     let Some(service) = cache.service().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
     let Some(source) = service.pool.source().segments() else { return Ok(()) };
@@ -92,7 +93,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
         let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
         if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {
             retire_unused(cache, &service, start, piece);
-            return Err(Error::unavailable("the memory that was made ahead could not be kept: its thread has ended"));
+            return Err(Error::unavailable("the memory that was made ahead could not be kept: its pool has ended"));
         }
         left = left.saturating_sub(piece);
     }
@@ -102,7 +103,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &ThreadCache, bytes: u64, most:
 }
 
 /// Makes memory at a foreign address known, and the cache's. Returns its offset.
-fn add_segment(cache: &ThreadCache, address: u64, bytes: u64) -> Result<u64> {
+fn add_segment(cache: &StreamCache, address: u64, bytes: u64) -> Result<u64> {
     let memory = cache.memory;
     let alignment = ALIGNMENT;
     if !address.is_multiple_of(alignment) {

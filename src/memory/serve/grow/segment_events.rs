@@ -61,7 +61,7 @@ pub(in crate::memory) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback)
         tell(pool, &listener, SegmentEventKind::Added, address, bytes);
         if let Some(leaving) = pool.segments.end_telling(address) {
             tell_end(pool, &leaving);
-            let until = Until::Devices(vec![pool.memory.device]);
+            let until = Until::recorded_later(vec![pool.memory.device]);
             // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
             unsafe { pool.memory.retire(leaving.remains, until, &pool.supply) };
             // What the driver refuses here it refuses again later, where a call asked for it.

@@ -23,16 +23,13 @@ use crate::memory::share::devices::{check_reach, device_with, uuid_of};
 use crate::memory::share::sharing::{parcels, shared};
 use crate::memory::share::token::{ShareToken, Told};
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Described, Held, Request, Status, described};
+use crate::memory::tuning::SIDE_BY_SIDE;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 
-/// How many requests for descriptors are under way at a time, so that the owner makes some while others are taken up.
-const UNDER_WAY: usize = 2;
-/// How many descriptors the first of them asks for: few, for nothing can be taken up before they are here.
-const FIRST: usize = 2;
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
-const EXTENTS_MOST: u32 = 1 << 24;
+const EXTENTS_MOST: u32 = 0x100_0000;
 
 /// Takes a block up, for a stream's device or the one that is named, and has the stream wait for what was submitted before it
 /// was shared.
@@ -273,7 +270,7 @@ fn map(
     let mut missing = VecDeque::new();
     let mut at = 0;
     while at < extents.len() {
-        let most = if missing.is_empty() { FIRST } else { DESCRIPTORS };
+        let most = if missing.is_empty() { SIDE_BY_SIDE } else { DESCRIPTORS };
         let run = extents[at..].iter().take(most).take_while(|known| known.is_none()).count();
         if run > 0 {
             missing.push_back(at..at + run);
@@ -282,7 +279,7 @@ fn map(
     }
     let mut asked = VecDeque::new();
     while !(missing.is_empty() && asked.is_empty()) {
-        while asked.len() < UNDER_WAY
+        while asked.len() < SIDE_BY_SIDE
             && let Some(run) = missing.pop_front()
         {
             hold.link.send(&hold.request(Ask::Extents, run.start as u64, run.len() as u32))?;

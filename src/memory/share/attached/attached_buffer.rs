@@ -71,7 +71,8 @@ impl AttachedBuffer {
         let mut users = self.users.into_inner().unwrap_or_default();
         let own_user = BlockUser::new(own, thread);
         match on {
-            Some(on) if on.raw() == own.raw() => users.push(own_user),
+            // Of a stream that may be gone, another one may have the address.
+            Some(on) if on.raw() == own.raw() && (own.is_lasting() || own.raw().is_default()) => users.push(own_user),
             Some(on) => users.extend([BlockUser::new(on, thread), own_user.fleeting()]),
             None => users.push(own_user.fleeting()),
         }

@@ -13,13 +13,11 @@ use super::mapping::Mapping;
 use super::owner_process::Owner;
 use crate::ids::Device;
 use crate::memory::share::token::Told;
+use crate::memory::tuning::IDLE_EXTENTS_MOST;
 use crate::sync::lock;
 
 /// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's tables.
-const IDLE_MOST: usize = 1024;
-/// The most extents of all idle mappings together. To unmap and release one takes 31 us on an H200 (`docs/sleep.md`: 1 GiB of 2 MiB
-/// extents in 16 ms), so an owner that falls asleep has all its memory back within about a second.
-const EXTENTS_MOST: usize = 1 << 15;
+const IDLE_MOST: usize = 0x400;
 
 /// Which region of which process, for which device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -197,7 +195,7 @@ pub(super) fn leave(number: u64, can_stay: bool) -> Leaving {
     }
     known.mapping.set_used(false);
     let is_found = books.by_region.get(&key_of(&known.mapping)) == Some(&number);
-    if can_stay && is_found && !known.has_ended && known.mapping.extents() <= EXTENTS_MOST {
+    if can_stay && is_found && !known.has_ended && known.mapping.extents() <= IDLE_EXTENTS_MOST {
         Leaving::Stays
     } else {
         Leaving::Ends(books.take(number))
@@ -232,7 +230,7 @@ pub(super) fn settle(attachment: &Attachment) -> Vec<Mapping> {
     }
     // Not sooner: a caller that sees that nothing is attached finds it idle.
     books.forget(attachment);
-    while books.idle.len() > IDLE_MOST || books.idle_extents > EXTENTS_MOST {
+    while books.idle.len() > IDLE_MOST || books.idle_extents > IDLE_EXTENTS_MOST {
         let Some(oldest) = books.idle.values().next().copied() else { break };
         ending.extend(books.take(oldest));
     }
@@ -330,6 +328,7 @@ mod tests {
 
     /// One test, for the books are the process's.
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of mappings, and nothing unsafe")]
     fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
         let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
         let name = random().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
@@ -16,15 +16,9 @@ use crate::memory::share::bell::ring;
 use crate::memory::share::socket::{self, Packet};
 use crate::memory::share::token::Told;
 use crate::memory::share::wire::{PACKET, Request, read_gone};
+use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
 use crate::process::{Peer, peer_of};
 use crate::sync::lock;
-
-/// How long the owner may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is asked meanwhile whether the owner is there at all.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long to wait where many others wait to be accepted.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// A process that shares blocks.
 #[derive(Debug)]
@@ -119,7 +113,7 @@ impl Owner {
             match socket::connected(&self.name) {
                 Ok(socket) => return self.checked(socket),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && begun.elapsed() < PATIENCE => {
-                    thread::sleep(PAUSE)
+                    thread::sleep(RETRY)
                 }
                 Err(error) => return Err(self.unreachable(&error)),
             }
@@ -258,7 +252,7 @@ impl Link<'_> {
         loop {
             match socket::send(self.socket.as_fd(), &request.to_bytes(), &[]) {
                 Ok(true) => return Ok(()),
-                Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+                Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(RETRY),
                 Ok(false) => return Err(self.owner.failed(SILENT).into()),
                 Err(error) => return Err(self.broken(&error)),
             }
@@ -288,7 +282,7 @@ impl Link<'_> {
                 Ok(None) => {}
                 Err(error) => return Err(self.broken(&error)),
             }
-            let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+            let look = Timespec { tv_sec: 0, tv_nsec: (RETRY_MOST * 10).subsec_nanos().into() };
             let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
             let is_ready = poll(&mut polled, Some(&look)).is_ok_and(|ready| ready > 0);
             if !is_ready && self.owner.has_ended() {

@@ -17,6 +17,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Until, log_out};
 use crate::memory::share::bell::ring;
 use crate::memory::share::sharing::SharedBlock;
+use crate::memory::tuning::{RETRY, RETRY_MOST};
 use crate::sync::lock;
 
 /// What a buffer of attached memory has.
@@ -120,13 +121,10 @@ pub(in crate::memory::share) struct Soon {
 }
 
 impl Soon {
-    const FIRST: Duration = Duration::from_micros(100);
-    const LONGEST: Duration = Duration::from_millis(10);
-
     /// Asks at once.
     pub(in crate::memory::share) fn begin(&mut self) {
         self.next = Some(Instant::now());
-        self.pause = Self::FIRST;
+        self.pause = RETRY / 10;
     }
 
     /// Returns how long it is until then.
@@ -141,6 +139,6 @@ impl Soon {
     /// Notes that it was asked, and whether anything is left.
     pub(in crate::memory::share) fn note(&mut self, is_left: bool) {
         self.next = is_left.then(|| Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(Self::LONGEST);
+        self.pause = (self.pause * 2).min(RETRY_MOST);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::geteuid;
 
@@ -17,10 +17,8 @@ use crate::memory::device::with_device;
 use crate::memory::share::devices::uuid_of;
 use crate::memory::share::socket;
 use crate::memory::share::wire::{Ask, DESCRIBED, DESCRIPTORS, Held, NAMES, Request, Status, describe, gone, refusal};
+use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
-
-/// How long a process may take to say what it wants, or to take what it asked for.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An answer that there was no room for yet.
 #[derive(Debug)]
@@ -69,7 +67,7 @@ impl Connection {
         is_welcome(user, geteuid().as_raw()).then(|| Self {
             socket,
             process,
-            deadline: Some(Instant::now() + PATIENCE),
+            deadline: Some(Instant::now() + PATIENCE / 2),
             answer: None,
             current: None,
             known: None,
@@ -240,9 +238,13 @@ impl Connection {
         &all[from..from + count]
     }
 
+    /// Returns the block that the process is taking up, which it holds: so its extents are alive, unless its region has ended.
+    /// That happens where the process has let it go by another connection, and holds it again since.
     fn current(&self, request: &Request) -> std::result::Result<&Current, Vec<u8>> {
         let current = self.current.as_ref().filter(|current| current.block == request.block);
-        current.ok_or_else(|| refusal(Status::Refused, "nothing is being attached by this connection"))
+        let current = current.ok_or("nothing is being attached by this connection");
+        let current = current.and_then(|current| if current.region.is_ended() { Err(MOVED) } else { Ok(current) });
+        current.map_err(|why| refusal(Status::Refused, why))
     }
 
     fn described(&self, request: &Request) -> std::result::Result<Answer, Vec<u8>> {
@@ -254,7 +256,7 @@ impl Connection {
         let part = Self::part(&self.current(request)?.region.extents, request, DESCRIPTORS);
         let device = block.block.cache.memory.device;
         let exported = with_device(device, |runtime| {
-            // SAFETY: the process holds the block, so its extents are alive and stay where they are.
+            // SAFETY: the process holds the block, so those of a region that has not ended are its extents, and alive.
             part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<Vec<_>>>()
         });
         match exported {
@@ -280,7 +282,7 @@ impl Connection {
 
     fn put(&mut self, answer: Answer) -> bool {
         self.answer = Some(answer);
-        self.deadline = Some(Instant::now() + PATIENCE);
+        self.deadline = Some(Instant::now() + PATIENCE / 2);
         self.send()
     }
 
@@ -292,7 +294,7 @@ impl Connection {
                 self.answer = None;
                 // Who has shown no token is to do so in time.
                 let is_known = self.current.is_some() || self.listener.is_some();
-                self.deadline = (!is_known).then(|| Instant::now() + PATIENCE);
+                self.deadline = (!is_known).then(|| Instant::now() + PATIENCE / 2);
                 true
             }
             Ok(false) => true,
@@ -312,6 +314,9 @@ impl Drop for Connection {
 
 const FREED: &str =
     "the buffer was freed, or never shared: keep it in the process that shares it until it was attached";
+
+const MOVED: &str =
+    "the buffer was let go while it was attached, and lies in other memory since: attach it from the beginning";
 
 /// Returns whether a process of a user may connect to one of `own`.
 const fn is_welcome(user: u32, own: u32) -> bool {

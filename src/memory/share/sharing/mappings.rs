@@ -17,7 +17,7 @@ use crate::runtime::Extent;
 use crate::sync::lock;
 
 /// The most mappings that one process may keep: more than any version of gpupool does, so that one that says more is put out.
-const MOST: usize = 1 << 14;
+const MOST: usize = 0x4000;
 
 /// A mapping that stays.
 #[derive(Debug)]

@@ -96,12 +96,12 @@ impl Drop for Region {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::memory::device::PAGE;
+    use std::sync::LazyLock;
 
-    fn memory() -> &'static DeviceMemory {
-        Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(7))))
-    }
+    use super::*;
+    use crate::memory::tuning::PAGE;
+
+    static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7)));
 
     fn extents(numbers: &[u64]) -> Vec<Described> {
         numbers.iter().map(|number| Described { extent: Extent::from_number(*number), bytes: PAGE }).collect()
@@ -118,7 +118,7 @@ mod tests {
     /// One test, for the books are the process's.
     #[test]
     fn a_region_is_its_extents_and_ends_with_the_first_that_goes() {
-        let memory = memory();
+        let memory = &*MEMORY;
         let [one, two, turned] = [&[1, 2][..], &[1, 2, 3], &[2, 1]].map(|each| find(memory, extents(each)));
         assert!(one.number != two.number && one.number != turned.number && two.number != turned.number);
         assert!(Arc::ptr_eq(&find(memory, extents(&[1, 2])), &one));

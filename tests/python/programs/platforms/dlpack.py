@@ -72,6 +72,30 @@ def a_consumers_stream_may_be_gone_when_the_memory_is_freed():
     assert_nothing_is_left()
 
 
+def without_events_of_the_device_one_wait_serves_all():
+    """Have many consumers whose streams are gone, on a driver that records no work of a whole device."""
+    buffers = [gpupool.empty(MIB, gpupool.Stream()) for _ in range(20)]
+    shares = []
+    for buffer in buffers:
+        foreign = foreign_stream()
+        shares.append(buffer.__dlpack__(stream=foreign))
+        driver.cuStreamDestroy_v2(foreign)
+    before = calls("cuCtxSynchronize")
+    del buffer, buffers
+    shares.clear()
+    stats = gpupool.memory_stats()
+    found = stats.waiting_blocks, calls("cuCtxSynchronize") - before
+    assert found == (20, 0), f"waiting blocks, and waits for the device in frees: {found}"
+    reserved = stats.reserved_bytes
+    gpupool.empty(reserved, gpupool.Stream()).free()
+    gpupool.empty_cache()
+    stats = gpupool.memory_stats()
+    assert (stats.waiting_blocks, stats.reserved_bytes) == (0, 0), f"memory is left: {stats}"
+    found = calls("cuCtxSynchronize") - before
+    # One for all that was freed, and one for what the last request had.
+    assert found <= 2, f"{found} waits for the device"
+
+
 def a_stream_that_is_recorded_too_may_be_a_consumers():
     producer, foreign = Producer(), foreign_stream()
     producer.buffer.record_stream(foreign)

@@ -48,6 +48,12 @@ def of_few_addresses(gibibytes):
     assert gpupool.empty_pinned(3 << 20, stream).nbytes == 3 << 20, "there is no pinned memory"
 
 
+def of_extents():
+    """Refuse the number in ``GPUPOOL_EXTENT_PAGES`` where memory is first asked for."""
+    error = raised(gpupool.InvalidValue, gpupool.empty, 1000)
+    assert_says(error, "GPUPOOL_EXTENT_PAGES=", "is not")
+
+
 def of_pools():
     def make_pools():
         for _ in range(300):

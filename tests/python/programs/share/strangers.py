@@ -19,7 +19,7 @@ warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 
 # Where a token has what.
 FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 4, 6, 9, 12, 28, 32, 36, 52, 68, 84, 92
-HOLD, EXTENTS = 1, 3
+HOLD, DESCRIBE, EXTENTS, LET_GO = 1, 2, 3, 5
 
 
 def changed(token: gpupool.ShareToken, at: int, data: bytes) -> bytes:
@@ -150,6 +150,37 @@ def guesses() -> None:
         assert data[0] == 0
         assert len(received) == 1
         os.close(received[0])
+    others_are_served(token)
+
+
+def extents_that_have_gone_back_are_not_given() -> None:
+    pool = gpupool.MemPool()
+    buffer = pool.empty(MIB)
+    buffer.fill(1)
+    token = buffer.share()
+    with connected(token) as first, connected(token) as second:
+        first.send(request(token, HOLD))
+        assert descriptors(first)[0][0] == 0
+        # One process: what the first connection holds the second lets go.
+        second.send(request(token, LET_GO))
+        second.send(request(token, EXTENTS))
+        assert descriptors(second)[0][0] == 1
+        pool.sleep()
+        pool.wake()
+        # The block is held again, and lies in other memory.
+        second.send(request(token, HOLD))
+        assert descriptors(second)[0][0] == 0
+        for ask in (EXTENTS, DESCRIBE):
+            first.send(request(token, ask))
+            data, received = descriptors(first)
+            assert (data[0], received) == (1, []), data
+        for connection in (second, first):
+            connection.send(request(token, HOLD))
+            assert descriptors(connection)[0][0] == 0
+            connection.send(request(token, EXTENTS))
+            data, received = descriptors(connection)
+            assert (data[0], len(received)) == (0, 1), data
+            os.close(received[0])
     others_are_served(token)
 
 

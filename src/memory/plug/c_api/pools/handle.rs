@@ -15,7 +15,7 @@ use crate::sync::{Table, lock};
 
 /// How many handles there can be at once: what the lower bits of one say.
 const HANDLES_MAX: usize = 1 << PLACE_BITS;
-const PLACE_BITS: u32 = 16;
+const PLACE_BITS: u32 = 0x10;
 
 /// `gpupool_pool`: a use of a pool.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::slice;
 
 use crate::error::Result;
 use crate::memory::device_buffer::{self, DeviceBuffer};
-use crate::memory::plug::c_api::call::{null, place, pointer, run, stream_of};
-use crate::memory::share::ShareToken;
+use crate::memory::plug::c_api::call::{device_of, null, place, pointer, run, stream_of};
+use crate::memory::share::{self, ShareToken};
 use crate::process;
 use crate::runtime::Stream;
 
@@ -14,13 +14,31 @@ use crate::runtime::Stream;
 #[derive(Debug)]
 pub struct Attached(DeviceBuffer);
 
-/// Returns the stream that a caller names; none for -1.
+/// Returns the stream that a caller names; -1 for whichever device it belongs to.
 ///
 /// # Safety
 /// The stream is alive and of the device.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such device.
+unsafe fn checked(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    if device != -1 {
+        device_of(device)?;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { stream_of(device, stream) }
+}
+
+/// As [`checked`], and none for -1.
+///
+/// # Safety
+/// As [`checked`].
+///
+/// # Errors
+/// As [`checked`].
 pub(super) unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
     // SAFETY: as the caller promises.
-    (device >= 0).then(|| unsafe { stream_of(device, stream) }).transpose()
+    (device != -1).then(|| unsafe { checked(device, stream) }).transpose()
 }
 
 /// Takes a block up that another process shares.
@@ -42,8 +60,9 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attach(
         if token.is_null() {
             return Err(null("token"));
         }
+        let bytes = isize::try_from(bytes).map_err(|_| share::wrong_size(bytes))?;
         // SAFETY: the caller passes a token of so many bytes.
-        let token = ShareToken::from_bytes(unsafe { slice::from_raw_parts(token.cast(), bytes as usize) })?;
+        let token = ShareToken::from_bytes(unsafe { slice::from_raw_parts(token.cast(), bytes.cast_unsigned()) })?;
         // SAFETY: the caller promises that the stream is alive and of the device.
         let stream = unsafe { named(device, stream) }?;
         let buffer = device_buffer::attach(&token, None, stream.as_ref())?;
@@ -64,7 +83,7 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attached_record_stream(
         // SAFETY: the caller passes what `attach` gave and `detach` has not ended.
         let attached = unsafe { attached.as_ref() }.ok_or_else(|| null("attached"))?;
         // SAFETY: the caller promises that the stream is alive and of the device.
-        attached.0.record_stream(&unsafe { stream_of(device, stream) }?)
+        attached.0.record_stream(&unsafe { checked(device, stream) }?)
     })
 }
 

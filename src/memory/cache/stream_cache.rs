@@ -1,10 +1,9 @@
-//! A thread cache: the memory of one pool and one stream that one thread cuts blocks from, without waiting for others.
+//! A cache: the memory of one pool and one stream, which all threads cut blocks from, so that what one thread frees serves the
+//! others, and a program's peak does not depend on which of its threads asks.
 //!
-//! Those of a pool for graphs are shared: all threads that work on the stream cut blocks from one, under its lock, so that
-//! what one thread frees serves the others.
-//!
-//! Other threads leave what they free in the inbox. When the thread ends, its caches wait for the next thread that
-//! works on the same stream; meanwhile, and always on the slow path, any thread can lock one to take free pages out.
+//! One thread, the first that came, locks it cheaply; the others by a mutex, and they leave what they free in the inbox, which
+//! the next lock empties. A cache that has ended its service serves another pool or stream: who found one names the service
+//! that it found, and compares that under the heap's lock.
 
 mod frees;
 #[cfg(all(test, loom))]
@@ -14,58 +13,55 @@ mod uses;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hint;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
-use super::event::is_recorded;
-use super::heap::{Heap, HeapLedger};
+use super::heap::{Counts, Heap, HeapLedger};
+use super::known::Found;
 use super::last_work::LastWork;
-use super::page_traffic::PageTraffic;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
-use super::visits::Visits;
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
 use crate::memory::pool::Pool;
+use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
-    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, SharedList, ThisThread, ThreadNumber, read,
-    write,
+    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
 
-/// In place of an owner's number: all threads share the cache.
-const SHARED: u64 = u64::MAX;
-
 /// The pool was closed or dropped, so what is freed leaves at once.
-const CLOSING: u32 = 1;
+const CLOSING: u32 = 0b0001;
 /// The work on its stream is marked when memory is freed there.
-const MARKS_WORK: u32 = 2;
+const MARKS_WORK: u32 = 0b0010;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
-const LENDER: u32 = 4;
+const LENDER: u32 = 0b0100;
 /// Live blocks have stacks of a recording that has ended.
-const KEEPS_STACKS: u32 = 8;
+const KEEPS_STACKS: u32 = 0b1000;
 
-/// A thread's cache. It is never moved nor dropped; when its pool is gone it serves another. It shares no cache line, nor the
+/// A cache. It is never moved nor dropped; when its stream or its pool is gone it serves another. It shares no cache line, nor the
 /// next one, which processors fetch with it.
 #[repr(align(128))]
-pub(in crate::memory) struct ThreadCache {
+pub(in crate::memory) struct StreamCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
-    /// The number of the thread that allocates from it; 0 for none, [`SHARED`] for all. Only that thread gives it up.
+    /// The number of the thread for which the heap's lock is cheap; 0 for none. Only that thread gives it up.
     owner: AtomicU64,
+    /// The number of the service that it is in, for those who look without the heap's lock; 0 for none.
+    serving: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
     /// The address of the stream that it serves, by which it is found.
     stream: AtomicUsize,
     /// Blocks freed by other threads.
     inbox: SharedList<Inbox>,
+    /// Requests of threads that wait for the heap's lock.
+    requests: Requests,
     /// Further streams that use a block.
     uses: SharedList<HashMap<u64, Vec<BlockUser>>>,
     /// Freed blocks that wait for streams.
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
-    pub(in crate::memory) traffic: PageTraffic,
-    /// How others of its stream have come by.
-    visits: Visits,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
     /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`], [`KEEPS_STACKS`].
@@ -88,34 +84,34 @@ struct Inbox {
 }
 
 /// Without what it holds, which would lead back to it.
-impl fmt::Debug for ThreadCache {
+impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ThreadCache").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("StreamCache").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
-impl ThreadCache {
+impl StreamCache {
     pub(in crate::memory) fn new(number: u32, memory: &'static DeviceMemory) -> Self {
         Self {
             number,
             memory,
             owner: AtomicU64::new(0),
+            serving: AtomicU64::new(0),
             heap: OwnerLock::new(Heap::new(true)),
             service: RwLock::new(None),
             stream: AtomicUsize::new(0),
             inbox: SharedList::default(),
+            requests: Requests::default(),
             uses: SharedList::default(),
             waiting: SharedList::default(),
-            traffic: PageTraffic::default(),
-            visits: Visits::default(),
             last_work: LastWork::default(),
             duties: AtomicU32::new(0),
             recording: CacheRecording::default(),
         }
     }
 
-    /// Makes an empty cache serve this.
-    pub(in crate::memory) fn serve(&self, mut service: Service) {
+    /// Makes an empty cache serve this. Returns the number of the service.
+    pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
         {
             let mut heap = self.heap.lock();
@@ -130,15 +126,17 @@ impl ThreadCache {
             inbox.is_told = false;
             (inbox.freed.len(), ())
         });
-        self.traffic.reset();
-        self.visits.reset();
         self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
+        let number = service.number;
         *write(&self.service) = Some(service);
+        self.serving.store(number, Ordering::Relaxed);
+        number
     }
 
     /// Ends the service of an empty cache, and lets its stream go.
     pub(in crate::memory) fn end_service(&self) {
+        self.serving.store(0, Ordering::Relaxed);
         let ended = write(&self.service).take();
         // Outside the lock: the last clone of a stream destroys it.
         drop(ended);
@@ -172,31 +170,28 @@ impl ThreadCache {
         self.stream.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the calling thread allocates from it.
+    /// Returns whether it is in the service with this number, as far as one can see who does not hold the heap's lock.
+    #[inline]
+    pub(in crate::memory) fn is_serving(&self, service: u64) -> bool {
+        self.serving.load(Ordering::Relaxed) == service
+    }
+
+    /// Returns whether the heap's lock is cheap for the calling thread.
     #[inline]
     pub(in crate::memory) fn is_owned_by(&self, thread: ThisThread) -> bool {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
-    /// Returns the thread that allocates from it, if one alone does.
-    pub(in crate::memory) fn owner(&self) -> Option<ThreadNumber> {
-        ThreadNumber::from_word(self.owner.load(Ordering::Relaxed)).filter(|owner| owner.get() != SHARED)
-    }
-
-    /// Returns whether all threads share it.
-    pub(in crate::memory) fn is_shared(&self) -> bool {
-        self.owner.load(Ordering::Relaxed) == SHARED
-    }
-
-    /// Makes a cache that no thread owns one that all threads share, for as long as the process lives.
-    pub(super) fn share(&self) {
-        self.owner.store(SHARED, Ordering::Relaxed);
+    /// Returns the number of its service, if that has not ended and is of the same as this one.
+    pub(in crate::memory) fn number_of(&self, wanted: &Service) -> Option<u64> {
+        let service = read(&self.service);
+        let same = service.as_ref().filter(|service| service.is_as(wanted) && self.is_serving(service.number));
+        same.map(|service| service.number)
     }
 
     /// Returns whether both serve the same.
     pub(in crate::memory) fn serves_as(&self, other: &Self) -> bool {
-        let (own, others) = (read(&self.service), read(&other.service));
-        own.as_ref().zip(others.as_ref()).is_some_and(|(own, other)| own.is_as(other))
+        other.service().is_some_and(|wanted| self.number_of(&wanted).is_some())
     }
 
     /// Returns whether it serves the pool with this number.
@@ -204,10 +199,13 @@ impl ThreadCache {
         read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)
     }
 
-    /// Makes the calling thread the owner if the cache has none.
-    pub(in crate::memory) fn adopt(&self, thread: ThisThread) -> bool {
-        // Acquire: pairs with the release in `give_up`, so that the former owner's work is seen.
-        self.owner.compare_exchange(0, thread.number().get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    /// Makes the calling thread the one for which the heap's lock is cheap, if none is.
+    #[inline]
+    pub(in crate::memory) fn adopt(&self, thread: ThisThread) {
+        if self.owner.load(Ordering::Relaxed) == 0 {
+            // Acquire: pairs with the release in `give_up`, so that the former owner's work is seen.
+            let _ = self.owner.compare_exchange(0, thread.number().get(), Ordering::Acquire, Ordering::Relaxed);
+        }
     }
 
     /// Ends the calling thread's ownership, if it is the owner.
@@ -230,7 +228,23 @@ impl ThreadCache {
     pub(in crate::memory) fn end_if_empty(&self, pool: &Pool, thread: ThisThread) -> bool {
         let Some(service) = self.service_of(pool) else { return true };
         let mut heap = self.lock(thread);
-        !heap.is_in(service.number) || heap.end_if_empty()
+        !heap.is_in(service.number) || self.end_locked(&mut heap)
+    }
+
+    /// Ends its service of this, which has no memory and nothing that waits, and returns what was counted; none if it has some, or
+    /// is in another service.
+    pub(in crate::memory) fn end_idle(&self, service: &Service, thread: ThisThread) -> Option<Counts> {
+        let mut heap = self.lock(thread);
+        (heap.is_in(service.number) && self.end_locked(&mut heap)).then(|| heap.counts())
+    }
+
+    fn end_locked(&self, heap: &mut Heap) -> bool {
+        let has_ended = heap.end_if_empty();
+        if has_ended {
+            // With the heap locked, so that who finds it so is right.
+            self.serving.store(0, Ordering::Relaxed);
+        }
+        has_ended
     }
 
     /// Marks the work on its stream from now on, if that may be gone at any time.
@@ -295,7 +309,7 @@ impl ThreadCache {
         heap
     }
 
-    /// As [`ThreadCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
+    /// As [`StreamCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
     fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         let heap = if self.is_owned_by(thread) {
             // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
@@ -307,31 +321,35 @@ impl ThreadCache {
         self.with_inbox(heap)
     }
 
-    /// Works on the heap for a request or a free, as [`ThreadCache::lock_for_block`] has it. A guard that is handed on passes
-    /// through memory, which costs more than all the rest of the lock; so the short way has one that stays here.
+    /// Locks the heap for a request or a free of its owner, by the short way alone. A guard that may have come by the mutex
+    /// passes through memory, which costs more than all the rest of the lock.
     #[inline]
-    fn with_heap<R>(&self, thread: ThisThread, work: impl FnOnce(&mut Heap) -> R) -> R {
-        if self.is_owned_by(thread) && self.inbox.is_empty() {
-            // SAFETY: as in `lock_for_block`.
-            if let Some(mut heap) = unsafe { self.heap.lock_shortly() } {
-                return work(&mut heap);
-            }
+    fn lock_shortly(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
+        if !self.is_owned_by(thread) || !self.inbox.is_empty() {
+            return None;
         }
-        self.with_heap_slowly(thread, work)
+        // SAFETY: as in `lock_for_block`.
+        unsafe { self.heap.lock_shortly() }
     }
 
-    #[cold]
-    fn with_heap_slowly<R>(&self, thread: ThisThread, work: impl FnOnce(&mut Heap) -> R) -> R {
-        work(&mut self.lock_for_block(thread))
+    /// Locks the heap for a request or a free, unless another thread has it.
+    fn try_lock(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
+        let heap = if self.is_owned_by(thread) {
+            // SAFETY: as in `lock_for_block`.
+            unsafe { self.heap.try_lock_as_owner() }
+        } else {
+            self.heap.try_lock()
+        };
+        heap.map(|heap| self.with_inbox(heap))
     }
 
-    /// Locks the heap as [`ThreadCache::lock`] does, if the cache is in this service: not once that has ended, though the
+    /// Locks the heap as [`StreamCache::lock`] does, if the cache is in this service: not once that has ended, though the
     /// cache may be in another one.
     pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
     }
 
-    /// As [`ThreadCache::lock_in`], for one who takes free memory out of the cache: none if graphs that live may use it.
+    /// As [`StreamCache::lock_in`], for one who takes free memory out of the cache: none if graphs that live may use it.
     pub(in crate::memory) fn lock_to_take(
         &self,
         service: &Service,
@@ -340,37 +358,11 @@ impl ThreadCache {
         self.lock_in(service, thread).filter(|_| !service.is_of_live_graph())
     }
 
-    /// Locks the heap as a visitor, also for the owner, so that threads that only look into
-    /// it are not held up by a long look.
+    /// Locks the heap by the mutex, also for the owner: a thread that waits for a long look then sleeps.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
         let mut heap = self.with_inbox(self.heap.lock());
         heap.join_freed();
         heap
-    }
-
-    /// Returns whether the visitor, a cache of another thread on the same stream, may take blocks here, and locks the heap
-    /// for that: where one thread frees the other's blocks, and the owner is not at work.
-    pub(in crate::memory) fn begin_visit(
-        &self,
-        visitor: &Self,
-        service: &Service,
-        thread: ThisThread,
-    ) -> Option<OwnerGuard<'_, Heap>> {
-        let is_allowed = || self.visits.spend() || visitor.visits.spend();
-        let is_allowed_now = is_allowed();
-        if !is_allowed_now && self.inbox.is_empty() {
-            return None;
-        }
-        let is_as_left = self.owner().is_none() || self.heap.is_as_left();
-        let allocations = visitor.lock(thread).allocations();
-        let heap = self.visits.begin(is_as_left, allocations).then(|| self.lock_in(service, thread))??;
-        // Only what was in the inbox tells whose blocks they were.
-        (is_allowed_now || is_allowed()).then_some(heap)
-    }
-
-    /// Returns whether its owner takes turns with other threads of the stream, and is away.
-    pub(in crate::memory) fn is_at_rest(&self) -> bool {
-        self.visits.takes_turns() && (self.owner().is_none() || self.heap.is_as_left())
     }
 
     fn with_inbox<'a>(&self, mut heap: OwnerGuard<'a, Heap>) -> OwnerGuard<'a, Heap> {
@@ -380,18 +372,62 @@ impl ThreadCache {
         heap
     }
 
-    /// Returns a block of at least this many bytes, if one is free; recorded if memory is.
-    pub(in crate::memory) fn allocate(&self, thread: ThisThread, bytes: u64) -> Option<u64> {
-        self.allocate_locked(&mut self.lock(thread), bytes, is_recorded())
-    }
-
-    /// As [`ThreadCache::allocate`], for a request alone and a caller that knows whether memory is recorded.
+    /// Returns a block of at least this many bytes, if one is free, to a caller that knows whether memory is recorded. None too
+    /// once the service that the caller found has ended.
     #[inline]
-    pub(in crate::memory) fn allocate_block(&self, thread: ThisThread, bytes: u64, is_recorded: bool) -> Option<u64> {
-        self.with_heap(thread, |heap| self.allocate_locked(heap, bytes, is_recorded))
+    pub(in crate::memory) fn allocate_block(&self, found: Found, bytes: u64, is_recorded: bool) -> Option<u64> {
+        let Found { service, thread, .. } = found;
+        match self.lock_shortly(thread) {
+            Some(mut heap) => self.allocate_in(service, &mut heap, bytes, is_recorded),
+            None => self.allocate_beside_others(found, bytes, is_recorded),
+        }
     }
 
-    /// As [`ThreadCache::allocate`], with the heap locked, for a caller that knows whether memory is recorded.
+    #[inline]
+    fn allocate_in(&self, service: u64, heap: &mut Heap, bytes: u64, is_recorded: bool) -> Option<u64> {
+        if heap.is_in(service) { self.allocate_locked(heap, bytes, is_recorded) } else { None }
+    }
+
+    /// Allocates while other threads may be at work: by itself where none is, else by leaving the request for one that is.
+    #[cold]
+    fn allocate_beside_others(&self, found: Found, bytes: u64, is_recorded: bool) -> Option<u64> {
+        let Found { service, thread, .. } = found;
+        self.adopt(thread);
+        let by_itself = |mut heap: OwnerGuard<'_, Heap>| {
+            let offset = self.allocate_in(service, &mut heap, bytes, is_recorded);
+            if !is_recorded {
+                self.answer_requests(&mut heap);
+            }
+            offset
+        };
+        if let Some(heap) = self.try_lock(thread) {
+            return by_itself(heap);
+        }
+        // What is recorded is of the thread that allocates.
+        let request = if is_recorded { None } else { self.requests.leave(thread.number().get(), service, bytes) };
+        let Some(request) = request else { return by_itself(self.lock_for_block(thread)) };
+        for look in 0..LOOKS {
+            if let Some(answer) = request.take_answer() {
+                return answer;
+            }
+            // Who had the lock may have answered others just before this request was left.
+            if look % A_FEW as u32 == 0
+                && let Some(heap) = self.try_lock(thread)
+            {
+                return request.take_back().unwrap_or_else(|| by_itself(heap));
+            }
+            hint::spin_loop();
+        }
+        let heap = self.lock_for_block(thread);
+        request.take_back().unwrap_or_else(|| by_itself(heap))
+    }
+
+    /// Serves the requests that threads have left which wait for the heap's lock.
+    fn answer_requests(&self, heap: &mut Heap) {
+        self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes, false));
+    }
+
+    /// As [`StreamCache::allocate_block`], with the heap locked.
     #[inline]
     pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64, is_recorded: bool) -> Option<u64> {
         let offset = heap.allocate(&self.memory.pages, bytes)?;

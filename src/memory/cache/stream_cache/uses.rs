@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::ThreadCache;
+use super::StreamCache;
 use crate::memory::cache::block_user::BlockUser;
 use crate::memory::cache::sharing::Sharing;
 
@@ -13,7 +13,7 @@ fn has(users: &[BlockUser], wanted: &BlockUser) -> bool {
     users.iter().any(|user| user.is(wanted))
 }
 
-impl ThreadCache {
+impl StreamCache {
     /// Notes who else uses a live block.
     pub(in crate::memory) fn add_use(&self, offset: u64, user: BlockUser) {
         self.uses.change(|uses| {

@@ -1,24 +1,25 @@
-//! Blocks that come back to a cache: from the thread that owns it to the heap, from others to the inbox, which the next look
-//! at the heap empties.
+//! Blocks that come back to a cache: to the heap where no other thread is at work, else to the inbox, which the next look at
+//! the heap empties.
 
-use super::ThreadCache;
+use super::StreamCache;
 use crate::memory::cache::heap::{Heap, HeapLedger, Invalid};
 use crate::memory::device::Entry;
 use crate::sync::ThisThread;
 
-impl ThreadCache {
+impl StreamCache {
     /// Takes in what other threads have freed.
     #[cold]
     pub(super) fn collect(&self, heap: &mut Heap) {
-        let mut passed_on = 0;
         for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
-            // What a wrong second free tells may come when the page is another cache's.
-            if self.has_block_at(offset) && heap.collect(&self.memory.pages, offset) {
-                passed_on += 1;
-            }
+            self.collect_block(heap, offset);
         }
-        if passed_on > 0 {
-            self.visits.allow_for(passed_on);
+    }
+
+    /// Frees a block that was marked as freed.
+    fn collect_block(&self, heap: &mut Heap, offset: u64) {
+        // What a wrong second free tells may come when the page is another cache's.
+        if self.has_block_at(offset) {
+            heap.collect(&self.memory.pages, offset);
         }
     }
 
@@ -28,37 +29,46 @@ impl ThreadCache {
     /// [`Invalid`] if there is none at the offset.
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
-        if self.is_owned_by(thread) {
-            self.with_heap(thread, |heap| heap.free(&self.memory.pages, offset))
-        } else {
-            self.free_from_afar(offset)
+        match self.lock_shortly(thread) {
+            Some(mut heap) => heap.free(&self.memory.pages, offset),
+            None => self.free_beside_others(thread, offset),
         }
     }
 
-    fn free_from_afar(&self, offset: u64) -> Result<(), Invalid> {
-        let pages = &self.memory.pages;
-        let must_tell = match pages.entry(offset) {
-            Entry::Block(number) => {
-                if !pages.mark_freed(offset, number) {
-                    return Err(Invalid::Freed);
-                }
-                true
+    /// Frees at once where no other thread is at work: threads that take turns so leave the heap as one thread would. Else leaves
+    /// the block in the inbox.
+    #[cold]
+    fn free_beside_others(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
+        if !self.mark_freed(offset)? {
+            return Ok(());
+        }
+        match self.try_lock(thread) {
+            Some(mut heap) => {
+                self.collect_block(&mut heap, offset);
+                self.answer_requests(&mut heap);
             }
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
-                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
-                slab.mark_freed(slot).ok_or(Invalid::Freed)?
-            }
-            Entry::Freed(_) => return Err(Invalid::Freed),
-            Entry::Nothing => return Err(Invalid::NotABlock),
-        };
-        if must_tell {
-            self.leave(offset);
+            None => self.leave(offset),
         }
         Ok(())
     }
 
-    /// Leaves a block in the inbox. The pages that it makes free are found by others also if the owner never comes.
+    /// Marks a block as freed, as one of many threads that may do so; false for a slot that comes to the heap with others, which
+    /// were freed before it.
+    pub(super) fn mark_freed(&self, offset: u64) -> Result<bool, Invalid> {
+        let pages = &self.memory.pages;
+        match pages.entry(offset) {
+            Entry::Block(number) => pages.mark_freed(offset, number).then_some(true).ok_or(Invalid::Freed),
+            Entry::Slab(number) => {
+                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
+                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
+                slab.mark_freed(slot).ok_or(Invalid::Freed)
+            }
+            Entry::Freed(_) => Err(Invalid::Freed),
+            Entry::Nothing => Err(Invalid::NotABlock),
+        }
+    }
+
+    /// Leaves a block in the inbox. The pages that it makes free are found by others also if nobody comes for the stream.
     pub(super) fn leave(&self, offset: u64) {
         let was_told = self.inbox.change(|inbox| {
             inbox.freed.push(offset);
@@ -101,11 +111,6 @@ impl ThreadCache {
             Entry::Freed(_) => Err(Invalid::Freed),
             Entry::Nothing => Err(Invalid::NotABlock),
         }
-    }
-
-    /// Returns whether the block at the offset is no slot of a slab.
-    pub(in crate::memory) fn is_large(&self, offset: u64) -> bool {
-        matches!(self.memory.pages.entry(offset), Entry::Block(_))
     }
 
     /// Returns whether a caller holds a block that starts at the offset.

@@ -3,16 +3,17 @@
 //! Each is recorded, and told to the observer, where there is such: what comes before any thread can have it, what goes once
 //! none can.
 
-use super::{NotAdded, ThreadCache};
+use super::{NotAdded, StreamCache};
 use crate::memory::cache::event::{MemoryAction, To, is_recorded};
 use crate::memory::cache::heap::Heap;
 use crate::memory::cache::service::Service;
-use crate::memory::device::{Mapping, PAGE, Reserve, Run};
+use crate::memory::device::{Mapping, Reserve, Run};
+use crate::memory::tuning::PAGE;
 use crate::observe::delivery;
 use crate::process;
 use crate::sync::{OwnerGuard, ThisThread, read};
 
-impl ThreadCache {
+impl StreamCache {
     /// Adds free memory and takes a block at once, before another thread takes the pages away. A lender only adds it.
     ///
     /// # Errors

@@ -1,0 +1,224 @@
+//! The caches that the calling thread knows, and the one that served last.
+//!
+//! The cache for a request is one comparison away where the thread asks for the same stream in the same scope as the
+//! last time. Each is known with the service that it was in, which another thread may end.
+
+use std::cell::{Cell, RefCell};
+
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::service::normalized;
+use super::stream_cache::StreamCache;
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::pool::{self, ending};
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
+
+/// What a thread finds its cache by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in crate::memory) struct CacheKey {
+    pub(in crate::memory) device: Device,
+    /// The pool's number.
+    pub(in crate::memory) pool: u32,
+    pub(in crate::memory) is_captured: bool,
+    /// The stream's address, as [`normalized`].
+    pub(in crate::memory) stream: usize,
+    /// As [`Service::stream_id`].
+    pub(in crate::memory) stream_id: u64,
+}
+
+/// A request for one pool, by which a thread finds the cache that served the last one of the same kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) struct GivenKey {
+    /// The pool's number.
+    pub(in crate::memory) pool: u32,
+    /// Scopes entered later than this go before the pool.
+    pub(in crate::memory) ticket: u64,
+    pub(in crate::memory) is_captured: bool,
+}
+
+/// A cache that was found for a request of the calling thread.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory) struct Found {
+    pub(in crate::memory) cache: &'static StreamCache,
+    /// The number of the service that it is to be in, as [`Service::number`]; compared under the heap's lock.
+    pub(in crate::memory) service: u64,
+    pub(in crate::memory) thread: ThisThread,
+}
+
+/// The cache that served last.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    device: Device,
+    stream: usize,
+    /// As in [`CacheKey`]: another stream may have the address by now.
+    stream_id: u64,
+    /// The changes of the thread's routes until then.
+    changes: u32,
+    found: Found,
+}
+
+/// The caches that a thread knows. It gives up those that it owns when it ends.
+#[derive(Debug)]
+struct KnownCaches(RefCell<Known>);
+
+/// A cache, and the number of the service that it was in.
+type InService = (&'static StreamCache, u64);
+
+/// Caches in a list, and the place of each by its key.
+#[derive(Debug)]
+struct Known {
+    caches: Vec<(CacheKey, InService)>,
+    places: FxHashMap<CacheKey, usize>,
+    /// The place in the list that [`forget_some`] has come to.
+    next: usize,
+}
+
+impl Known {
+    const fn new() -> Self {
+        Self { caches: Vec::new(), places: FxHashMap::with_hasher(FxBuildHasher), next: 0 }
+    }
+
+    fn get(&self, key: CacheKey) -> Option<InService> {
+        self.places.get(&key).map(|&place| self.caches[place].1)
+    }
+
+    /// Adds a cache, or puts it in the place of the one with this key.
+    fn add(&mut self, key: CacheKey, cache: InService) {
+        if let Some(&place) = self.places.get(&key) {
+            self.caches[place].1 = cache;
+            return;
+        }
+        self.places.insert(key, self.caches.len());
+        self.caches.push((key, cache));
+    }
+
+    /// Removes the cache at a place, where the last one of the list then stands.
+    fn remove(&mut self, place: usize) -> &'static StreamCache {
+        let (key, (cache, _)) = self.caches.swap_remove(place);
+        self.places.remove(&key);
+        if let Some((moved, _)) = self.caches.get(place) {
+            self.places.insert(*moved, place);
+        }
+        cache
+    }
+}
+
+thread_local! {
+    // Apart, without a destructor, so that a hit reads one place.
+    static LAST: Cell<Option<Last>> = const { Cell::new(None) };
+    // The same of requests for one pool.
+    static LAST_GIVEN: Cell<Option<(GivenKey, Last)>> = const { Cell::new(None) };
+    static KNOWN: KnownCaches = const { KnownCaches(RefCell::new(Known::new())) };
+}
+
+impl Drop for KnownCaches {
+    fn drop(&mut self) {
+        forget_last();
+        let thread = ThisThread::get();
+        self.0.get_mut().caches.iter().for_each(|(_, (cache, _))| cache.give_up(thread));
+    }
+}
+
+impl Last {
+    fn new(key: CacheKey, changes: u32, found: Found) -> Self {
+        let CacheKey { device, stream, stream_id, .. } = key;
+        Self { device, stream, stream_id, changes, found }
+    }
+
+    /// Returns the cache if it serves the stream by the routes that the thread has now.
+    #[inline]
+    fn serving(self, stream: &Stream) -> Option<Found> {
+        let is_same = self.stream == normalized(stream.raw())
+            && self.device == stream.device()
+            && self.changes == pool::changes()
+            && (self.stream_id == 0 || is_still(stream, self.stream_id));
+        is_same.then_some(self.found)
+    }
+}
+
+/// Returns whether the stream, which a caller names, is the one that had this number, as far as is known. What the driver
+/// refuses it refuses again where the stream's cache is looked for.
+#[inline(never)]
+fn is_still(stream: &Stream, id: u64) -> bool {
+    stream.id().is_ok_and(|now| now.is_none_or(|now| now == id))
+}
+
+/// Returns the cache that served this thread last, if it serves the stream by the routes that the thread has now.
+#[inline]
+pub(in crate::memory) fn last(stream: &Stream) -> Option<Found> {
+    LAST.get()?.serving(stream)
+}
+
+/// Notes the cache that serves this thread, by routes that had changed so often.
+pub(in crate::memory) fn remember(key: CacheKey, changes: u32, found: Found) {
+    LAST.set(Some(Last::new(key, changes, found)));
+}
+
+/// As [`last`], of requests for one pool.
+#[inline]
+pub(in crate::memory) fn last_given(stream: &Stream, given: GivenKey) -> Option<Found> {
+    let (key, last) = LAST_GIVEN.get()?;
+    last.serving(stream).filter(|_| key == given)
+}
+
+/// As [`remember`], of a request for one pool.
+pub(in crate::memory) fn remember_given(given: GivenKey, key: CacheKey, changes: u32, found: Found) {
+    LAST_GIVEN.set(Some((given, Last::new(key, changes, found))));
+}
+
+/// Forgets the cache that served last, and that of the last request for one pool.
+pub(in crate::memory) fn forget_last() {
+    LAST.set(None);
+    LAST_GIVEN.set(None);
+}
+
+fn with_known<R>(f: impl FnOnce(&mut Known) -> R) -> Result<R> {
+    let done = KNOWN.try_with(|known| known.0.try_borrow_mut().map(|mut known| f(&mut known)));
+    match done {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(_)) => Err(Error::internal("a thread looked for its cache while it was looking for one")),
+        Err(_) => Err(ending()),
+    }
+}
+
+/// Returns the cache that the calling thread knows by this key, and the number of its service, if that has not ended.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends.
+pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<InService>> {
+    with_known(|known| known.get(key).filter(|(cache, service)| cache.is_serving(*service)))
+}
+
+/// Adds a cache in a service, by this key.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends.
+pub(in crate::memory) fn add(key: CacheKey, cache: InService) -> Result<()> {
+    with_known(|known| known.add(key, cache))
+}
+
+/// Forgets those for which `is_gone` is true among the next few caches that the calling thread knows, `most` at most, and those
+/// that have ended their service: a thread that comes here for each of its caches looks at all of them in turn.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends.
+pub(in crate::memory) fn forget_some(
+    thread: ThisThread,
+    most: usize,
+    mut is_gone: impl FnMut(&'static StreamCache) -> bool,
+) -> Result<()> {
+    forget_last();
+    with_known(|known| {
+        for _ in 0..most.min(known.caches.len()) {
+            known.next = if known.next < known.caches.len() { known.next } else { 0 };
+            match known.caches.get(known.next) {
+                Some(&(_, (cache, service))) if !cache.is_serving(service) || is_gone(cache) => {
+                    known.remove(known.next).give_up(thread);
+                }
+                _ => known.next += 1,
+            }
+        }
+    })
+}

@@ -1,0 +1,165 @@
+//! Requests that threads leave for whoever holds a lock, while they wait for it.
+//!
+//! Where many threads want a lock for a moment each, most of their time goes to fetching what it guards from the core that had
+//! it last. So one of them, while it is there, answers the others too, of which each then fetches its answer alone.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// How many requests can be left at a time.
+const PLACES: usize = if cfg!(loom) { 1 } else { 16 };
+
+/// The low bits of a place: nothing, someone who writes, a request, an answer; the rest is the bytes or the answer.
+const VACANT: u64 = 0;
+const TAKEN: u64 = 1;
+const REQUEST: u64 = 2;
+const ANSWER: u64 = 3;
+const KIND: u64 = 3;
+const KIND_BITS: u32 = 2;
+/// An answer that says no.
+const NOTHING: u64 = u64::MAX >> KIND_BITS;
+
+/// A place for one request. It shares no cache line, nor the next one, which processors fetch with it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Place {
+    state: AtomicU64,
+    /// For whom the request is.
+    service: AtomicU64,
+}
+
+/// Requests for so many bytes of a service, answered by a number each.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    places: [Place; PLACES],
+    /// One bit for each place that has a request.
+    asked: AtomicU32,
+}
+
+/// A request that was left.
+#[derive(Debug)]
+#[must_use = "a place is vacant again once the answer is taken"]
+pub(crate) struct Request<'a>(&'a Place);
+
+impl Requests {
+    /// Leaves a request at the place of this number; none if another is there.
+    pub(crate) fn leave(&self, number: u64, service: u64, bytes: u64) -> Option<Request<'_>> {
+        let index = number as usize % PLACES;
+        let place = &self.places[index];
+        // Acquire: pairs with the release of who was here before.
+        place.state.compare_exchange(VACANT, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        place.service.store(service, Ordering::Relaxed);
+        place.state.store(bytes << KIND_BITS | REQUEST, Ordering::Release);
+        // Release: who sees the bit sees the request.
+        self.asked.fetch_or(1 << index, Ordering::Release);
+        Some(Request(place))
+    }
+
+    /// Answers all requests: `answer` is told of each the service and the bytes. To be called with the lock that they wait for.
+    #[inline]
+    pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) {
+        if self.asked.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut asked = self.asked.fetch_and(0, Ordering::Acquire);
+        while asked != 0 {
+            let place = &self.places[asked.trailing_zeros() as usize];
+            asked &= asked - 1;
+            let state = place.state.load(Ordering::Acquire);
+            // Its thread may have come by itself, and another one may be about to leave the next.
+            if state & KIND == REQUEST {
+                let answer = answer(place.service.load(Ordering::Relaxed), state >> KIND_BITS);
+                place.state.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Request<'_> {
+    /// Returns the answer, if there is one; then the place is vacant again.
+    pub(crate) fn take_answer(&self) -> Option<Option<u64>> {
+        let state = self.0.state.load(Ordering::Acquire);
+        if state & KIND != ANSWER {
+            return None;
+        }
+        self.0.state.store(VACANT, Ordering::Release);
+        Some(Some(state >> KIND_BITS).filter(|&answer| answer != NOTHING))
+    }
+
+    /// Takes the answer, or takes the request back. To be called with the lock that it waits for.
+    pub(crate) fn take_back(self) -> Option<Option<u64>> {
+        let answer = self.take_answer();
+        if answer.is_none() {
+            self.0.state.store(VACANT, Ordering::Release);
+        }
+        answer
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::model::Builder;
+    use loom::sync::atomic::{AtomicBool, Ordering};
+    use loom::sync::{Arc, Mutex, MutexGuard};
+    use loom::thread;
+
+    use super::Requests;
+    use crate::sync::lock;
+
+    /// A lock, and what is asked of who has it: the next number.
+    #[derive(Default)]
+    struct Numbers {
+        next: Mutex<u64>,
+        /// Whether a thread has the lock: what a `try_lock` meets then loom does not try.
+        is_held: AtomicBool,
+        requests: Requests,
+    }
+
+    impl Numbers {
+        /// Takes the next number, and one for each request, and unlocks.
+        fn take_and_answer(&self, mut next: MutexGuard<'_, u64>) -> u64 {
+            self.is_held.store(true, Ordering::Relaxed);
+            *next += 1;
+            let taken = *next;
+            self.requests.answer(|service, bytes| {
+                assert_eq!(service, bytes);
+                *next += 1;
+                Some(*next)
+            });
+            self.is_held.store(false, Ordering::Relaxed);
+            taken
+        }
+
+        fn take(&self, number: u64) -> u64 {
+            if !self.is_held.load(Ordering::Relaxed) {
+                return self.take_and_answer(lock(&self.next));
+            }
+            let request = self.requests.leave(number, number, number);
+            if let Some(answer) = request.as_ref().and_then(|request| request.take_answer()) {
+                return answer.unwrap();
+            }
+            let next = lock(&self.next);
+            if let Some(answer) = request.and_then(|request| request.take_back()) {
+                return answer.unwrap();
+            }
+            self.take_and_answer(next)
+        }
+    }
+
+    #[test]
+    fn each_of_three_threads_gets_a_number_of_its_own() {
+        // All orders in which threads are interrupted three times take seconds; all others hours.
+        let mut model = Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let numbers = Arc::new(Numbers::default());
+            let others = [2, 3].map(|number| {
+                let numbers = Arc::clone(&numbers);
+                thread::spawn(move || numbers.take(number))
+            });
+            let mut taken = vec![numbers.take(1)];
+            taken.extend(others.map(|thread| thread.join().unwrap()));
+            taken.sort_unstable();
+            assert_eq!(taken, [1, 2, 3]);
+        });
+    }
+}

@@ -1,0 +1,795 @@
+// Fuzzes the table of gpupool.h over simulated devices: random calls, right and wrong ones, of one thread or of several.
+//
+// Each live block is full of its own pattern, and none overlaps another; a wrong call is refused, and is not how the next
+// right one fails; after each round all memory is back. Usage: c_table SECONDS SEED THREADS. One thread makes the same calls
+// for the same seed. What is not so is written to stderr with the seed, and ends the process.
+
+#include <gpupool.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// What gpupool has for a device lasts as long as the process; what threads allocated of it looks like a leak once they ended.
+extern "C" const char *__asan_default_options();
+extern "C" const char *__asan_default_options() { return "detect_leaks=0"; }
+
+namespace {
+
+constexpr std::uint64_t KIB = 1 << 10, MIB = 1 << 20;
+constexpr int DEVICES = 2, CALLS_A_ROUND = 1500;
+constexpr std::size_t MOST_BLOCKS = 48, MOST_POOLS = 6;
+constexpr std::uint64_t DEVICE_MEMORY = 192 * MIB; // it runs out
+
+const gpupool_api *api;
+std::uint64_t seed;
+std::atomic<std::uint64_t> calls{0}, refusals{0}, blocks_made{0};
+
+[[noreturn]] void fail(const char *format, ...) {
+  std::fprintf(stderr, "c_table: seed %llu, call %llu: ", static_cast<unsigned long long>(seed),
+               static_cast<unsigned long long>(calls.load()));
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "; the last error: %s\n", api->last_error());
+  std::abort();
+}
+
+// Every call is made under this lock, shared; alone is who frees what was freed, and who looks at what all have.
+std::shared_mutex alone;
+
+// Where live blocks are, by their starts.
+std::mutex placing;
+std::map<std::uintptr_t, std::uintptr_t> places;
+
+void place(void *pointer, std::uint64_t bytes) {
+  auto start = reinterpret_cast<std::uintptr_t>(pointer), end = start + bytes;
+  std::lock_guard<std::mutex> lock(placing);
+  auto next = places.lower_bound(start);
+  if (next != places.end() && next->first < end) fail("%p was handed out over a live block", pointer);
+  if (next != places.begin() && std::prev(next)->second > start) fail("%p was handed out inside a live block", pointer);
+  places.emplace(start, end);
+}
+
+void take_away(void *pointer) {
+  std::lock_guard<std::mutex> lock(placing);
+  places.erase(reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+bool is_placed(void *pointer) {
+  std::lock_guard<std::mutex> lock(placing);
+  return places.count(reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+// A pool's memory from this program. Some requests get none, and some what is not aligned, which gpupool must free.
+struct Source {
+  static inline std::atomic<int> held{0}, alive{0};
+  std::atomic<unsigned> asked{0};
+
+  static gpupool_source make() {
+    ++alive;
+    return {new Source, allocate, free, release};
+  }
+  static void *allocate(void *context, std::uint64_t bytes, int, void *) {
+    auto number = ++static_cast<Source *>(context)->asked;
+    if (number % 5 == 0) return nullptr;
+    ++held;
+    auto *start = static_cast<char *>(std::aligned_alloc(2 * MIB, (bytes / (2 * MIB) + 2) * 2 * MIB));
+    // The base is found again from the address: it is the last multiple of 2 MiB.
+    return start + (number % 7 == 0 ? 8 : 0);
+  }
+  static void free(void *, void *pointer, std::uint64_t, int, void *) {
+    --held;
+    std::free(reinterpret_cast<void *>(reinterpret_cast<std::uintptr_t>(pointer) & ~std::uintptr_t(2 * MIB - 1)));
+  }
+  static void release(void *context) {
+    --alive;
+    delete static_cast<Source *>(context);
+  }
+};
+
+struct Pool {
+  gpupool_pool *handle = nullptr;
+  int device = 0;
+  gpupool_pool_id id{};
+  bool is_asleep = false, for_graphs = false;
+};
+
+struct Block {
+  char *pointer = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint64_t mark = 0;
+  int device = 0; // negative for pinned memory
+  std::shared_ptr<Pool> pool; // null for one that does not sleep
+  bool is_lost = false; // its pool was released while it slept
+
+  bool is_readable() const { return !is_lost && !(pool && pool->is_asleep); }
+
+  template <class Visit> void each_word(Visit visit) const {
+    // All of a small block, else a word of each cache line's neighbourhood, and the last.
+    std::uint64_t stride = bytes <= 64 * KIB ? 8 : 1032;
+    std::uint64_t offset = 0;
+    for (; offset + 8 <= bytes; offset += stride) visit(offset);
+    if (bytes >= 8) visit((bytes - 8) & ~std::uint64_t{7});
+  }
+  void fill() const {
+    if (!is_readable()) return;
+    each_word([&](std::uint64_t offset) {
+      auto word = mark ^ offset;
+      std::memcpy(pointer + offset, &word, 8);
+    });
+    if (bytes < 8) std::memset(pointer, static_cast<int>(mark), bytes);
+  }
+  void check() const {
+    if (!is_readable()) return;
+    each_word([&](std::uint64_t offset) {
+      std::uint64_t word;
+      std::memcpy(&word, pointer + offset, 8);
+      if (word != (mark ^ offset)) fail("block %p of %llu bytes was written to at %llu", static_cast<void *>(pointer),
+                                        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(offset));
+    });
+    for (std::uint64_t i = 0; bytes < 8 && i < bytes; ++i)
+      if (pointer[i] != static_cast<char>(mark)) fail("block %p was written to", static_cast<void *>(pointer));
+  }
+};
+
+// Blocks on their way from one thread to another.
+std::mutex exchanging;
+std::vector<Block> exchange;
+
+int give_nothing(void *, int, std::uint64_t) { return 0; }
+void count_event(void *count, const gpupool_event *) { ++*static_cast<std::atomic<std::uint64_t> *>(count); }
+std::atomic<std::uint64_t> events{0};
+std::uint32_t take_stack(int) { return 0x80000001u; }
+
+class Worker;
+std::vector<Worker *> workers;
+
+class Worker {
+ public:
+  explicit Worker(std::uint64_t seed) : random_(seed) {}
+
+  void run(int calls) {
+    for (int i = 0; i < calls; ++i) step();
+  }
+
+  // Gives back all that this thread has.
+  void end() {
+    std::shared_lock<std::shared_mutex> lock(alone);
+    for (auto scope : scopes_) succeeded(api->scope_leave(scope.first), "scope_leave");
+    scopes_.clear();
+    while (!blocks_.empty()) free_one(blocks_.size() - 1);
+    while (!pools_.empty()) release_pool(pools_.size() - 1);
+    for (int device : expected_) succeeded(api->end_expecting_captures(device), "end_expecting_captures");
+    expected_.clear();
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::vector<Block> blocks_;
+  std::vector<std::shared_ptr<Pool>> pools_;
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<Pool>>> scopes_;
+  std::vector<int> expected_;
+  std::vector<void *> freed_;
+
+  std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
+  bool one_in(std::uint64_t bound) { return below(bound) == 0; }
+  int device() { return static_cast<int>(below(DEVICES)); }
+  int wrong_device() {
+    static constexpr int WRONG[] = {DEVICES, 99, -2, INT32_MAX, INT32_MIN};
+    return WRONG[below(5)];
+  }
+  // The default streams.
+  void *stream() { return reinterpret_cast<void *>(static_cast<std::uintptr_t>(below(3))); }
+  static void *wrong_stream() { return reinterpret_cast<void *>(std::uintptr_t{0xdead000}); }
+  std::uint64_t size() {
+    switch (below(10)) {
+      case 0: return below(16);
+      case 1: case 2: case 3: return below(4 * KIB);
+      case 4: case 5: return below(256 * KIB);
+      case 6: return below(2 * MIB);
+      case 7: return (1 + below(8)) * MIB;
+      case 8: return below(24 * MIB);
+      default: return one_in(8) ? random_() >> below(40) : 512 * (1 + below(64));
+    }
+  }
+
+  static void succeeded(int status, const char *function) {
+    if (status) fail("%s failed with %d", function, status);
+  }
+  static void refused(int status, const char *function) {
+    ++refusals;
+    if (status != GPUPOOL_ERROR_INVALID_VALUE) fail("%s of what is wrong returned %d", function, status);
+    if (!std::strlen(api->last_error())) fail("%s says not why it refused", function);
+  }
+  static void one_of(int status, std::initializer_list<int> statuses, const char *function) {
+    for (int expected : statuses)
+      if (status == expected) return;
+    fail("%s returned %d", function, status);
+  }
+
+  bool is_any_asleep() const {
+    for (auto &pool : pools_)
+      if (pool->is_asleep) return true;
+    for (auto &scope : scopes_)
+      if (scope.second->is_asleep) return true;
+    return false;
+  }
+
+  // Also of pools that were released while they slept.
+  bool has_sleeping() const {
+    for (auto &block : blocks_)
+      if (block.is_lost) return true;
+    return is_any_asleep();
+  }
+
+  static gpupool_block found(const void *pointer) {
+    gpupool_block block{};
+    block.size = sizeof block;
+    succeeded(api->find_block(pointer, &block), "find_block");
+    return block;
+  }
+
+  // What a request returned.
+  void got(int status, void *pointer, std::uint64_t bytes, const char *function) {
+    if (status == GPUPOOL_ERROR_ASLEEP && !is_any_asleep()) fail("%s: no pool is asleep", function);
+    // What a source returns at a wrong address is an invalid value of the program's.
+    if (status == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(api->last_error(), "not a multiple")) status = 1;
+    one_of(status, {GPUPOOL_SUCCESS, GPUPOOL_ERROR_OUT_OF_MEMORY, GPUPOOL_ERROR_ASLEEP}, function);
+    if (status || !bytes) {
+      if (pointer) fail("%s returned %d and a pointer", function, status);
+      return;
+    }
+    if (!pointer) fail("%s returned no pointer", function);
+    add(pointer, bytes, function);
+  }
+  void add(void *pointer, std::uint64_t bytes, const char *function) {
+    ++blocks_made;
+    if (reinterpret_cast<std::uintptr_t>(pointer) % 512) fail("%s returned %p", function, pointer);
+    place(pointer, bytes);
+    auto at = found(pointer);
+    if (at.address != pointer || at.requested != bytes || at.bytes < bytes || !at.is_live)
+      fail("find_block found another block than %s returned", function);
+    Block block;
+    block.pointer = static_cast<char *>(pointer);
+    block.bytes = bytes;
+    block.mark = random_();
+    block.device = at.device;
+    for (auto &pool : pools_)
+      if (pool->id.first == at.pool.first && pool->id.second == at.pool.second) block.pool = pool;
+    for (auto &scope : scopes_)
+      if (scope.second->id.first == at.pool.first && scope.second->id.second == at.pool.second)
+        block.pool = scope.second;
+    block.fill();
+    blocks_.push_back(std::move(block));
+  }
+
+  void allocate() {
+    if (blocks_.size() >= MOST_BLOCKS) return free_one(below(blocks_.size()));
+    auto bytes = size();
+    auto on = device();
+    void *pointer = nullptr;
+    switch (below(12)) {
+      case 0:
+        if (bytes > INT64_MAX) return;
+        pointer = api->malloc(static_cast<std::ptrdiff_t>(bytes), on, stream());
+        return pointer ? add(pointer, bytes, "malloc") : void();
+      case 1:
+        pointer = api->cupy_malloc(nullptr, bytes, on);
+        return pointer ? add(pointer, bytes, "cupy_malloc") : void();
+      case 2: {
+        int status = api->handler_alloc(nullptr, &pointer, bytes, nullptr);
+        if (!status && bytes) add(pointer, bytes, "handler_alloc");
+        return;
+      }
+      case 3: case 4: {
+        if (bytes > 64 * MIB) bytes = MIB;
+        int status = api->allocate_pinned(bytes, -1, &pointer);
+        return got(status, pointer, bytes, "allocate_pinned");
+      }
+      case 5: case 6: case 7: case 8: {
+        if (pools_.empty()) return;
+        auto &pool = pools_[below(pools_.size())];
+        auto ticket = one_in(2) ? UINT64_MAX : one_in(2) ? api->ticket() : 0;
+        int status = api->pool_allocate(pool->handle, ticket, bytes, stream(), &pointer);
+        return got(status, pointer, bytes, "pool_allocate");
+      }
+      default: {
+        int status = api->allocate(bytes, on, stream(), &pointer);
+        return got(status, pointer, bytes, "allocate");
+      }
+    }
+  }
+
+  void free_one(std::size_t number) {
+    auto block = std::move(blocks_[number]);
+    blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(number));
+    free(std::move(block));
+  }
+  void free(Block block) {
+    block.check();
+    // First: another thread may have it as soon as it is free.
+    take_away(block.pointer);
+    freed_.push_back(block.pointer);
+    if (freed_.size() > 16) freed_.erase(freed_.begin());
+    auto on = block.device < 0 ? 0 : block.device;
+    switch (below(8)) {
+      case 0: return api->free(block.pointer, static_cast<std::ptrdiff_t>(block.bytes), on, stream());
+      case 1: return api->cupy_free(nullptr, block.pointer, on);
+      case 2: case 3: return succeeded(api->deallocate_on(block.pointer, on, stream()), "deallocate_on");
+      default: return succeeded(api->deallocate(block.pointer), "deallocate");
+    }
+  }
+
+  void free_wrongly() {
+    char own[64] = {};
+    switch (below(7)) {
+      case 0: return refused(api->deallocate(own + below(64)), "deallocate");
+      case 1: {
+        std::unique_ptr<char[]> heap(new char[64]);
+        return refused(api->deallocate_on(heap.get(), device(), stream()), "deallocate_on");
+      }
+      case 2: return succeeded(api->deallocate(nullptr), "deallocate of null");
+      case 3: return succeeded(api->deallocate_on(nullptr, device(), stream()), "deallocate_on of null");
+      case 4: return refused(api->deallocate(reinterpret_cast<void *>(random_() | 1)), "deallocate");
+      default: {
+        if (blocks_.empty()) return;
+        auto &block = blocks_[below(blocks_.size())];
+        if (block.bytes < 2) return;
+        auto *inner = block.pointer + 1 + below(block.bytes - 1);
+        switch (below(5)) {
+          case 0: refused(api->deallocate_on(inner, block.device < 0 ? 0 : block.device, stream()), "deallocate_on"); break;
+          case 1: api->free(inner, 1, device(), stream()); break;
+          case 2: api->cupy_free(nullptr, inner, device()); break;
+          case 3:
+            if (!api->handler_free(nullptr, inner, 1, nullptr)) fail("handler_free freed the inside of a block");
+            break;
+          default: refused(api->deallocate(inner), "deallocate");
+        }
+        return block.check();
+      }
+    }
+  }
+
+  // Alone, for another thread could have been given the address.
+  void free_twice() {
+    if (freed_.empty()) return;
+    auto *pointer = freed_[below(freed_.size())];
+    if (is_placed(pointer)) return;
+    refused(one_in(2) ? api->deallocate(pointer) : api->deallocate_on(pointer, device(), stream()), "a second free");
+  }
+
+  void use() {
+    if (blocks_.empty()) return;
+    auto &block = blocks_[below(blocks_.size())];
+    auto on = block.device < 0 ? device() : block.device;
+    switch (below(8)) {
+      case 0: return block.check();
+      case 1: {
+        auto at = found(block.pointer);
+        if (at.requested != block.bytes || at.device != block.device) fail("find_block found another block");
+        if (!api->owns(block.pointer + below(block.bytes))) fail("owns does not know a block");
+        return;
+      }
+      case 2: {
+        gpupool_block at{};
+        at.size = sizeof at;
+        if (block.bytes > 1) refused(api->find_block(block.pointer + 1 + below(block.bytes - 1), &at), "find_block");
+        refused(api->find_block(&at, &at), "find_block");
+        at.size = 0;
+        refused(api->find_block(block.pointer, &at), "find_block");
+        refused(api->find_block(block.pointer, nullptr), "find_block");
+        if (api->owns(&at)) fail("owns knows the stack");
+        return;
+      }
+      case 3: return refused(api->record_stream(&block, on, stream()), "record_stream");
+      case 4: return refused(api->record_stream(block.pointer, wrong_device(), stream()), "record_stream");
+      default: return succeeded(api->record_stream(block.pointer, on, stream()), "record_stream");
+    }
+  }
+
+  void allocate_wrongly() {
+    void *pointer = &pointer;
+    switch (below(7)) {
+      case 0: refused(api->allocate(1 + below(MIB), wrong_device(), stream(), &pointer), "allocate"); break;
+      case 1: return refused(api->allocate(1, device(), stream(), nullptr), "allocate");
+      case 2: refused(api->allocate_pinned(1, 77, &pointer), "allocate_pinned"); break;
+      case 3: return refused(api->allocate_pinned(1, -1, nullptr), "allocate_pinned");
+      case 4: refused(api->pool_allocate(nullptr, 0, 1, stream(), &pointer), "pool_allocate"); break;
+      case 5: {
+        auto *wrong = reinterpret_cast<gpupool_pool *>(random_());
+        refused(api->pool_allocate(wrong, UINT64_MAX, 1, stream(), &pointer), "pool_allocate");
+        break;
+      }
+      default:
+        if (api->malloc(-1, device(), stream())) fail("malloc of -1 bytes");
+        if (api->malloc(1, 99, stream())) fail("malloc on a wrong device");
+        return;
+    }
+    if (pointer) fail("a request that was refused left a pointer");
+  }
+
+  void make_pool() {
+    if (pools_.size() >= MOST_POOLS) return release_pool(below(pools_.size()));
+    gpupool_pool_options options{};
+    options.size = sizeof options;
+    options.for_graphs = one_in(4);
+    options.use_on_oom = one_in(3);
+    options.no_split = one_in(4);
+    options.name = one_in(3) ? "a pool of the fuzzer's" : nullptr;
+    gpupool_source source{};
+    if (one_in(4)) {
+      source = Source::make();
+      options.source = &source;
+    }
+    auto on = device();
+    auto pool = std::make_shared<Pool>();
+    auto *&handle = pool->handle;
+    switch (below(10)) {
+      case 0: return refused(api->pool_create(wrong_device(), &options, &handle), "pool_create");
+      case 1: return refused(api->pool_create(on, &options, nullptr), "pool_create");
+      case 2:
+        if (!options.source) return refused(api->pool_create(on, nullptr, &handle), "pool_create");
+        source.allocate = nullptr;
+        return refused(api->pool_create(on, &options, &handle), "pool_create");
+      default: break;
+    }
+    succeeded(api->pool_create(on, &options, &handle), "pool_create");
+    pool->device = on;
+    pool->for_graphs = options.for_graphs;
+    succeeded(api->pool_id(handle, &pool->id), "pool_id");
+    pools_.push_back(std::move(pool));
+  }
+
+  void release_pool(std::size_t number) {
+    auto pool = std::move(pools_[number]);
+    pools_.erase(pools_.begin() + static_cast<std::ptrdiff_t>(number));
+    for (auto &scope : scopes_)
+      if (scope.second == pool) {
+        pools_.push_back(std::move(pool));
+        return;
+      }
+    for (auto &block : blocks_)
+      if (block.pool == pool) {
+        block.check();
+        block.is_lost = pool->is_asleep;
+        block.pool = nullptr;
+      }
+    succeeded(api->pool_release(pool->handle), "pool_release");
+    refused(api->pool_release(pool->handle), "a second pool_release");
+    std::uint64_t bytes;
+    refused(api->pool_trim(pool->handle, &bytes), "pool_trim");
+  }
+
+  void change_pool() {
+    gpupool_pool_id id{7, 7};
+    gpupool_pool *handle = nullptr;
+    if (pools_.empty() || one_in(8)) {
+      refused(api->pool_by_id(device(), &id, &handle), "pool_by_id");
+      refused(api->pool_by_id(device(), nullptr, &handle), "pool_by_id");
+      refused(api->pool_id(nullptr, &id), "pool_id");
+      std::uint64_t scope;
+      return refused(api->pool_enter(nullptr, &scope), "pool_enter");
+    }
+    auto &pool = pools_[below(pools_.size())];
+    switch (below(6)) {
+      case 0: return succeeded(api->pool_set_use_on_oom(pool->handle, one_in(2)), "pool_set_use_on_oom");
+      case 1: one_of(api->pool_set_no_split(pool->handle), {0, GPUPOOL_ERROR_INVALID_VALUE}, "pool_set_no_split"); return;
+      case 2: one_of(api->pool_trim(pool->handle, nullptr), {0, GPUPOOL_ERROR_ASLEEP}, "pool_trim"); return;
+      case 3:
+        succeeded(api->pool_by_id(pool->device, &pool->id, &handle), "pool_by_id");
+        succeeded(api->pool_release(handle), "pool_release of another use");
+        refused(api->pool_by_id(1 - pool->device, &pool->id, &handle), "pool_by_id");
+        if (handle) fail("pool_by_id left a pool");
+        return;
+      case 4: {
+        gpupool_checkpoint *checkpoint = nullptr;
+        int status = api->pool_checkpoint(pool->handle, &checkpoint);
+        if (status && checkpoint) fail("pool_checkpoint left a checkpoint");
+        refused(api->pool_restore(pool->handle, nullptr, nullptr, nullptr, nullptr), "pool_restore");
+        api->checkpoint_release(checkpoint);
+        return;
+      }
+      default:
+        int (*callback)(void *, int, std::uint64_t) = give_nothing;
+        succeeded(api->add_oom_callback(callback, this), "add_oom_callback");
+        succeeded(api->remove_oom_callback(callback, this), "remove_oom_callback");
+        refused(api->remove_oom_callback(callback, this), "remove_oom_callback");
+        refused(api->add_oom_callback(nullptr, this), "add_oom_callback");
+    }
+  }
+
+  void change_scope() {
+    std::uint64_t scope = 0;
+    if (!scopes_.empty() && one_in(2)) {
+      auto number = below(scopes_.size());
+      scope = scopes_[number].first;
+      succeeded(api->scope_leave(scope), "scope_leave");
+      scopes_.erase(scopes_.begin() + static_cast<std::ptrdiff_t>(number));
+      return refused(api->scope_leave(scope), "a second scope_leave");
+    }
+    if (pools_.empty() || scopes_.size() > 4) return refused(api->scope_leave(random_()), "scope_leave");
+    auto &pool = pools_[below(pools_.size())];
+    succeeded(api->pool_enter(pool->handle, &scope), "pool_enter");
+    if (!scope) fail("pool_enter returned no scope");
+    scopes_.emplace_back(scope, pool);
+  }
+
+  void sleep() {
+    if (pools_.empty()) return;
+    auto pool = pools_[below(pools_.size())];
+    int is_asleep = -1;
+    succeeded(api->pool_is_asleep(pool->handle, &is_asleep), "pool_is_asleep");
+    if (bool(is_asleep) != pool->is_asleep) fail("pool_is_asleep returned %d", is_asleep);
+    if (one_in(8)) return refused(api->pool_sleep(pool->handle, 7, nullptr), "pool_sleep");
+    if (!pool->is_asleep) {
+      for (auto &block : blocks_)
+        if (block.pool == pool) block.check();
+      auto backup = one_in(2) ? GPUPOOL_BACKUP_HOST : GPUPOOL_BACKUP_NONE;
+      // Refused for some pools, and where pinned memory runs out.
+      if (api->pool_sleep(pool->handle, backup, nullptr)) return;
+      pool->is_asleep = true;
+      if (backup == GPUPOOL_BACKUP_NONE) discarded_.insert(pool.get());
+      return;
+    }
+    int status = api->pool_wake(pool->handle, nullptr);
+    one_of(status, {0, GPUPOOL_ERROR_OUT_OF_MEMORY}, "pool_wake");
+    if (!status) awoke(pool);
+  }
+  std::set<Pool *> discarded_;
+  void awoke(const std::shared_ptr<Pool> &pool) {
+    pool->is_asleep = false;
+    bool is_discarded = discarded_.erase(pool.get());
+    for (auto &block : blocks_)
+      if (block.pool == pool) is_discarded ? block.fill() : block.check();
+  }
+
+  // Alone, for all threads' memory sleeps; where nothing does yet, so that there is memory for all of it to wake.
+  void sleep_device() {
+    auto on = device();
+    for (auto *worker : workers)
+      if (worker->has_sleeping()) return;
+    succeeded(api->set_memory_fraction(on, 1), "set_memory_fraction");
+    if (api->sleep_device(on, GPUPOOL_BACKUP_HOST, nullptr)) return;
+    void *pointer = nullptr;
+    int status = api->allocate(MIB, on, nullptr, &pointer);
+    if (!status) succeeded(api->deallocate(pointer), "deallocate");
+    one_of(status, {0, GPUPOOL_ERROR_ASLEEP, GPUPOOL_ERROR_OUT_OF_MEMORY}, "allocate while the device sleeps");
+    status = api->wake_device(on, nullptr);
+    if (status) fail("wake_device failed with %d", status);
+    for (auto *worker : workers)
+      for (auto &block : worker->blocks_) block.check();
+    for (auto &block : exchange) block.check();
+  }
+
+  // Alone: every live block of every thread is in a snapshot, once, and blocks fill their segments. Others are only pinned
+  // memory for what sleeps, which is not freed by its address.
+  void look() {
+    struct Seen {
+      std::map<void *, std::uint64_t> live;
+      std::uint64_t left = 0;
+    } seen;
+    gpupool_snapshot_visitor visitor{};
+    visitor.size = sizeof visitor;
+    visitor.context = &seen;
+    visitor.segment = [](void *context, const gpupool_segment *segment) {
+      auto &seen = *static_cast<Seen *>(context);
+      if (seen.left) fail("blocks of a snapshot do not fill their segment");
+      seen.left = segment->bytes;
+    };
+    visitor.block = [](void *context, const gpupool_block *block) {
+      auto &seen = *static_cast<Seen *>(context);
+      seen.left -= block->bytes;
+      if (block->is_live && !seen.live.emplace(block->address, block->requested).second)
+        fail("a block is in a snapshot twice");
+    };
+    succeeded(api->snapshot(-1, nullptr, &visitor), "snapshot");
+    succeeded(api->pinned_snapshot(&visitor), "pinned_snapshot");
+    auto expect = [&](const std::vector<Block> &blocks) {
+      for (auto &block : blocks) {
+        auto place = seen.live.find(block.pointer);
+        if (place == seen.live.end() || place->second != block.bytes)
+          fail("block %p of %llu bytes is not in a snapshot", static_cast<void *>(block.pointer),
+               static_cast<unsigned long long>(block.bytes));
+        seen.live.erase(place);
+      }
+    };
+    for (auto *worker : workers) expect(worker->blocks_);
+    expect(exchange);
+    bool is_asleep = false;
+    for (auto *worker : workers) is_asleep |= worker->has_sleeping();
+    for (auto &[pointer, bytes] : seen.live) {
+      if (!is_asleep) fail("a snapshot has %p of %llu bytes, which no thread has", pointer,
+                           static_cast<unsigned long long>(bytes));
+      gpupool_block block{};
+      block.size = sizeof block;
+      refused(api->find_block(pointer, &block), "find_block of memory for what sleeps");
+      refused(api->deallocate(pointer), "deallocate of memory for what sleeps");
+      refused(api->deallocate_on(pointer, 0, nullptr), "deallocate_on of memory for what sleeps");
+      refused(api->record_stream(pointer, 0, nullptr), "record_stream of memory for what sleeps");
+    }
+    for (int device = 0; device < DEVICES; ++device) {
+      gpupool_device_stats stats{};
+      stats.size = sizeof stats;
+      succeeded(api->device_stats(device, &stats), "device_stats");
+      auto live = stats.allocated_bytes[GPUPOOL_ALL].current;
+      // What sleeps is allocated and not reserved.
+      if (live < 0 || (!is_asleep && live > stats.reserved_bytes[GPUPOOL_ALL].current))
+        fail("more is allocated than reserved");
+    }
+    visitor.size = 0;
+    refused(api->snapshot(-1, nullptr, &visitor), "snapshot");
+    refused(api->snapshot(-1, nullptr, nullptr), "snapshot");
+    visitor.size = sizeof visitor;
+    refused(api->snapshot(wrong_device(), nullptr, &visitor), "snapshot");
+  }
+
+  void ask() {
+    auto on = device();
+    gpupool_device_stats stats{};
+    stats.size = sizeof stats;
+    std::uint64_t bytes = 0;
+    double fraction = 0;
+    switch (below(14)) {
+      case 0:
+        succeeded(api->device_stats(on, &stats), "device_stats");
+        return refused(api->device_stats(wrong_device(), &stats), "device_stats");
+      case 1: succeeded(api->pinned_stats(-1, &stats), "pinned_stats"); return refused(api->pinned_stats(77, &stats), "pinned_stats");
+      case 2: return refused(api->device_stats(on, nullptr), "device_stats");
+      case 3: succeeded(api->reset_peak_stats(on), "reset_peak_stats"); return succeeded(api->reset_peak_pinned_stats(-1), "reset_peak_pinned_stats");
+      case 4: succeeded(api->empty_cache(one_in(2) ? -1 : on, &bytes), "empty_cache"); return refused(api->empty_cache(99, nullptr), "empty_cache");
+      case 5: return succeeded(api->empty_pinned_cache(nullptr), "empty_pinned_cache");
+      case 6:
+        succeeded(api->set_memory_fraction(on, 0.5 + 0.5 * double(below(3)) / 2), "set_memory_fraction");
+        refused(api->set_memory_fraction(on, one_in(2) ? -0.1 : one_in(2) ? 1.5 : std::nan("")), "set_memory_fraction");
+        return succeeded(api->get_memory_fraction(on, &fraction), "get_memory_fraction");
+      case 7: return succeeded(api->largest_block(on, &bytes), "largest_block");
+      case 8: return refused(api->enable_peer_access(on, 99), "enable_peer_access");
+      case 9: return succeeded(api->synchronize(on, stream()), "synchronize");
+      case 10: {
+        gpupool_recording recording{};
+        recording.size = sizeof recording;
+        recording.most_events = below(200);
+        recording.live_stacks = recording.alloc_stacks = one_in(2);
+        recording.take_stack = one_in(2) ? take_stack : nullptr;
+        return succeeded(api->record(one_in(3) ? nullptr : &recording), "record");
+      }
+      case 11: return succeeded(api->observe(one_in(2) ? count_event : nullptr, &events), "observe");
+      case 12:
+        if (expected_.empty() || one_in(2)) {
+          succeeded(api->expect_captures(on), "expect_captures");
+          expected_.push_back(on);
+        } else {
+          succeeded(api->end_expecting_captures(expected_.back()), "end_expecting_captures");
+          expected_.pop_back();
+        }
+        return refused(api->expect_captures(wrong_device()), "expect_captures");
+      default: {
+        char token[GPUPOOL_TOKEN_BYTES] = {};
+        std::uint64_t room = sizeof token, offset = 0;
+        refused(api->share(&room, on, stream(), 0, token, &room, &offset), "share");
+        gpupool_attached *attached = nullptr;
+        void *pointer = nullptr;
+        if (!api->attach(token, below(sizeof token + 1), on, stream(), &attached, &pointer) || attached || pointer)
+          fail("a token of zeros was attached");
+      }
+    }
+  }
+
+  void trade() {
+    std::lock_guard<std::mutex> lock(exchanging);
+    if (exchange.size() > 8 || (one_in(2) && !exchange.empty())) {
+      blocks_.push_back(std::move(exchange.back()));
+      exchange.pop_back();
+    } else if (!blocks_.empty() && !blocks_.back().pool && !blocks_.back().is_lost) {
+      exchange.push_back(std::move(blocks_.back()));
+      blocks_.pop_back();
+    }
+  }
+
+  void step() {
+    ++calls;
+    auto which = below(1000);
+    if (which < 30) {
+      std::unique_lock<std::shared_mutex> lock(alone);
+      return which < 20 ? free_twice() : which < 27 ? look() : sleep_device();
+    }
+    std::shared_lock<std::shared_mutex> lock(alone);
+    if (which < 380) return allocate();
+    if (which < 640) return blocks_.empty() ? void() : free_one(below(blocks_.size()));
+    if (which < 700) return free_wrongly();
+    if (which < 770) return use();
+    if (which < 810) return allocate_wrongly();
+    if (which < 850) return make_pool();
+    if (which < 870) return pools_.empty() ? void() : release_pool(below(pools_.size()));
+    if (which < 890) return change_pool();
+    if (which < 920) return change_scope();
+    if (which < 950) return sleep();
+    if (which < 980) return ask();
+    trade();
+  }
+};
+
+// One round: random calls, after which everything is back.
+void round(std::uint64_t round_seed, int threads) {
+  std::vector<std::unique_ptr<Worker>> own;
+  for (int i = 0; i < threads; ++i) own.push_back(std::make_unique<Worker>(round_seed + static_cast<std::uint64_t>(i)));
+  workers.clear();
+  for (auto &worker : own) workers.push_back(worker.get());
+  if (threads == 1) {
+    own[0]->run(CALLS_A_ROUND);
+    own[0]->end();
+  } else {
+    std::vector<std::thread> running;
+    for (auto &worker : own)
+      running.emplace_back([&worker] {
+        worker->run(CALLS_A_ROUND);
+        worker->end();
+      });
+    for (auto &thread : running) thread.join();
+  }
+  for (auto &block : exchange) {
+    block.check();
+    take_away(block.pointer);
+    if (int status = api->deallocate(block.pointer)) fail("deallocate failed with %d", status);
+  }
+  exchange.clear();
+  api->record(nullptr);
+  api->observe(nullptr, nullptr);
+  for (int device = 0; device < DEVICES; ++device) api->set_memory_fraction(device, 1);
+  if (api->empty_cache(-1, nullptr) || api->empty_pinned_cache(nullptr)) fail("caches are not emptied");
+  for (int device = -1; device < DEVICES; ++device) {
+    gpupool_device_stats stats{};
+    stats.size = sizeof stats;
+    if (device < 0 ? api->pinned_stats(-1, &stats) : api->device_stats(device, &stats)) fail("there are no statistics");
+    auto live = stats.allocated_bytes[0].current, reserved = stats.reserved_bytes[0].current;
+    if (live || reserved || stats.requested_bytes[0].current)
+      fail("of device %d %lld bytes are live and %lld reserved at the end", device, static_cast<long long>(live),
+           static_cast<long long>(reserved));
+  }
+  if (Source::held || Source::alive) fail("%d pieces of %d sources are not back", Source::held.load(), Source::alive.load());
+  if (!places.empty()) fail("blocks are left");
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+  if (count != 4) {
+    std::fprintf(stderr, "usage: %s SECONDS SEED THREADS\n", arguments[0]);
+    return 2;
+  }
+  setenv("GPUPOOL_RUNTIME", "host", 1);
+  setenv("GPUPOOL_HOST_DEVICES", std::to_string(DEVICES).c_str(), 1);
+  setenv("GPUPOOL_HOST_MEMORY", std::to_string(DEVICE_MEMORY).c_str(), 1);
+  api = gpupool_get_api(GPUPOOL_API_VERSION);
+  if (!api || api->size < sizeof *api || gpupool_get_api(99)) return 3;
+  auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(arguments[1]));
+  auto first = seed = std::strtoull(arguments[2], nullptr, 10);
+  int threads = std::max(1, std::atoi(arguments[3]));
+  std::mt19937_64 rounds(first);
+  int number = 0;
+  do {
+    round(rounds(), threads);
+    ++number;
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("c_table: seed %llu, threads %d: %d rounds, %llu calls, %llu blocks, %llu refusals\n",
+              static_cast<unsigned long long>(first), threads, number, static_cast<unsigned long long>(calls.load()),
+              static_cast<unsigned long long>(blocks_made.load()), static_cast<unsigned long long>(refusals.load()));
+}
