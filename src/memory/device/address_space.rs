@@ -38,8 +38,12 @@ impl AddressSpace {
 
     /// Returns the smallest run with room for so many pages, the first of equals: first page and length.
     pub(in crate::memory) fn smallest(&self, pages: u32) -> Option<(u32, u32)> {
-        let &(length, first) = self.by_length.range((pages, 0)..).next()?;
-        Some((first, length))
+        self.runs_from(pages).next().map(|(length, first)| (first, length))
+    }
+
+    /// Returns the runs with room for so many pages, the smallest first: length and first page.
+    pub(in crate::memory) fn runs_from(&self, pages: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.by_length.range((pages, 0)..).copied()
     }
 
     /// As [`AddressSpace::smallest`], if that is a hole: unused pages between used ones.

@@ -184,7 +184,7 @@ impl Heap {
 
     /// Returns whether it has pages, lent ones too, or borrowed slabs.
     pub(in crate::memory) fn has_memory(&self) -> bool {
-        self.mapped > 0 || self.spans.iter().next().is_some()
+        self.mapped > 0 || self.spans.count() > 0
     }
 
     /// Bytes of pages in which nothing is live.
@@ -356,7 +356,7 @@ impl Heap {
     fn set_next(&mut self, id: u32, next: u32) {
         match self.blocks.get_mut(id as usize) {
             Some(block) => block.next = next,
-            None => self.spans.get_mut(id & !EDGE).first = next,
+            None => self.spans.set_first(id & !EDGE, next),
         }
     }
 
@@ -365,7 +365,7 @@ impl Heap {
     fn set_previous(&mut self, id: u32, previous: u32) {
         match self.blocks.get_mut(id as usize) {
             Some(block) => block.previous = previous,
-            None => self.spans.get_mut(id & !EDGE).last = previous,
+            None => self.spans.set_last(id & !EDGE, previous),
         }
     }
 

@@ -7,7 +7,6 @@ use super::Heap;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::counts::{SMALL, kind_of};
 use super::free_index::FreeIndex;
-use super::span::Span;
 use crate::memory::device::{BLOCKS_MAX, Entry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
@@ -111,10 +110,10 @@ impl Heap {
     /// Makes ready to have these pieces live, which are in the order of their addresses, and nothing else.
     pub(in crate::memory) fn prepare(&self, pages: &'static Pages, pieces: Vec<Piece>) -> Result<Restoration, Misfit> {
         // Each piece, a gap before each, and one at the end of each span.
-        if 2 * pieces.len() + self.spans.iter().count() >= BLOCKS_MAX as usize {
+        if 2 * pieces.len() + self.spans.count() >= BLOCKS_MAX as usize {
             return Err(Misfit::TooMany);
         }
-        let spans = self.spans_by_address();
+        let spans: Vec<_> = self.spans.iter().collect();
         for piece in &pieces {
             let place = spans.partition_point(|(_, span)| span.start <= piece.start());
             let span = place.checked_sub(1).and_then(|place| spans.get(place));
@@ -134,18 +133,13 @@ impl Heap {
         Ok(restoration)
     }
 
-    fn spans_by_address(&self) -> Vec<(u32, Span)> {
-        let mut spans: Vec<_> = self.spans.iter().collect();
-        spans.sort_unstable_by_key(|(_, span)| span.start);
-        spans
-    }
-
     /// Frees everything and makes the pieces live that were made ready.
     pub(in crate::memory) fn restore(&mut self, pages: &'static Pages, restoration: Restoration) {
         self.free_all(pages);
         let mut slabs = restoration.slabs.into_iter();
         let mut pieces = restoration.pieces.into_iter().peekable();
-        for (number, span) in self.spans_by_address() {
+        let spans: Vec<_> = self.spans.iter().collect();
+        for (number, span) in spans {
             let mut builder = SpanBuilder { number, at: span.start, last: EDGE | number };
             while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
                 builder.add_gap(self, piece.start());

@@ -1,6 +1,6 @@
 //! Spans: where a heap's memory goes on without a gap.
 
-use super::block::NONE;
+use std::collections::BTreeMap;
 
 /// One span, and the blocks at its ends.
 #[derive(Clone, Copy, Debug)]
@@ -11,51 +11,82 @@ pub(super) struct Span {
     pub(super) last: u32,
 }
 
-/// The spans of a heap, by number. Searched only where pages come and go.
+/// The spans of a heap, by number and by address.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     spans: Vec<Span>,
     vacant: Vec<u32>,
+    by_start: BTreeMap<u64, u32>,
 }
 
 impl Spans {
     pub(super) fn add(&mut self, span: Span) -> u32 {
-        match self.vacant.pop() {
-            Some(number) => {
-                self.spans[number as usize] = span;
-                number
-            }
-            None => {
-                self.spans.push(span);
-                self.spans.len() as u32 - 1
-            }
+        let number = self.vacant.pop().unwrap_or(self.spans.len() as u32);
+        self.by_start.insert(span.start, number);
+        match self.spans.get_mut(number as usize) {
+            Some(vacant) => *vacant = span,
+            None => self.spans.push(span),
         }
+        number
     }
 
     pub(super) fn remove(&mut self, number: u32) {
-        self.spans[number as usize] = Span { start: 0, end: 0, first: NONE, last: NONE };
+        self.by_start.remove(&self.spans[number as usize].start);
         self.vacant.push(number);
     }
 
-    #[inline]
-    pub(super) fn get_mut(&mut self, number: u32) -> &mut Span {
-        &mut self.spans[number as usize]
+    pub(super) fn get(&self, number: u32) -> Span {
+        self.spans[number as usize]
     }
 
-    /// Returns every span, with its number.
+    /// Has the span begin elsewhere.
+    pub(super) fn set_start(&mut self, number: u32, start: u64) {
+        let span = &mut self.spans[number as usize];
+        self.by_start.remove(&span.start);
+        span.start = start;
+        self.by_start.insert(start, number);
+    }
+
+    /// Has the span end elsewhere.
+    pub(super) fn set_end(&mut self, number: u32, end: u64) {
+        self.spans[number as usize].end = end;
+    }
+
+    /// Sets the span's first block.
+    #[inline]
+    pub(super) fn set_first(&mut self, number: u32, first: u32) {
+        self.spans[number as usize].first = first;
+    }
+
+    /// Sets the span's last block.
+    #[inline]
+    pub(super) fn set_last(&mut self, number: u32, last: u32) {
+        self.spans[number as usize].last = last;
+    }
+
+    /// Returns how many spans there are.
+    pub(super) fn count(&self) -> usize {
+        self.by_start.len()
+    }
+
+    /// Returns every span, with its number, in the order of addresses.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Span)> {
-        (0..).zip(self.spans.iter().copied()).filter(|(_, span)| span.end > span.start)
+        self.by_start.values().map(|&number| (number, self.get(number)))
     }
 
     pub(super) fn ending_at(&self, end: u64) -> Option<u32> {
-        self.iter().find(|(_, span)| span.end == end).map(|(number, _)| number)
+        self.by_start.range(..end).next_back().map(|(_, &number)| number).filter(|&number| self.get(number).end == end)
     }
 
     pub(super) fn starting_at(&self, start: u64) -> Option<u32> {
-        self.iter().find(|(_, span)| span.start == start).map(|(number, _)| number)
+        self.by_start.get(&start).copied()
     }
 
     pub(super) fn with(&self, offset: u64) -> Option<u32> {
-        self.iter().find(|(_, span)| span.start <= offset && offset < span.end).map(|(number, _)| number)
+        self.by_start
+            .range(..=offset)
+            .next_back()
+            .map(|(_, &number)| number)
+            .filter(|&number| offset < self.get(number).end)
     }
 }

@@ -9,16 +9,18 @@ use crate::memory::device::{Mapping, Pages};
 use crate::memory::tuning::PAGE;
 
 impl Heap {
-    /// Where each span ends, and the bytes before its end that join what is added there; by address.
-    pub(in crate::memory) fn tails(&self) -> Vec<(u64, u64)> {
+    /// Returns where each span ends whose last block is free and of at least so many bytes, and the bytes of that, which join
+    /// what is added there.
+    pub(in crate::memory) fn tails(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         // Memory handed out whole is not joined.
-        let free = |last: u32| {
-            self.blocks.get(last as usize).filter(|block| block.state() == BlockState::Free && self.cut == Cut::ToSize)
-        };
-        let tail = |(_, span): (u32, Span)| (span.end, free(span.last).map_or(0, |block| block.size()));
-        let mut tails: Vec<_> = self.spans.iter().map(tail).collect();
-        tails.sort_unstable();
-        tails
+        let free = if self.cut == Cut::ToSize { self.free.at_least(&self.blocks, least) } else { Vec::new() };
+        let tail = |block: &Block| (block.next & EDGE != 0).then(|| (block.end(), block.size()));
+        free.into_iter().filter_map(move |id| tail(&self.blocks[id as usize]))
+    }
+
+    /// Returns whether a span ends at an offset.
+    pub(in crate::memory) fn ends_at(&self, end: u64) -> bool {
+        self.spans.ending_at(end).is_some()
     }
 
     /// Each span that starts below an offset: start and bytes.
@@ -45,22 +47,19 @@ impl Heap {
                 (edge, edge)
             }
             (Some(left), None) => {
-                let span = self.spans.get_mut(left);
-                span.end = end;
-                (span.last, EDGE | left)
+                self.spans.set_end(left, end);
+                (self.spans.get(left).last, EDGE | left)
             }
             (None, Some(right)) => {
-                let span = self.spans.get_mut(right);
-                span.start = start;
-                (EDGE | right, span.first)
+                self.spans.set_start(right, start);
+                (EDGE | right, self.spans.get(right).first)
             }
             (Some(left), Some(right)) => {
-                let gone = *self.spans.get_mut(right);
+                let gone = self.spans.get(right);
                 self.spans.remove(right);
-                let span = self.spans.get_mut(left);
-                let previous = span.last;
-                span.end = gone.end;
-                span.last = gone.last;
+                let previous = self.spans.get(left).last;
+                self.spans.set_end(left, gone.end);
+                self.spans.set_last(left, gone.last);
                 self.set_next(gone.last, EDGE | left);
                 (previous, gone.first)
             }
@@ -212,7 +211,7 @@ impl Heap {
     fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
         let Some(number) = self.spans.with(start) else { return NONE };
         let whole = self.blocks[id as usize].clone();
-        let old = *self.spans.get_mut(number);
+        let old = self.spans.get(number);
         self.free.remove(&mut self.blocks, id);
         self.mapped -= end - start;
         // The part before keeps the span, if there is one.
@@ -220,8 +219,8 @@ impl Heap {
         let mut unused = Some(id);
         if start > old.start {
             span = None;
-            self.spans.get_mut(number).end = start;
-            self.spans.get_mut(number).last = whole.previous;
+            self.spans.set_end(number, start);
+            self.spans.set_last(number, whole.previous);
             if start > whole.start {
                 unused = None;
                 self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
@@ -232,13 +231,10 @@ impl Heap {
         let mut rest = NONE;
         if end < old.end {
             let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
-            let number = match span.take() {
-                Some(number) => {
-                    *self.spans.get_mut(number) = after;
-                    number
-                }
-                None => self.spans.add(after),
-            };
+            if let Some(number) = span.take() {
+                self.spans.remove(number);
+            }
+            let number = self.spans.add(after);
             let edge = EDGE | number;
             let next = if whole.next & EDGE == 0 { whole.next } else { edge };
             if next != edge {
@@ -252,7 +248,7 @@ impl Heap {
                         rest = id;
                     }
                     // Numbers run out at eight million blocks; what is left of the block is then lost to use.
-                    None => self.spans.get_mut(number).start = whole.end(),
+                    None => self.spans.set_start(number, whole.end()),
                 }
             }
         }

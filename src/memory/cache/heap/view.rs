@@ -35,8 +35,8 @@ impl Heap {
             }
             Entry::Freed(_) | Entry::Nothing => return None,
         };
-        let span = || self.spans.iter().find(|(_, span)| (span.start..span.end).contains(&offset));
-        Some((block, borrowed.or_else(|| span().map(|(_, span)| span.start..span.end))?))
+        let span = || self.spans.with(offset).map(|number| self.spans.get(number));
+        Some((block, borrowed.or_else(|| span().map(|span| span.start..span.end))?))
     }
 
     /// Returns how many free blocks there are beside ones that are held, and their bytes, small and large ones apart. What
@@ -81,10 +81,8 @@ impl Heap {
     /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
     /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
-        let mut firsts: Vec<_> = self.spans.iter().map(|(_, span)| (span.start, span.first)).collect();
-        firsts.sort_unstable();
         let mut spans = Vec::new();
-        for (_, mut id) in firsts {
+        for mut id in self.spans.iter().map(|(_, span)| span.first) {
             let mut span = Vec::new();
             while let Some(block) = self.blocks.get(id as usize) {
                 match block.state() {

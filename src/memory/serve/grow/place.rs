@@ -32,21 +32,30 @@ pub(super) enum Beside {
 /// hole rather than in new space.
 pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside: Beside) -> Option<Place> {
     let needed = heap.needed_for(bytes);
-    let tails = if beside == Beside::Counts { heap.tails() } else { Vec::new() };
     // One page at least: the search may have passed over what is free there.
-    let whole = u32::try_from(needed.div_ceil(PAGE)).ok()?.max(1);
+    let pages_for = |bytes: u64| Some(u32::try_from(bytes.div_ceil(PAGE)).ok()?.max(1));
+    let whole = pages_for(needed)?;
     let mut space = lock(&memory.space);
-    let hole = space.hole(whole).map(|(first, room)| (whole, room, first));
-    let ends = tails.iter().filter(|(end, _)| *end < memory.range.bytes()).filter_map(|&(end, free)| {
-        let pages = u32::try_from(needed.saturating_sub(free).div_ceil(PAGE)).ok()?.max(1);
-        let first = (end / PAGE) as u32;
-        let room = space.free_at(first);
-        (pages <= room).then_some((pages, room, first))
-    });
-    let (pages, room, first) = match ends.chain(hole).min() {
+    let mut best = space.hole(whole).map(|(first, room)| (whole, room, first));
+    if beside == Beside::Counts {
+        // What saves no page does not count.
+        let least = needed.saturating_sub(u64::from(whole - 1) * PAGE);
+        for (end, free) in heap.tails(least).filter(|(end, _)| *end < memory.range.bytes()) {
+            let pages = pages_for(needed.saturating_sub(free))?;
+            if pages < whole && best.is_none_or(|(fewest, ..)| pages <= fewest) {
+                let first = (end / PAGE) as u32;
+                let room = space.free_at(first);
+                let place = (pages <= room).then_some((pages, room, first));
+                best = best.into_iter().chain(place).min();
+            }
+        }
+    }
+    let (pages, room, first) = match best {
         Some(best) => best,
         None => {
-            let first = space.far(whole)?;
+            let is_beside = |&(_, first): &(u32, u32)| heap.ends_at(u64::from(first) * PAGE);
+            let beside = space.runs_from(whole).find(is_beside).map(|(_, first)| first);
+            let first = beside.or_else(|| space.far(whole))?;
             (whole, space.free_at(first), first)
         }
     };
