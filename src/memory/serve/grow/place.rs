@@ -53,7 +53,8 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
     let (pages, room, first) = match best {
         Some(best) => best,
         None => {
-            let is_beside = |&(_, first): &(u32, u32)| heap.ends_at(u64::from(first) * PAGE);
+            let is_beside =
+                |&(_, first): &(u32, u32)| beside == Beside::Counts && heap.ends_at(u64::from(first) * PAGE);
             let beside = space.runs_from(whole).find(is_beside).map(|(_, first)| first);
             let first = beside.or_else(|| space.far(whole))?;
             (whole, space.free_at(first), first)
