@@ -32,8 +32,6 @@ pub(in crate::memory) const PAGE: u64 = 2 << 20;
 /// one page as of 32. With three pages, what is free beside live blocks in the same extent, and so stays
 /// where it is, is more than 1.25 % of what is live in variants of two of six logs (`one-heap/variants.txt`).
 pub(in crate::memory) const EXTENT_PAGES: u64 = 2;
-/// Pages of an extent that a user may set at most: 1 GiB.
-pub(in crate::memory) const EXTENT_PAGES_MOST: u64 = 512;
 /// Pages of an extent, or of extents that are handled together, where memory comes or goes all at once: 256 MiB, which are
 /// copied in 5 ms, and taken or given back in 0.3 (`h200-sleep/extents.txt`). A reserve is made of half as many.
 pub(in crate::memory) const LARGE_EXTENT_PAGES: u64 = 128;
@@ -44,6 +42,10 @@ pub(in crate::memory) const WAKE_PARTS: u64 = 300;
 /// Addresses reserved for a device, as a multiple of its memory: what moves leaves holes, which are filled later. So much kept
 /// every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
 pub(in crate::memory) const ROOM: u64 = 16;
+
+/// Of so many bytes that a heap hands out it moves one at most, and beyond that as many as it has. Programs move 1 in 100 to 1,000
+/// (`one-heap/replays.json`), random sizes of up to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
+pub(in crate::memory) const MOVED_PARTS: u64 = 32;
 
 // How far a request looks. These bound its time in programs with thousands of streams.
 

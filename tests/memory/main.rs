@@ -13,6 +13,7 @@ mod few;
 mod foreign_captures;
 mod lent_bytes;
 mod many_streams;
+mod moves;
 mod old_drivers;
 mod out_of_memory;
 mod peaks;

@@ -19,7 +19,7 @@ use super::under_way::UnderWay;
 use crate::environment;
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PAGES_MOST, PAGE};
+use crate::memory::tuning::{EXTENT_PAGES, PAGE};
 use crate::runtime;
 use crate::sync::{AtomicU64, lock};
 
@@ -63,6 +63,9 @@ pub(in crate::memory) struct DeviceMemory {
     /// Requests that failed for want of memory.
     pub(in crate::memory) failures: AtomicU64,
 }
+
+/// The most pages of an extent that a user may set: 1 GiB.
+const EXTENT_PAGES_MOST: u64 = 0x200;
 
 impl DeviceMemory {
     /// Reserves addresses for the device's memory, none of which it takes yet.

@@ -53,6 +53,7 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
     return_slabs(cache, thread, service)?;
     let (memory, pool) = (cache.memory, &service.pool);
     let taken = take_out(cache, thread, service, |heap| {
+        heap.move_again();
         let source = service.pool.source();
         let mappings = if source.is_pages() { cache.take_mappings(heap, u64::MAX, 0, u64::MAX) } else { Vec::new() };
         let spans = source.segments().map_or_else(Vec::new, |_| cache.take_free_spans(heap));

@@ -227,6 +227,11 @@ impl RunningCounts {
         self.kinds[0].ever.blocks + self.kinds[1].ever.blocks
     }
 
+    /// Bytes of all blocks that were handed out so far.
+    pub(super) const fn handed_out(&self) -> u64 {
+        self.kinds[0].ever.bytes + self.kinds[1].ever.bytes
+    }
+
     /// Counts a block of a kind that is handed out, and returns whether more is live than was told.
     #[inline]
     #[must_use]

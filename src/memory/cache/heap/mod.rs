@@ -8,6 +8,7 @@ mod block;
 mod counts;
 mod free_index;
 mod lending;
+mod moves;
 mod restore;
 mod slots;
 mod span;
@@ -24,6 +25,7 @@ use block::{Block, BlockState, EDGE, NONE};
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, SMALL_BLOCK_BYTES, most};
 use counts::{RunningCounts, kind_of};
 use free_index::FreeIndex;
+use moves::Moves;
 pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
 use span::Spans;
 pub(in crate::memory) use telling::HeapLedger;
@@ -90,6 +92,7 @@ pub(in crate::memory) struct Heap {
     is_growing: bool,
     /// The allocations when empty slabs were last dropped for a large block.
     slabs_dropped_at: u64,
+    moves: Moves,
 }
 
 impl Heap {
@@ -117,6 +120,7 @@ impl Heap {
             next_look: 0,
             is_growing: false,
             slabs_dropped_at: 0,
+            moves: Moves::default(),
         }
     }
 

@@ -216,6 +216,11 @@ impl<'a> Growth<'a> {
         }
         tell_added(&service.pool, memory.address(self.place.start()), bytes);
         let added = cache.add_and_allocate(service, thread, self.place.start(), bytes, request);
+        if moved > 0
+            && let Some(mut heap) = cache.lock_in(service, thread)
+        {
+            heap.count_moved(u64::from(moved) * PAGE);
+        }
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
             unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };

@@ -53,7 +53,7 @@ fn grow_by_pages_or(
     {
         return Ok(Some(offset));
     }
-    let (place, own) = {
+    let (place, own, moves) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(None) };
         if effort > Effort::Ready {
             heap.drop_empty_slabs(&memory.pages);
@@ -67,13 +67,14 @@ fn grow_by_pages_or(
         let place = find_place(memory, &heap, *bytes, beside);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
-        let own = if may_move { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
-        (place, own)
+        let moves = may_move && (effort > Effort::Ready || heap.moves_pages());
+        let own = if moves { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
+        (place, own, moves)
     };
     let mut growth = Growth::new(request, place);
     let outcome = (|| {
         growth.add(cache, service, own)?;
-        if may_move {
+        if moves {
             gather(&mut growth, effort)?;
         }
         if u64::from(growth.missing_pages()) >= LARGE_EXTENT_PAGES && source.is_some() {
@@ -108,6 +109,12 @@ fn grow_by_pages_or(
         }
         Err(error) => {
             growth.undo();
+            if may_move && !moves && is_no_memory(&error) {
+                if let Some(mut heap) = cache.lock_in(service, *thread) {
+                    heap.move_again();
+                }
+                return grow_by_pages_or(request, effort, source, beside);
+            }
             Err(error)
         }
     }

@@ -1,0 +1,60 @@
+//! Pages that are moved to requests, until a program's sizes have much of what it asks for moved.
+
+use crate::common::memory::{MIB, Random, assert_all_back};
+use crate::common::{device, stream};
+use gpupool::memory::memory_stats;
+use gpupool::{DeviceBuffer, Stream, empty, empty_cache};
+
+/// A program whose blocks have random sizes of up to 64 MiB, 1 GiB of which are live at most.
+struct Program {
+    random: Random,
+    stream: Stream,
+    live: Vec<DeviceBuffer>,
+    bytes: u64,
+}
+
+impl Program {
+    const LIVE_MOST: u64 = 1024 * MIB;
+
+    fn new() -> Self {
+        Self { random: Random(7), stream: stream(0), live: Vec::new(), bytes: 0 }
+    }
+
+    /// Returns how many pages were moved in so many steps.
+    fn moved_in(&mut self, steps: usize) -> u64 {
+        let before = memory_stats(device(0)).unwrap().moved_pages;
+        for _ in 0..steps {
+            let bytes = 1 + self.random.below(64 * MIB as usize) as u64;
+            while self.bytes + bytes > Self::LIVE_MOST {
+                let place = self.random.below(self.live.len());
+                self.bytes -= self.live.swap_remove(place).nbytes();
+            }
+            self.bytes += bytes;
+            self.live.push(empty(bytes, &self.stream).unwrap());
+        }
+        memory_stats(device(0)).unwrap().moved_pages - before
+    }
+}
+
+#[test]
+fn blocks_of_random_sizes_get_new_pages_once_more_was_moved_than_there_is() {
+    host!(1, 4096 * MIB);
+    let mut program = Program::new();
+    assert!(program.moved_in(1000) > 512);
+    assert_eq!(program.moved_in(1000), 0);
+    // From then on it is as it was at first.
+    empty_cache().unwrap();
+    assert!(program.moved_in(1000) > 512);
+    drop(program);
+    assert_all_back();
+}
+
+#[test]
+fn pages_are_moved_where_no_new_ones_can_be_had() {
+    host!(1, 1088 * MIB);
+    let mut program = Program::new();
+    program.moved_in(1000);
+    assert!(program.moved_in(1000) > 512);
+    drop(program);
+    assert_all_back();
+}
