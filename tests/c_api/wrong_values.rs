@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{self, null, null_mut};
 
-use crate::common::c_pools::{INVALID_VALUE, OUT_OF_MEMORY, create, failed, last_error, options, succeeded};
+use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, last_error, options, succeeded};
 use crate::common::{device, stream};
 use gpupool::memory::C_API;
 use gpupool::memory::c_api::{
@@ -36,6 +36,16 @@ fn attached(pointer: *const c_void) -> ([u8; TOKEN], *mut Attached) {
         succeeded((C_API.attach)(place, bytes, -1, null_mut(), &raw mut attached, &raw mut address));
     }
     (token, attached)
+}
+
+/// Gives back what a test had made.
+fn release(block: *mut c_void, own: *mut Attached, pool: CPool) {
+    // SAFETY: both are the caller's, and not used after this.
+    unsafe {
+        succeeded((C_API.detach)(own, -1, null_mut()));
+        succeeded((C_API.deallocate)(block));
+    }
+    pool.release();
 }
 
 /// The call failed, and the reason names this device.
@@ -100,10 +110,8 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
         }
         // What was refused has changed nothing.
         assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
-        succeeded((C_API.detach)(own, -1, null_mut()));
-        succeeded((C_API.deallocate)(block));
-        pool.release();
     }
+    release(block, own, pool);
 }
 
 #[test]
@@ -189,10 +197,8 @@ fn a_null_pointer_is_refused_by_its_name() {
         assert_eq!((C_API.handler_free)(null_mut(), null_mut(), 0, raw), 0);
         succeeded((C_API.deallocate_on)(null_mut(), 0, raw));
         assert_eq!((C_API.owns)(null()), 0);
-        succeeded((C_API.detach)(own, -1, null_mut()));
-        succeeded((C_API.deallocate)(block));
-        pool.release();
     }
+    release(block, own, pool);
 }
 
 #[test]
@@ -281,10 +287,8 @@ fn numbers_out_of_range_are_refused_by_name() {
             failed(status, INVALID_VALUE, &["108", &format!("room for {room}")]);
         }
         failed((C_API.end_expecting_captures)(0), INVALID_VALUE, &["expect_captures"]);
-        succeeded((C_API.detach)(own, -1, null_mut()));
-        succeeded((C_API.deallocate)(block));
     }
-    pool.release();
+    release(block, own, pool);
 }
 
 /// A function that frees by an address, and says whether it could.
